@@ -9,9 +9,8 @@ from fkat_data.device.host import Mover
 from fkat_data.files.encoding import Encoding, EncodingError
 from fkat_data.files.encodings import register_encoding
 from fkat_data.registry import registered
-from fkat_data.streaming.order.own_shuffle import MakeShuffle, Shuffle, register_shuffle
-from fkat_data.streaming.store.client import Body, ChangedError, Client, ListedFile, StatusError, TransferError
-from fkat_data.streaming.store.open_store import register_store
+from fkat_data.streaming.order import MakeShuffle, Shuffle, register_shuffle
+from fkat_data.streaming.store import Body, ChangedError, Client, ListedFile, StatusError, TransferError, register_store
 
 __all__ = [
     "Body",

@@ -5,15 +5,13 @@ The packages ``cache``, ``formats``, ``order`` and ``store`` have public names t
 
 import fkat_data.needs_posix  # noqa: F401  # pyright: ignore[reportUnusedImport] - refuses Windows
 from fkat_data.streaming.dataloader import StreamingDataLoader
-from fkat_data.streaming.dataset import StreamingDataset
+from fkat_data.streaming.dataset import StreamingDataset, open_epoch
 from fkat_data.streaming.epoch.world import World
-from fkat_data.streaming.local import LocalDataset
-from fkat_data.streaming.open_epoch import open_epoch
 from fkat_data.streaming.reading.stream import Stream
-from fkat_data.streaming.writing.lines import CSVWriter, JSONWriter, TSVWriter, XSVWriter
-from fkat_data.streaming.writing.mds_writer import MDSWriter
+from fkat_data.streaming.sample_access import LocalDataset
 from fkat_data.streaming.writing.merge import merge_index
 from fkat_data.streaming.writing.parallel import write_parallel
+from fkat_data.streaming.writing.writer import CSVWriter, JSONWriter, MDSWriter, TSVWriter, XSVWriter
 
 __all__ = [
     "CSVWriter",

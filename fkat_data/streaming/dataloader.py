@@ -8,12 +8,11 @@ from torch.utils import data as torch_data
 from fkat_data.arguments import integer
 from fkat_data.drop_in.data_loader import DataLoader
 from fkat_data.errors import ConfigurationError, StateMismatchError
-from fkat_data.streaming.batch_maker import batch_maker
 from fkat_data.streaming.dataset import StreamingDataset, has_own_iter
 from fkat_data.streaming.epoch.rank_batches import RankBatches, ids_of, in_groups
 from fkat_data.streaming.own_iteration import IteratedBatches, IteratedPlan
 from fkat_data.streaming.reading.stream import check_merged
-from fkat_data.streaming.stream_plan import StreamEpochs, batches_together, wanted_batches
+from fkat_data.streaming.stream_plan import StreamEpochs, batch_maker, batches_together, wanted_batches
 from fkat_data.worker.settings import current_worker
 
 _OF_NUMBERED = {"_numbered", "_numbered_batches", "_next_numbered"}

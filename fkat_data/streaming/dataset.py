@@ -18,23 +18,19 @@ from fkat_data.errors import ConfigurationError, StaleIteratorError
 from fkat_data.files.formats import DECODED_LIMIT_BYTES
 from fkat_data.files.tar import DecoderName
 from fkat_data.streaming.audit import Coverage, SampleRecord, coverage_of, records_of
-from fkat_data.streaming.batch_maker import PartBatches
-from fkat_data.streaming.epoch.epochs import Epochs
-from fkat_data.streaming.epoch.rank_batches import PickedSamples, RankBatches, joined
-from fkat_data.streaming.epoch.resume_point import LARGEST_NUMBER, ResumePoint, SharedResumePoint
-from fkat_data.streaming.epoch.skips import SampleSkips
-from fkat_data.streaming.epoch.torch_iteration import iteration_here
-from fkat_data.streaming.epoch.weight_schedule import WeightSchedule
+from fkat_data.streaming.epoch.epochs import Epochs, WeightSchedule
+from fkat_data.streaming.epoch.rank_batches import PickedSamples, RankBatches, SampleSkips, joined
+from fkat_data.streaming.epoch.resume_point import LARGEST_NUMBER, ResumePoint, SharedResumePoint, iteration_here
 from fkat_data.streaming.epoch.world import World
 from fkat_data.streaming.order.batching import BATCHING_METHODS, BatchingMethod
 from fkat_data.streaming.order.epoch_order import (
+    LAST_EPOCH,
     SAMPLING_METHODS,
     OrderSettings,
     SamplingMethod,
     ShuffleName,
     shuffle_names,
 )
-from fkat_data.streaming.order.joined import LAST_EPOCH
 from fkat_data.streaming.order.partition import PARTITIONS, PartitionName
 from fkat_data.streaming.order.weights import StreamWeight
 from fkat_data.streaming.own_iteration import HandedOut, IteratedBatches, IteratedPlan
@@ -43,7 +39,7 @@ from fkat_data.streaming.reading.catalog import Catalog
 from fkat_data.streaming.reading.open_shards import OpenShards
 from fkat_data.streaming.reading.stream import Stream, check_ranks, check_saved, given_streams, saved_commits
 from fkat_data.streaming.sample_access import SampleAccess
-from fkat_data.streaming.stream_plan import StreamEpochs, StreamPart, StreamPlan
+from fkat_data.streaming.stream_plan import PartBatches, StreamEpochs, StreamPart, StreamPlan
 from fkat_data.wording import Described
 
 _logger = logging.getLogger(__name__)
@@ -479,3 +475,24 @@ def _num_processes(world: World | None) -> int:
     """Return how many processes of this node read the dataset."""
     info = get_worker_info()
     return (world or World.sizes()).ranks_per_node * (1 if info is None else info.num_workers)
+
+
+def open_epoch(epoch: str, **options: Any) -> StreamingDataset:
+    """Return a dataset whose next epoch is the given one.
+
+    As the ``dataset_generator`` of a ``DataLoaderFactory`` it makes each epoch a shard of a ``ShardedDataLoader``,
+    which its workers read. All ranks get the same epochs, and each reads its own part of them.
+
+    Args:
+        epoch: The number of the epoch as text.
+        **options: The options of ``StreamingDataset``.
+
+    Raises:
+        ConfigurationError: ``epoch`` is no number, or an option is invalid.
+        Exception: Whatever ``StreamingDataset`` raises.
+    """
+    if not isinstance(epoch, str) or not epoch.isdecimal():
+        raise ConfigurationError("epoch", epoch, 'the number of an epoch as text, such as "0"')
+    dataset = StreamingDataset(**options)
+    dataset.next_epoch = int(epoch)
+    return dataset

@@ -16,10 +16,9 @@ from fkat_data.drop_in.strand_product import Snapshot, Strand
 from fkat_data.errors import StaleIteratorError
 from fkat_data.plan.place import Piece, Place, Position
 from fkat_data.plan.task import Task
-from fkat_data.streaming.batch_maker import collate_of_samples
 from fkat_data.streaming.epoch.rank_batches import RankBatches
 from fkat_data.streaming.epoch.resume_point import ResumePoint
-from fkat_data.streaming.stream_plan import StreamEpochs, step_of
+from fkat_data.streaming.stream_plan import StreamEpochs, collate_of_samples, step_of
 from fkat_data.worker.batches import NearestProduct
 from fkat_data.worker.messages import Marked
 

@@ -11,16 +11,23 @@ from fkat_data.streaming.order.spans import Spanner
 from fkat_data.streaming.reading.catalog import Catalog
 from fkat_data.streaming.reading.stream import Stream
 
+_Integers = npt.NDArray[np.int64]
 
-class CacheControl:
-    """Fetches and evicts shards by their numbers. Data that are read in place stay in place.
+
+class DatasetProperties:
+    """What follows from the streams, the catalog and the settings of a dataset; and its shards by their numbers.
 
     Args:
-        catalog: The shards.
+        streams: The streams, with every setting filled in.
+        catalog: Their shards.
+        epochs: The order's settings.
     """
 
-    def __init__(self, catalog: Catalog) -> None:
+    def __init__(self, streams: list[Stream], catalog: Catalog, epochs: Epochs) -> None:
+        super().__init__()
+        self.streams = streams
         self.catalog = catalog
+        self.epochs = epochs
 
     @property
     def cache_usage(self) -> int:
@@ -69,24 +76,6 @@ class CacheControl:
         if number >= len(self.catalog.entries):
             raise ConfigurationError(argument, number, f"one of the {len(self.catalog.entries)} shards")
         return number
-
-
-_Integers = npt.NDArray[np.int64]
-
-
-class DatasetProperties(CacheControl):
-    """What follows from the streams, the catalog and the settings of a dataset.
-
-    Args:
-        streams: The streams, with every setting filled in.
-        catalog: Their shards.
-        epochs: The order's settings.
-    """
-
-    def __init__(self, streams: list[Stream], catalog: Catalog, epochs: Epochs) -> None:
-        super().__init__(catalog)
-        self.streams = streams
-        self.epochs = epochs
 
     @property
     def num_streams(self) -> int:

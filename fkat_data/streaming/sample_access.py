@@ -1,16 +1,23 @@
-"""Samples by their numbers, as the user's code makes them: a ``transform``, or what a subclass overrides."""
+"""Samples by their numbers, as the user's code makes them: a ``transform``, or what a subclass overrides; and a map-style dataset of them."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+from torch.utils.data import Dataset
 
 from fkat_data import arguments
+from fkat_data.files.tar import DecoderName
+from fkat_data.location import resolved
 from fkat_data.seeding import call_at_place
 from fkat_data.streaming.epoch.rank_batches import PickedSamples
+from fkat_data.streaming.reading.catalog import Catalog
 from fkat_data.streaming.reading.open_shards import OpenShards, index_tree
+from fkat_data.streaming.reading.stream import Stream
+from fkat_data.wording import Described, place_of
 
 _Integers = npt.NDArray[np.int64]
 
@@ -64,10 +71,6 @@ class SampleAccess:
         """Return samples by their numbers, read together unless ``__getitem__`` or ``get_item`` is overridden."""
         return index_tree(list(indices), self.size, _MadeSamples(self))
 
-    def samples(self, sample_ids: _Integers) -> list[Any]:
-        """Return samples by their numbers, read together where user code permits."""
-        return list(self.picked(PickedSamples(sample_ids)))
-
     def picked(self, picks: PickedSamples) -> Iterator[Any]:
         """Yield the samples of a batch, each made at its place. If one fails, those before it still come first."""
         if not is_overridden(self, "__getitems__") or is_overridden(self, "__getitem__", "get_item"):
@@ -115,3 +118,68 @@ _OWN = {name: vars(SampleAccess)[name] for name in ("__getitem__", "get_item", "
 def is_overridden(dataset: SampleAccess, *names: str) -> bool:
     """Return whether a subclass, the instance or a patch overrides one of these methods of ``SampleAccess``."""
     return any(getattr(getattr(dataset, name, None), "__func__", None) is not _OWN[name] for name in names)
+
+
+class LocalDataset(Described, SampleAccess, Dataset[Any]):
+    """A map-style dataset of the shards in a directory, to inspect them or to use with any sampler.
+
+    Samples are dicts from column to value, in the order of writing. The dataset pickles without its open shards.
+
+    Args:
+        local: The directory; or Parquet or tar files: one, or a pattern such as ``data/*.parquet``.
+        split: A directory within it.
+        allow_unsafe_types: Whether columns of pickles may be read, which runs code of the files' author.
+        arrays: Whether ``ndarray`` columns give NumPy arrays or torch tensors.
+        writable: Whether arrays belong to the caller; otherwise they are read-only views of the shard.
+        columns: The columns to read; None: all.
+        transform: Called with each sample that is read; returns what the dataset gives instead. With
+            ``fkat_data.item_generators`` its random draws are exact in a ``ShardedDataLoader``.
+        decode: How members of tar files are decoded; see ``Stream``.
+
+    Raises:
+        ConfigurationError: An argument is invalid, or a column holds pickles.
+        ShardNotFoundError: The directory has no index.
+        ShardCorruptError: The index is malformed, or has no samples.
+    """
+
+    def __init__(
+        self,
+        local: str | Path,
+        split: str | None = None,
+        *,
+        allow_unsafe_types: bool = False,
+        arrays: Literal["numpy", "torch"] = "numpy",
+        writable: bool = False,
+        columns: Sequence[str] | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        decode: Mapping[str, DecoderName] | DecoderName | None = None,
+    ) -> None:
+        self.local: str = resolved("local", local, "the path of a directory")
+        arguments.choice("arrays", arrays, ("numpy", "torch"))
+        self._transform = None if transform is None else arguments.function("transform", transform)
+        self.split = split
+        self._catalog = Catalog(
+            [Stream(local=self.local, split=split, columns=columns, decode=decode)],
+            allow_unsafe_types=arguments.boolean("allow_unsafe_types", allow_unsafe_types),
+        )
+        self._shards = OpenShards(
+            self._catalog,
+            allow_unsafe_types=allow_unsafe_types,
+            arrays=arrays,
+            writable=arguments.boolean("writable", writable),
+        )
+
+    @property
+    def size(self) -> int:
+        """Number of samples."""
+        return self._catalog.num_samples
+
+    def _repr_facts(self) -> Iterator[tuple[str, object]]:
+        yield "local", place_of(self.local)
+        yield "split", self.split
+        yield "num_samples", self._catalog.num_samples
+        yield "num_shards", len(self._catalog.entries)
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return self._catalog.num_samples

@@ -79,18 +79,17 @@ def _memory(ranks: list[Any]) -> int:
 
 def _ours(sizes: Any, num_ranks: int, context: Any) -> _Plan:
     del context
-    from fkat_data.streaming.epoch import rank_batches, resume_point, shared_orders, skips  # noqa: PLC0415 - the peers'
-    from fkat_data.streaming.order import epoch_order, keeper, partition, weights  # noqa: PLC0415 - environment lacks them
+    from fkat_data.streaming import epoch, order  # noqa: PLC0415 - the peers' environment does not have them
 
-    settings = epoch_order.OrderSettings((sizes,), shuffle=True, shuffle_algo="py1e")
-    shares = weights.shares_of([weights.StreamWeight()], [int(sizes.sum())], None, _SEED)
+    settings = order.OrderSettings((sizes,), shuffle=True, shuffle_algo="py1e")
+    shares = order.shares_of([order.StreamWeight()], [int(sizes.sum())], None, _SEED)
     # As a dataset does that is alone, or one of several ranks.
-    kept = keeper.kept_here if num_ranks == 1 else shared_orders.shared_part
+    kept = order.kept_here if num_ranks == 1 else epoch.shared_part
 
     def plan(rank: int) -> Any:
-        grid = partition.Grid(1, num_ranks, _BATCH_SIZE)
-        planned = epoch_order.plan_epoch(settings, shares, epoch_order.EpochStart(0, 0, _SEED, 1, 1), grid, kept)
-        chunks = rank_batches.RankBatches(planned, resume_point.ResumePoint(), rank, skips.SampleSkips()).chunks()
+        grid = order.Grid(1, num_ranks, _BATCH_SIZE)
+        planned = order.plan_epoch(settings, shares, order.EpochStart(0, 0, _SEED, 1, 1), grid, kept)
+        chunks = epoch.RankBatches(planned, epoch.ResumePoint(), rank, epoch.SampleSkips()).chunks()
         return planned, chunks, next(chunks)
 
     return plan

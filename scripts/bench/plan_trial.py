@@ -36,17 +36,16 @@ def _planner(contestant: str) -> Any:
 
 
 def _ours() -> Any:
-    from fkat_data.streaming.epoch import rank_batches, resume_point, skips  # noqa: PLC0415 - the peers' environment
-    from fkat_data.streaming.order import epoch_order, partition, weights  # noqa: PLC0415 - does not have them
+    from fkat_data.streaming import epoch, order  # noqa: PLC0415 - the peers' environment does not have them
 
     def plan(algorithm: str, sizes: Any, drop: int, rank: int) -> list[int]:
-        settings = epoch_order.OrderSettings((sizes,), shuffle=True, shuffle_algo=algorithm)
-        shares = weights.shares_of([weights.StreamWeight()], [int(sizes.sum())], None, _SEED)
-        grid = partition.Grid(_NODES, _RANKS, _BATCH_SIZE)
-        place = epoch_order.EpochStart(0, drop, _SEED, _NODES, _NODES)
-        planned = epoch_order.plan_epoch(settings, shares, place, grid)
-        point = resume_point.ResumePoint(0, drop)
-        chunks = rank_batches.RankBatches(planned, point, rank, skips.SampleSkips()).chunks()
+        settings = order.OrderSettings((sizes,), shuffle=True, shuffle_algo=algorithm)
+        shares = order.shares_of([order.StreamWeight()], [int(sizes.sum())], None, _SEED)
+        grid = order.Grid(_NODES, _RANKS, _BATCH_SIZE)
+        place = order.EpochStart(0, drop, _SEED, _NODES, _NODES)
+        planned = order.plan_epoch(settings, shares, place, grid)
+        point = epoch.ResumePoint(0, drop)
+        chunks = epoch.RankBatches(planned, point, rank, epoch.SampleSkips()).chunks()
         return next(chunks)[1][0].tolist()
 
     return plan

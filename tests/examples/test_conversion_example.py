@@ -16,7 +16,6 @@ import psutil
 import pytest
 
 from fkat_data.streaming import LocalDataset
-from fkat_data.streaming.writing.destination import LOCK_NAME
 
 ROOT = Path(__file__).parents[2]
 NUM_FILES, NUM_LINES = 50, 400
@@ -36,7 +35,7 @@ def writer_of(attempt, process):
         with contextlib.suppress(OSError):
             for link in Path(f"/proc/{child.pid}/fd").iterdir():
                 with contextlib.suppress(OSError):
-                    if link.readlink() == attempt / LOCK_NAME:
+                    if link.readlink() == attempt / ".fkat_data.writing":
                         return child
     return None
 
@@ -49,7 +48,7 @@ def kill_a_worker(process, out):
                 writer.send_signal(signal.SIGKILL)
                 with contextlib.suppress(psutil.TimeoutExpired):
                     writer.wait(5)
-                if (attempt / LOCK_NAME).exists():
+                if (attempt / ".fkat_data.writing").exists():
                     return attempt
         time.sleep(0.001)
     raise AssertionError("the conversion has ended before a worker could be killed")

@@ -1,5 +1,6 @@
 """Modules here can be imported by spawned workers, which search the trainer's sys.path."""
 
+import random
 import sys
 from pathlib import Path
 
@@ -24,3 +25,10 @@ def bucket(moto, request):
     from file_streams import Bucket
 
     return Bucket(moto, f"{request.node.name}/data")
+
+
+@pytest.fixture(autouse=True)
+def _short_waits(monkeypatch):
+    # Between attempts, a random part of at most this fraction of what is documented.
+    uniform = random.Random().uniform
+    monkeypatch.setattr(random.SystemRandom, "uniform", lambda _, low, high: uniform(low, high) / 25)

@@ -44,16 +44,6 @@ class Filtered(StreamingDataset):
         return (sample for sample in super().__iter__() if sample["number"] % 7)
 
 
-class Buffered(StreamingDataset):
-    def __iter__(self):
-        held = None
-        for sample in super().__iter__():
-            if held is not None:
-                yield held
-            held = sample
-        yield held
-
-
 class OwnOrder(StreamingDataset):
     def __iter__(self):
         for number in range(self.size):

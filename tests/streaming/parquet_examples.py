@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from streaming_examples import sample, write
 
-from fkat_data.streaming import LocalDataset
+from fkat_data.streaming import StreamingDataset
 
 __all__ = ["COLUMNS", "table_of", "write_both", "write_parquet"]
 
@@ -42,7 +42,7 @@ def write_both(folder, count, *, num_files=3, per_shard=10, columns=COLUMNS):
     """Return the directories of the MDS shards and of the Parquet files, which lie in folders of their own."""
     mds, parquet = Path(folder) / "mds", Path(folder) / "parquet"
     write(mds, count, columns=columns, per_shard=per_shard)
-    sizes = [entry.samples for entry in LocalDataset(mds)._catalog.entries]
+    sizes = StreamingDataset(local=str(mds)).samples_per_shard.tolist()
     starts = np.cumsum([0, *sizes]).tolist()
     for number, groups in enumerate(np.array_split(np.arange(len(sizes)), num_files)):
         numbers = range(starts[groups[0]], starts[groups[-1] + 1])

@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "archives"))
 
 from archive_examples import archive
 
-from fkat_data.streaming import LocalDataset, MDSWriter
+from fkat_data.streaming import MDSWriter, StreamingDataset
 
 __all__ = ["COLUMNS", "DECODE", "archive", "write_both", "write_tar"]
 
@@ -53,7 +53,7 @@ def write_both(folder, count, per_shard=10):
     with MDSWriter(out=str(mds), columns=COLUMNS, size_limit=300 + 73 * per_shard) as writer:
         for number in range(count):
             writer.write(sample(number))
-    sizes = [entry.samples for entry in LocalDataset(mds)._catalog.entries]
+    sizes = StreamingDataset(local=str(mds)).samples_per_shard.tolist()
     starts = np.cumsum([0, *sizes]).tolist()
     for number, (start, size) in enumerate(zip(starts, sizes, strict=False)):
         write_tar(tars / ("", "sub")[number > 3] / f"{number:03}.tar", range(start, start + size))

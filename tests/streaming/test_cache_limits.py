@@ -11,7 +11,6 @@ import pytest
 from streaming_examples import write
 
 from fkat_data.streaming import MDSWriter, StreamingDataLoader, StreamingDataset
-from fkat_data.streaming.reading import open_shards
 
 NUM_SAMPLES = 120
 ROW_BYTES = 20_000
@@ -162,7 +161,7 @@ def few_descriptors():
 def test_a_gather_of_many_shards_and_the_samples_that_it_gave_take_no_descriptors(
     tmp_path, is_cached, most_maps, monkeypatch, request
 ):
-    monkeypatch.setattr(open_shards, "_MOST_MAPS", most_maps)
+    monkeypatch.setattr("fkat_data.streaming.reading.open_shards._MOST_MAPS", most_maps)
     data = write(tmp_path / "data", 150, columns=("number", "row", "ragged"), per_shard=1)
     assert len(list((tmp_path / "data").glob("*.mds"))) > 40
     where = {"remote": data, "local": str(tmp_path / "cache")} if is_cached else {"local": data}

@@ -13,11 +13,11 @@ import pytest
 import torch
 from own_datasets import Endless, Filtered, Iterated, OwnOrder
 from own_workers import worker_pids
-from streaming_examples import numbers, write
+from streaming_examples import numbers, worlds, write
 from torch.utils.data import get_worker_info
 
 from fkat_data import ConfigurationError, DataLoader, ShardedDataLoader
-from fkat_data.errors import WorkerStalledError
+from fkat_data.errors import StaleIteratorError, WorkerStalledError
 from fkat_data.streaming import StreamingDataLoader, StreamingDataset, World
 
 # Of three workers on two cores.
@@ -333,3 +333,58 @@ def test_ranks_read_their_parts(data):
         with make(data, Iterated, dataset_options=options) as loader:
             read += all_of(numbers(loader))
     assert {number - 1000 for number in read} == set(range(NUM_SAMPLES))
+
+
+@pytest.fixture(scope="module")
+def options(tmp_path_factory):
+    path = write(tmp_path_factory.mktemp("data") / "numbers", 97)
+    return {"local": path, "batch_size": 4, "shuffle": True, "shuffle_algo": "block", "num_canonical_nodes": 2}
+
+
+@pytest.mark.long
+def test_a_state_is_exact_at_every_position_and_in_other_worlds(options):
+    plain = StreamingDataLoader(StreamingDataset(**options | {"batch_size": 12}))
+    states = [plain.state_dict(), *(plain.state_dict() for _ in plain)]
+    loader = StreamingDataLoader(Iterated(**options | {"batch_size": 12}))
+    batches = numbers(loader)
+    loader.load_state_dict(states[0])
+    assert [loader.state_dict(), *(loader.state_dict() for _ in loader)] == states
+    for position, state in enumerate(states):
+        read = []
+        for one in worlds(2, 3):
+            other = StreamingDataLoader(Iterated(**options | {"batch_size": 2}, world=one))
+            other.load_state_dict(state)
+            assert other.state_dict() == state
+            read.append(numbers(other))
+        full = [sorted(batch) for batch in batches[position:] if len(batch) == 12]
+        assert [sorted(chain.from_iterable(step)) for step in zip(*read, strict=True)][: len(full)] == full
+    assert [len(batch) for batch in numbers(StreamingDataLoader(Iterated(**options), drop_last=True))] == [4] * 24
+
+
+def test_an_older_iterator_says_that_it_is_replaced(options):
+    loader = StreamingDataLoader(Iterated(**options))
+    older = iter(loader)
+    next(older)
+    newer = iter(loader)
+    with pytest.raises(StaleIteratorError):
+        next(older)
+    assert next(newer)
+    assert not hasattr(loader, "num_microbatches")
+
+
+def test_an_iteration_has_the_epoch_that_it_began_whatever_others_begin_meanwhile(options):
+    dataset = Iterated(**options)
+    plain = StreamingDataLoader(StreamingDataset(**options))
+    expected = [[number + 1000 for number in batch] for batch in numbers(plain)], numbers(plain)
+    iterator = iter(StreamingDataLoader(dataset))
+    assert next(iter(dataset))["number"] == expected[1][0][0] + 1000
+    assert [batch["number"].tolist() for batch in iterator] == expected[0]
+
+
+def test_an_iteration_that_another_one_replaces_within_an_epoch_says_so(options):
+    dataset = Iterated(**options)
+    iterator = iter(StreamingDataLoader(dataset))
+    next(iterator)
+    next(iter(dataset))
+    with pytest.raises(StaleIteratorError, match=r"a later iter\(\)"):
+        list(iterator)

@@ -25,17 +25,9 @@ from proxy.faults import ENDING_KINDS, RandomPlan, fault
 from fkat_data import ShardedDataLoader
 from fkat_data.errors import ConfigurationError, DownloadError, ShardCorruptError, ShardNotFoundError
 from fkat_data.streaming import MDSWriter, Stream, StreamingDataLoader, StreamingDataset
-from fkat_data.streaming.cache.cache_directory import CacheDirectory
-from fkat_data.streaming.reading import open_shards
-from fkat_data.streaming.store import attempts
 
 COUNT, LARGER_COUNT = 97, 640
 OPTIONS = {"batch_size": 4, "shuffle": True, "shuffle_algo": "block", "shuffle_block_size": 40, "download_timeout": 2}
-
-
-@pytest.fixture(autouse=True)
-def _short_waits(monkeypatch):
-    monkeypatch.setattr(attempts, "_FIRST_WAIT_S", 0.02)
 
 
 @pytest.fixture(scope="module")
@@ -280,7 +272,7 @@ def test_the_only_copy_is_not_evicted(data):
 
 def test_a_batch_of_more_shards_than_may_be_open_is_whole(data, serve, tmp_path, monkeypatch):
     dataset = StreamingDataset(remote=serve(data).url, local=str(tmp_path / "local"), **OPTIONS)
-    monkeypatch.setattr(open_shards, "_MOST_CACHED_OPEN", 2)
+    monkeypatch.setattr("fkat_data.streaming.reading.open_shards._MOST_CACHED_OPEN", 2)
     assert numbers(StreamingDataLoader(dataset)) == epoch(local=data)
 
 
@@ -454,14 +446,15 @@ def test_two_jobs_on_a_cache_of_a_tenth_read_rightly_whoever_is_killed(larger, s
     server, local = serve(larger), tmp_path / "local"
     removals = tmp_path / "removals"
     removals.touch()
-    remove = CacheDirectory._remove
+    unlink = os.unlink
 
-    def noted(self, name, *arguments, **options):
-        with removals.open("ab", buffering=0) as file:  # a descriptor of its own: forked ranks have this, too
-            file.write(f"{name}\n".encode())
-        return remove(self, name, *arguments, **options)
+    def noted(name, *, dir_fd=None):
+        if dir_fd is not None:
+            with removals.open("ab", buffering=0) as file:  # a descriptor of its own: forked ranks have this, too
+                file.write(f"{name}\n".encode())
+        return unlink(name, dir_fd=dir_fd)
 
-    monkeypatch.setattr(CacheDirectory, "_remove", noted)
+    monkeypatch.setattr(os, "unlink", noted)
     num_killed = 0
     limit = sum(path.stat().st_size for path in larger.iterdir()) // 10
     draw = random.Random(7)

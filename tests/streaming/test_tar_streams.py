@@ -10,17 +10,14 @@ import shutil
 from itertools import chain
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import zstandard
-from file_streams import COUNT, OPTIONS, all_same, equal, fill_and_be_killed
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from file_streams import COUNT, OPTIONS, all_same
 from parquet_examples import write_parquet
 from PIL import Image
-from streaming_examples import global_batches, numbers, same, world
-from tar_examples import COLUMNS, DECODE, archive, write_both, write_tar
+from streaming_examples import numbers, same
+from tar_examples import DECODE, archive, write_both, write_tar
 
 from fkat_data.errors import ConfigurationError, DownloadError, ShardCorruptError, ShardNotFoundError
 from fkat_data.streaming import LocalDataset, Stream, StreamingDataLoader, StreamingDataset
@@ -37,72 +34,6 @@ def both(tmp_path_factory):
     """The options that read the dataset of each format."""
     mds, tars = write_both(tmp_path_factory.mktemp("both"), COUNT)
     return {"local": mds}, {"local": tars, "decode": DECODE}
-
-
-def test_every_sample_is_that_of_mds_in_every_way_of_reading(both):
-    assert len(LocalDataset(**both[0])._catalog.entries) > 10
-    for options in ({}, {"writable": True}, {"arrays": "torch"}):
-        theirs, ours = (LocalDataset(**place, **options) for place in both)
-        assert len(ours) == len(theirs) == COUNT
-        order = np.random.default_rng(0).permutation(COUNT).tolist()
-        for pair in (zip(ours[order], theirs[order], strict=True), ((ours[n], theirs[n]) for n in range(COUNT))):
-            for mine, other in pair:
-                assert list(mine) == list(other) == list(COLUMNS)
-                assert all(equal(mine[name], other[name]) for name in COLUMNS)
-    loaders = [StreamingDataLoader(StreamingDataset(**place, shuffle=True, **OPTIONS)) for place in both]
-    for mine, other in zip(*loaders, strict=True):
-        assert same(mine, other)
-
-
-@pytest.mark.long
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_orders_resumes_and_worlds_are_those_of_mds(both, data):
-    shuffle_algo = data.draw(st.sampled_from([None, "py1e", "py1s", "py2s", "naive", "block"]), "shuffle")
-    options = {
-        "shuffle": shuffle_algo is not None,
-        "shuffle_algo": shuffle_algo or "py1e",
-        "shuffle_block_size": 40,
-        "num_canonical_nodes": 2,
-        "sampling_granularity": data.draw(st.sampled_from([1, 5]), "granularity"),
-        "columns": ["number"],
-    }
-    first, second = (
-        data.draw(st.sampled_from([(1, 4, 4), (2, 2, 4), (4, 1, 4), (1, 2, 8), (2, 1, 8), (1, 1, 16)]), name)
-        for name in ("world", "world of the resume")
-    )
-    at = data.draw(st.integers(0, 9), "steps before the resume")
-    orders = []
-    for place in both:
-        nodes, ranks, batch_size = first
-        found = global_batches(nodes, ranks, **place, **options, batch_size=batch_size)
-        dataset = StreamingDataset(world=world(nodes, ranks), **place, **options, batch_size=batch_size)
-        state = dataset.state_dict(16 * at, from_beginning=True)
-        nodes, ranks, batch_size = second
-        rest = global_batches(nodes, ranks, state=state, **place, **options, batch_size=batch_size)
-        assert [*found[:at], *rest] == found
-        orders.append((found, state))
-    assert orders[0] == orders[1]
-
-
-def test_a_state_of_the_mds_shards_resumes_on_the_tar_files_and_the_other_way_round(both):
-    options = {"batch_size": 4, "shuffle": True, "columns": ["number"]}
-    for first, second in (both, both[::-1]):
-        whole = numbers(StreamingDataLoader(StreamingDataset(**first, **options)))
-        loader = StreamingDataLoader(StreamingDataset(**first, **options))
-        batches = iter(loader)
-        for _ in range(12):
-            next(batches)
-        resumed = StreamingDataLoader(StreamingDataset(**second, **options))
-        resumed.load_state_dict(loader.state_dict())
-        assert numbers(resumed) == whole[12:]
-
-
-@pytest.mark.parametrize("num_workers", [1])
-def test_workers_of_a_torch_loader_read_the_same(both, processes, num_workers):
-    options = {"shuffle": True, **both[1], **OPTIONS}
-    alone = numbers(StreamingDataLoader(StreamingDataset(**options)))
-    assert numbers(StreamingDataLoader(StreamingDataset(**options), num_workers=num_workers)) == alone
 
 
 @pytest.mark.long
@@ -256,22 +187,6 @@ def test_a_file_that_is_removed_before_its_headers_are_read_is_named(tmp_path):
     path.unlink()
     with pytest.raises(ShardNotFoundError, match=r"a\.tar"):
         reader.sample(0)
-
-
-def test_memory_for_members_is_bounded(both):
-    options = {"shuffle": True, "shuffle_algo": "naive", **OPTIONS, **both[1]}
-    expected = numbers(StreamingDataLoader(StreamingDataset(**options)))
-    small = StreamingDataset(decoded_limit=3000, **options)
-    assert numbers(StreamingDataLoader(small)) == expected
-    assert len(small._shards._decoded._groups) <= 3
-
-
-def test_killed_readers_leave_a_cache_that_is_right(both, tmp_path, processes):
-    cached = {"remote": both[1]["local"], "local": str(tmp_path / "local"), "decode": DECODE, **OPTIONS}
-    fill_and_be_killed(**cached)
-    found = StreamingDataLoader(StreamingDataset(shuffle=True, **cached))
-    assert all_same(found, StreamingDataLoader(StreamingDataset(shuffle=True, **both[0], **OPTIONS)))
-    assert not list((tmp_path / "local" / ".fkat_data" / "making").iterdir())
 
 
 def test_new_files_are_described_and_replaced_ones_again(tmp_path):

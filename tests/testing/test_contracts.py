@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fkat_data.device.host import HostMover
-from fkat_data.streaming.order.block import BlockShuffle
+from fkat_data.streaming.order import BlockShuffle
 from fkat_data.testing import contracts
 
 

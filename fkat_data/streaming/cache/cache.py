@@ -8,70 +8,16 @@ import time
 from collections.abc import Callable
 from hashlib import blake2b
 from pathlib import Path
-from typing import BinaryIO, Self
+from typing import BinaryIO
 
 from fkat_data import arguments
 from fkat_data.errors import CacheFullError
 from fkat_data.interruption import genuine
 from fkat_data.streaming.cache.cache_budget import CacheBudget
-from fkat_data.streaming.cache.cache_directory import CLAIMS, CacheDirectory
+from fkat_data.streaming.cache.cache_directory import CLAIMS, Owned
 from fkat_data.streaming.cache.locks import pauses
-from fkat_data.streaming.cache.mapped_files import MappedFiles
 from fkat_data.streaming.cache.paths import MAKING, parts_of
-
-_MOST_REMOVALS = 100
-
-
-class Claim:
-    """The exclusive right to make one file, from ``try_take`` to ``close``.
-
-    Each file has its own lock, so that the maker of one file can wait for another, such as its compressed form. The
-    holder of the lock removes the lock's file when it closes. A lock on a removed file excludes no process, so
-    ``try_take`` then opens the file again.
-
-    Args:
-        directory: The cache's directory.
-        name: The file's name.
-    """
-
-    def __init__(self, directory: CacheDirectory, name: str) -> None:
-        self._directory = directory
-        self._name = f"{CLAIMS}/{blake2b(os.fsencode(name), digest_size=16).hexdigest()}"
-        # The process that took it: a forked child must not remove the file on its way out.
-        self._owner = 0
-        self._lock = directory.open(self._name)
-
-    def try_take(self) -> bool:
-        """Take the right if it is free; return whether it was.
-
-        Raises:
-            OSError: The lock's file cannot be made.
-        """
-        # Bounded, for file systems that change inode numbers at each look; at worst, a file is made twice.
-        for _ in range(_MOST_REMOVALS):
-            if not self._lock.try_lock():
-                return False
-            if self._lock.is_there:
-                break
-            self._lock.close()
-            self._lock = self._directory.open(self._name)
-        self._owner = os.getpid()
-        return True
-
-    def close(self) -> None:
-        """Give the right back, if this process took it."""
-        try:
-            if self._owner == os.getpid():
-                self._directory.discard(self._name)
-        finally:
-            self._lock.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
+from fkat_data.streaming.cache.records import MappedFiles
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _LEAST_ATTEMPTS = 3
@@ -144,23 +90,19 @@ class Cache:
         arguments.integer("size_bytes", size_bytes, minimum=0)
         arguments.function("fill", fill)
         path = self.directory.joinpath(*parts_of(name))
-        if self.has(name, size_bytes):
-            self.touch(name)
+        if self._is_used(name, size_bytes):
             return path
         with self._claim(name) as claim:
             for pause_s in pauses():
-                if claim.try_take():
-                    break
-                if self.has(name, size_bytes):
-                    self.touch(name)
+                is_taken = claim.try_take()
+                # The last owner of the claim may have made it.
+                if self._is_used(name, size_bytes):
                     return path
+                if is_taken:
+                    break
                 if not wait or (is_cancelled is not None and is_cancelled()):
                     return None
                 time.sleep(pause_s)
-            # The last owner of the claim may have made it.
-            if self.has(name, size_bytes):
-                self.touch(name)
-                return path
             is_on_top = self._make(name, size_bytes, fill)
         if is_on_top:
             self._budget.trim(self._directory, name)
@@ -187,13 +129,25 @@ class Cache:
         """
         return self._directory.remove(name)
 
-    def _claim(self, name: str) -> Claim:
+    def _is_used(self, name: str, size_bytes: int) -> bool:
+        """Return whether a whole file is there, and mark it as used."""
+        is_there = self.has(name, size_bytes)
+        if is_there:
+            self.touch(name)
+        return is_there
+
+    def _claim(self, name: str) -> Owned:
+        """Return what holds the exclusive right to make a file, once it is taken.
+
+        Each file has its own lock, so that the maker of one file can wait for another, such as its compressed form.
+        """
+        claim = f"{CLAIMS}/{blake2b(os.fsencode(name), digest_size=16).hexdigest()}"
         try:
-            return Claim(self._directory, name)
+            return Owned(self._directory, claim)
         except genuine(OSError) as error:
             if error.errno not in _FULL or not self._budget.evict(1):
                 raise
-        return Claim(self._directory, name)
+        return Owned(self._directory, claim)
 
     def _make(self, name: str, size_bytes: int, fill: Callable[[BinaryIO], None]) -> bool:
         """Make a file; return whether it came on top of the limit."""
@@ -229,5 +183,5 @@ class Cache:
             temporary.fill(name, fill)
             # Before it has its name: a file without a recorded use is evicted first.
             self.touch(name)
-            temporary.move_to(name, is_synced=self._is_name_synced)
+            self._directory.move_in(temporary.path, name, is_synced=self._is_name_synced)
         return is_on_top

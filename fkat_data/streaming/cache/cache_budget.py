@@ -3,24 +3,166 @@
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple, Self
 
 from fkat_data import arguments
 from fkat_data.errors import ConfigurationError
-from fkat_data.streaming.cache.cache_directory import CacheDirectory
-from fkat_data.streaming.cache.idle_maps import give_back_idle_maps
+from fkat_data.interruption import genuine
+from fkat_data.streaming.cache.cache_directory import NOT_WRITABLE, CacheDirectory, Temporary
 from fkat_data.streaming.cache.locks import pauses
-from fkat_data.streaming.cache.paths import MAKING
-from fkat_data.streaming.cache.stock import Stock
-from fkat_data.streaming.cache.temporary import Temporary
+from fkat_data.streaming.cache.paths import MAKING, StoredFile
+from fkat_data.streaming.cache.records import Counts, Ledger, give_back_idle_maps
 
 _logger = logging.getLogger(__name__)
 
 #: How long to wait for other processes to unmap files, and how long not to wait again if they did not.
 _PATIENCE_S = 5.0
 _REST_S = 60.0
+
+
+class _Candidate(NamedTuple):
+    """A file that may be evicted. The smallest is the coldest.
+
+    Attributes:
+        last_use: When it was last used, as ``Recency`` reports it.
+        changed_ns: When it was last changed, by the wall clock.
+        name: Its path in the directory.
+    """
+
+    last_use: int
+    changed_ns: int
+    name: str
+
+
+class _Stock:
+    """A directory's files, locked until ``close``.
+
+    To find the coldest files, all have to be looked at. So this process keeps the list of them. What was used since it
+    was listed is passed over: it is hotter than all that are listed. The list is made again when it ends. Each file in
+    it is evicted, or was used, or is gone. So a listing costs each eviction, and each use, a constant time.
+
+    Args:
+        directory: The directory.
+        is_evictable: Returns whether a file of a name may be evicted; None: none may.
+        listed: What is left of this process's last listing, the coldest at its end.
+
+    Raises:
+        OSError: The lock cannot be taken.
+    """
+
+    def __init__(
+        self, directory: CacheDirectory, is_evictable: Callable[[str], bool] | None, listed: list[_Candidate]
+    ) -> None:
+        self._directory = directory
+        self._is_evictable = is_evictable
+        self._listed = listed
+        self._ledger: Ledger | None = None
+        self._is_whole = False
+        self._mapped: dict[str, _Candidate] = {}
+        try:
+            self._ledger = directory.ledger()
+        except genuine(OSError) as error:
+            # In a directory that is not writable, no process adds files.
+            if error.errno not in NOT_WRITABLE:
+                raise
+
+    @property
+    def total_bytes(self) -> int:
+        """What the files take, without those in the making."""
+        ledger = self._ledger
+        if ledger is not None and ledger.counts is not None and not ledger.is_due:
+            return ledger.counts.total_bytes
+        # Files that no cache made are listed, too.
+        self._listed.clear()
+        return self.count()
+
+    @property
+    def making_bytes(self) -> int:
+        """What the files in the making will take."""
+        return sum(file.size_bytes for file in self._directory.being_made())
+
+    def sweep(self) -> None:
+        """Remove what dead makers left."""
+        self._directory.sweep(MAKING)
+
+    def count(self) -> int:
+        """Count the files, record what they take, and return it."""
+        return self._record(list(self._directory.files()))
+
+    def coldest(self) -> _Candidate | None:
+        """Return the file to evict next; None if no more files may go."""
+        is_evictable = self._is_evictable
+        while is_evictable is not None and (self._listed or self._list(is_evictable)):
+            candidate = self._listed[-1]
+            if candidate.name in self._mapped or not is_evictable(candidate.name):
+                self._listed.pop()
+            elif candidate.last_use == self._directory.recency.last_use(candidate.name):
+                return candidate
+            else:
+                # It was used since it was listed. If only such files are left, they are listed again.
+                self._is_whole = False
+                self._listed.pop()
+        return None
+
+    def evict_coldest(self) -> int | None:
+        """Evict what ``coldest`` returned; return its size in bytes, None if it is mapped.
+
+        Raises:
+            OSError: The file cannot be removed.
+        """
+        if self._ledger is None:
+            raise RuntimeError("nothing can be evicted from a directory that is not writable")
+        size_bytes = self._directory.evict(self._listed[-1].name, self._ledger)
+        if size_bytes is not None:
+            self._listed.pop()
+        return size_bytes
+
+    def pass_over(self) -> None:
+        """Have ``coldest`` return the next file, and this one not again as long as the lock is held."""
+        candidate = self._listed.pop()
+        self._mapped[candidate.name] = candidate
+
+    def close(self) -> None:
+        """Release the lock."""
+        self._listed += reversed(self._mapped.values())
+        if self._ledger is not None:
+            self._ledger.close()
+
+    def _record(self, files: list[StoredFile]) -> int:
+        total_bytes = sum(file.size_bytes for file in files)
+        if self._ledger is not None:
+            self._ledger.replace(Counts(total_bytes, len(files), time.monotonic_ns()))
+        return total_bytes
+
+    def _list(self, is_evictable: Callable[[str], bool]) -> bool:
+        """Count the files, and list those that may go; return whether there are any.
+
+        Nothing is listed again as long as the lock is held, except what was used meanwhile.
+        """
+        if self._is_whole or self._ledger is None:
+            return False
+        files = list(self._directory.files())
+        found = sorted(
+            (
+                _Candidate(self._directory.recency.last_use(file.name), file.changed_ns, file.name)
+                for file in files
+                if file.name not in self._mapped and is_evictable(file.name)
+            ),
+            reverse=True,
+        )
+        self._is_whole = True
+        self._listed += found
+        self._record(files)
+        return bool(found)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 class CacheBudget:
@@ -67,6 +209,7 @@ class CacheBudget:
         found = {directory.resolved: directory for directory in map(CacheDirectory, dict.fromkeys(directories))}
         # One order for all: two processes that lock the same directories cannot deadlock.
         self._directories = [found[resolved] for resolved in sorted(found)]
+        self._listed: list[list[_Candidate]] = [[] for _ in self._directories]
 
     @property
     def usage_bytes(self) -> int:
@@ -161,7 +304,7 @@ class CacheBudget:
         return any(True for directory in self._directories for _ in directory.being_made())
 
     def _make_room(
-        self, stocks: list[Stock], directory: CacheDirectory, size_bytes: int, limit_bytes: int, *, is_last: bool
+        self, stocks: list[_Stock], directory: CacheDirectory, size_bytes: int, limit_bytes: int, *, is_last: bool
     ) -> int | None:
         """Evict files until a new one fits; return the bytes that it is above the limit, None if it should wait.
 
@@ -214,16 +357,25 @@ class CacheBudget:
         yield True
 
     @contextlib.contextmanager
-    def _locked(self) -> Generator[list[Stock]]:
+    def _locked(self) -> Generator[list[_Stock]]:
         with contextlib.ExitStack() as stack:
-            yield [stack.enter_context(Stock(directory, self._may_go(directory))) for directory in self._directories]
+            yield [
+                stack.enter_context(
+                    _Stock(
+                        directory,
+                        None if self._is_evictable is None else partial(self._is_evictable, directory.given),
+                        listed,
+                    )
+                )
+                for directory, listed in zip(self._directories, self._listed, strict=True)
+            ]
 
-    def _may_go(self, directory: CacheDirectory) -> Callable[[str], bool] | None:
-        is_evictable = self._is_evictable
-        return None if is_evictable is None else partial(is_evictable, directory.given)
+    def __getstate__(self) -> Mapping[str, object]:
+        nothing: list[list[_Candidate]] = [[] for _ in self._directories]
+        return self.__dict__ | {"_listed": nothing}
 
 
-def _evict(num_bytes: int, stocks: list[Stock], spared: tuple[int, str] | None = None) -> tuple[int, int]:
+def _evict(num_bytes: int, stocks: list[_Stock], spared: tuple[int, str] | None = None) -> tuple[int, int]:
     """Evict the coldest files; return the bytes that went, and how many files stay because they are mapped."""
     freed_bytes = num_mapped = 0
     has_given_back = False

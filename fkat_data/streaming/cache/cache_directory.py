@@ -1,32 +1,36 @@
 """One directory of a cache: whether it is safe to use, where its files are, and what a process does to them."""
 
-import contextlib
 import errno
 import logging
 import os
 import platform
 import re
+import secrets
 import stat
-from collections.abc import Callable, Generator, Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
+from typing import BinaryIO, Self, TypeVar
 
-from fkat_data.errors import ConfigurationError
+from fkat_data.errors import ConfigurationError, ShardCorruptError
 from fkat_data.interruption import genuine, suppress
-from fkat_data.streaming.cache.ledger import Ledger
-from fkat_data.streaming.cache.locks import LockFile
-from fkat_data.streaming.cache.mapped_files import MappedFiles
+from fkat_data.streaming.cache.locks import MOST_REMOVALS, SHORTEST_PAUSE_S, LockFile, locked
 from fkat_data.streaming.cache.paths import (
     BOOKKEEPING,
     MAKING,
     StoredFile,
+    allocate,
     counted_bytes,
+    file_system_of,
     files_below,
-    files_in_the_making,
+    is_node_local,
     opened_folder,
     parts_of,
+    reserved_bytes,
 )
-from fkat_data.streaming.cache.recency import Recency
-from fkat_data.streaming.cache.system import file_system_of, is_node_local
+from fkat_data.streaming.cache.records import Ledger, MappedFiles, Recency
 
 #: In ``BOOKKEEPING``: one lock's file for each file in the making.
 CLAIMS = "claims"
@@ -34,6 +38,8 @@ CLAIMS = "claims"
 #: Errors of a cache that this process may only read; the last two: a file is where the bookkeeping should be.
 NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.EEXIST, errno.ENOTDIR)
 _logger = logging.getLogger(__name__)
+
+_File = TypeVar("_File", bound=LockFile)
 
 
 def danger_of(owner: int, mode: int, user: int) -> str | None:
@@ -178,14 +184,15 @@ class CacheDirectory:
         Raises:
             OSError: The directory is not writable.
         """
-        return Ledger(lambda: self.open("budget"))
+        return locked(partial(self._opened, Ledger, "budget"))
 
     def _remove(self, name: str, ledger: Ledger, *, is_kept_if_mapped: bool = False) -> int | None:
         *folders, last = parts_of(name)
         try:
             with opened_folder(self.path, folders) as folder:
                 found = os.stat(last, dir_fd=folder, follow_symlinks=False)
-                with self.mapped_files.claimed(found.st_ino) if is_kept_if_mapped else _always() as is_claimed:
+                claim = self.mapped_files.claimed(found.st_ino) if is_kept_if_mapped else nullcontext(True)
+                with claim as is_claimed:
                     if not is_claimed:
                         return None
                     with ledger.changing(-counted_bytes(found)):
@@ -236,8 +243,12 @@ class CacheDirectory:
         return files_below(self.resolved)
 
     def being_made(self) -> Iterator[StoredFile]:
-        """Yield the files in the making."""
-        return files_in_the_making(self.resolved)
+        """Yield the files in the making, at their final sizes."""
+        # Another user's: this one cannot make files there.
+        with suppress(PermissionError):
+            for file in files_below(f"{self.resolved}/{BOOKKEEPING}/{MAKING}", f"{BOOKKEEPING}/{MAKING}/"):
+                size_bytes = max(file.size_bytes, reserved_bytes(file.name.rpartition("/")[2]))
+                yield file._replace(size_bytes=size_bytes)
 
     def open(self, name: str, flags: int = os.O_RDWR | os.O_CREAT, mode: int = 0o600) -> LockFile:
         """Open a bookkeeping file.
@@ -250,14 +261,17 @@ class CacheDirectory:
         Raises:
             OSError: It cannot be opened; the error has its path.
         """
+        return self._opened(LockFile, name, flags, mode)
+
+    def _opened(self, kind: type[_File], name: str, *how: int) -> _File:
         # Not a Path: this runs several times for each file that is made.
         path = f"{self._text}/{BOOKKEEPING}/{name}"
         try:
-            return LockFile(path, flags, mode)
+            return kind(path, *how)
         except genuine(FileNotFoundError):
             # The user may have emptied the directory.
             self.prepare()
-            return LockFile(path, flags, mode)
+            return kind(path, *how)
 
     def discard(self, name: str) -> None:
         """Remove a bookkeeping file if it exists.
@@ -344,11 +358,6 @@ def make_safe(directory: Path) -> None:
         raise ConfigurationError("local", str(directory), f"a directory that is safe to use as a cache: {danger}")
 
 
-@contextlib.contextmanager
-def _always() -> Generator[bool]:
-    yield True
-
-
 def _remove_if_free(path: Path) -> None:
     try:
         with LockFile(path, os.O_RDWR) as lock:
@@ -362,3 +371,101 @@ def _remove_if_free(path: Path) -> None:
             path.unlink(missing_ok=True)
         elif error.errno not in (errno.EISDIR, *NOT_WRITABLE):
             raise
+
+
+class Owned:
+    """A bookkeeping file that this process may lock, and removes if it has.
+
+    Any process may remove one that is not locked. It is safe against what a signal's handler raises: an object that
+    has the lock is in a ``with`` block.
+
+    Args:
+        directory: The cache's directory.
+        name: Its path in ``BOOKKEEPING``.
+        mode: Permissions of a new file.
+    """
+
+    def __init__(self, directory: CacheDirectory, name: str, mode: int = 0o600) -> None:
+        self._directory = directory
+        self._name = name
+        self._mode = mode
+        # The process that took it: a forked child must not remove the file on its way out.
+        self._owner = 0
+        self._lock = directory.open(name, mode=mode)
+
+    def try_take(self) -> bool:
+        """Take the lock if it is free; return whether it was.
+
+        Raises:
+            OSError: The file cannot be made.
+        """
+        for _ in range(MOST_REMOVALS):
+            if not self._lock.try_lock():
+                return False
+            if self._lock.is_there:
+                break
+            # Its last holder has removed it: such a lock excludes no process.
+            self._lock.close()
+            self._lock = self._directory.open(self._name, mode=self._mode)
+        self._owner = os.getpid()
+        return True
+
+    def close(self) -> None:
+        """Remove it and release its lock, if this process took it."""
+        try:
+            if self._owner == os.getpid():
+                self._directory.discard(self._name)
+        finally:
+            self._lock.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Temporary(Owned):
+    """A file in the making. Its name states its final size, at which every process counts it.
+
+    Args:
+        directory: The cache's directory.
+        size_bytes: Its final size.
+
+    Raises:
+        OSError: It cannot be made; the error has its path.
+    """
+
+    def __init__(self, directory: CacheDirectory, size_bytes: int) -> None:
+        self._size_bytes = size_bytes
+        super().__init__(directory, f"{MAKING}/{secrets.token_hex(8)}.{size_bytes}", 0o666)
+        # Unlocked until now, it looked like a dead process's: another one may hold it for a moment, and removes it.
+        while not self.try_take():
+            time.sleep(SHORTEST_PAUSE_S)
+
+    @property
+    def path(self) -> Path:
+        """Its temporary path."""
+        return self._directory.path / BOOKKEEPING / self._name
+
+    def fill(self, name: str, fill: Callable[[BinaryIO], None]) -> None:
+        """Have ``fill`` write the file, check its size, and sync it to the disk.
+
+        Args:
+            name: Its final name, for errors.
+            fill: Writes into the open file.
+
+        Raises:
+            ShardCorruptError: ``fill`` wrote another number of bytes than ``size_bytes``.
+            OSError: The disk is full, or failed.
+            Exception: Whatever ``fill`` raised.
+        """
+        allocate(self._lock.descriptor, self._size_bytes)
+        # The descriptor, and the lock with it, stay when this file is closed.
+        with open(self._lock.descriptor, "w+b", closefd=False) as file:
+            fill(file)
+        found = os.fstat(self._lock.descriptor).st_size
+        if found != self._size_bytes:
+            path = self._directory.path / name
+            raise ShardCorruptError.of_field(path, "size in bytes", f"{self._size_bytes}, as in the index", found)
+        os.fsync(self._lock.descriptor)

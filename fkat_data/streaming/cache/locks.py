@@ -7,13 +7,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 
 from fkat_data.dropped import WeakTable
 from fkat_data.interruption import genuine, suppress
 
-_SHORTEST_PAUSE_S = 0.001
+SHORTEST_PAUSE_S = 0.001
 LONGEST_PAUSE_S = 0.05
+#: How often a lock is taken on a file that was removed meanwhile: for file systems that change inode numbers at each look.
+MOST_REMOVALS = 100
 
 # Held during a fork: otherwise a child could inherit an open file that is not listed here yet, and its lock.
 _guard = threading.RLock()
@@ -102,9 +104,32 @@ class LockFile(io.FileIO):
             time.sleep(pause_s)
 
 
+_Locked = TypeVar("_Locked", bound=LockFile)
+
+
+def locked(opened: Callable[[], _Locked]) -> _Locked:
+    """Wait for the lock of the file that a path leads to, and return the file.
+
+    Args:
+        opened: Opens the path.
+    """
+    for attempt in range(MOST_REMOVALS):
+        file = opened()
+        try:
+            file.lock()
+            # The user may have removed it: such a lock excludes no process.
+            if file.is_there or attempt == MOST_REMOVALS - 1:
+                return file
+        except BaseException:
+            file.close()
+            raise
+        file.close()
+    raise AssertionError("the last attempt returns")
+
+
 def pauses() -> Iterator[float]:
     """Yield seconds to sleep between attempts: from 1 ms, doubling up to 50 ms, without end."""
-    pause_s = _SHORTEST_PAUSE_S
+    pause_s = SHORTEST_PAUSE_S
     while True:
         yield pause_s
         pause_s = min(2 * pause_s, LONGEST_PAUSE_S)

@@ -1,33 +1,194 @@
-"""The epochs of a configuration: which rank reads which sample when, in this process's world or another."""
+"""A dataset's state: the reference's keys, and a fingerprint of the settings that must match on load."""
 
 import contextlib
+import hashlib
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from logging import getLogger
 from multiprocessing.context import get_spawning_popen
 from typing import Any, cast
 
+import numpy as np
 from torch.utils.data import get_worker_info
 
+from fkat_data.arguments import integer, saved_integer, saved_version
 from fkat_data.errors import ConfigurationError, StateMismatchError
-from fkat_data.streaming.epoch.epoch_state import check_fingerprint, fingerprint_of, resume_point_of, state_of
-from fkat_data.streaming.epoch.resume_point import ResumePoint
+from fkat_data.streaming.epoch.resume_point import LARGEST_NUMBER, ResumePoint
 from fkat_data.streaming.epoch.shared_orders import shared_part
-from fkat_data.streaming.epoch.weight_schedule import WeightSchedule
 from fkat_data.streaming.epoch.world import World
 from fkat_data.streaming.order.batching import BatchCounts
 from fkat_data.streaming.order.epoch_order import (
     EpochStart,
+    JoinedBatches,
+    JoinedPlan,
     OrderSettings,
+    Plan,
     batching_of,
     check_order,
+    epoch_of_phase,
     plan_epoch,
 )
-from fkat_data.streaming.order.joined import JoinedBatches, JoinedPlan, epoch_of_phase
-from fkat_data.streaming.order.keeper import kept_here
 from fkat_data.streaming.order.partition import Grid
-from fkat_data.streaming.order.plan import Plan
+from fkat_data.streaming.order.shuffle import kept_here
 from fkat_data.streaming.order.weights import StreamShares, StreamWeight, joined_shares, shares_of
+
+#: The reference's states have none, and those of this library so far do not either.
+_VERSION = 1
+_REQUIRED = ("epoch", "sample_in_epoch", "num_canonical_nodes", "shuffle_seed")
+
+
+def resume_point_of(state_dict: object) -> ResumePoint:
+    """Return the resume point in a state dict that this library or the reference saved.
+
+    Raises:
+        StateMismatchError: A field is missing or invalid, or a newer version wrote the state. The message names it.
+    """
+    if not isinstance(state_dict, Mapping):
+        raise StateMismatchError("state_dict", state_dict, "<a mapping>", "pass what state_dict() returned")
+    state = cast("Mapping[str, Any]", state_dict)
+    saved_version(state, _VERSION, default=_VERSION)
+    for field in _REQUIRED:
+        if field not in state:
+            raise StateMismatchError(field, "<missing>", "<an integer>", "this is not the state of a streaming dataset")
+    nodes = state.get("initial_physical_nodes")
+    return ResumePoint(
+        _number(state, "epoch", 0),
+        _number(state, "sample_in_epoch", 0),
+        _number(state, "num_canonical_nodes", 1),
+        _number(state, "shuffle_seed", 0),
+        None if nodes is None else _number(state, "initial_physical_nodes", 1),
+        _grid(state),
+    )
+
+
+def check_fingerprint(saved: object, present: Mapping[str, Any]) -> None:
+    """Compare a saved fingerprint with the present one.
+
+    Raises:
+        StateMismatchError: They differ. The message names the first field that does.
+    """
+    if not isinstance(saved, Mapping):
+        raise StateMismatchError("fingerprint", saved, dict(present), "pass what state_dict() returned")
+    found = cast("Mapping[str, Any]", saved)
+    for field in [*present, *(field for field in found if field not in present)]:
+        if field not in found or field not in present or found[field] != present[field]:
+            raise StateMismatchError(
+                field,
+                found.get(field, "<none>"),
+                present.get(field, "<none>"),
+                "the samples would come in a different order; restore the setting, or start over without the state",
+            )
+
+
+def _digest(settings: OrderSettings, weights: Sequence[StreamWeight]) -> str:
+    made = hashlib.blake2s(digest_size=16)
+    for sizes, weight in zip(settings.shard_sizes, weights, strict=True):
+        value = None if weight.value is None else float(weight.value)
+        made.update(f"{weight.kind} {value} {len(sizes)};".encode())
+        made.update(np.ascontiguousarray(sizes, "<i8").tobytes())
+    return made.hexdigest()
+
+
+def _grid(state: Mapping[str, Any]) -> Grid | None:
+    saved: Any = state.get("initial_grid")
+    if saved is None:
+        return None
+    names = [field.name for field in fields(Grid)]
+    if not isinstance(saved, Mapping) or set(cast("Mapping[str, Any]", saved)) != set(names):
+        raise StateMismatchError("initial_grid", cast("object", saved), f"<a mapping with {', '.join(names)}>")
+    return Grid(*(_number(cast("Mapping[str, Any]", saved), name, 1) for name in names))
+
+
+def _number(state: Mapping[str, Any], field: str, minimum: int) -> int:
+    return saved_integer(field, state[field], minimum=minimum, maximum=LARGEST_NUMBER)
+
+
+_EXPECTED = (
+    "a list of {'from_sample': n, 'weights': [one proportion for each stream]}, with from_sample starting at 0 and "
+    "increasing"
+)
+
+
+class WeightSchedule:
+    """Proportions of the streams as a function of the samples planned for all ranks since the first epoch.
+
+    A change of weights within an epoch divides it into phases. Each phase is planned like an epoch of its size.
+
+    Args:
+        given: A list of ``{"from_sample": 0, "weights": [3, 1]}``, where ``from_sample`` starts at 0 and increases.
+        num_streams: Number of streams. Each entry needs a weight for each of them.
+        epoch_size: Samples in an epoch.
+
+    Raises:
+        ConfigurationError: ``given`` has another form, or a weight is invalid.
+    """
+
+    def __init__(self, given: Sequence[Mapping[str, Any]], num_streams: int, epoch_size: int) -> None:
+        if isinstance(given, (str, Mapping)) or not isinstance(given, Sequence) or not given:
+            raise ConfigurationError("weight_schedule", given, _EXPECTED)
+        self._entries = [_entry(item, num_streams) for item in given]
+        starts = [start for start, _ in self._entries]
+        if starts[0] != 0 or starts != sorted(set(starts)):
+            raise ConfigurationError("weight_schedule", starts, _EXPECTED)
+        self._epoch_size = epoch_size
+
+    @property
+    def changing_epochs(self) -> list[int]:
+        """The epochs in which an entry of the schedule takes effect, in ascending order."""
+        return sorted({start // self._epoch_size for start, _ in self._entries})
+
+    def phases(self, epoch: int) -> list[tuple[int, list[StreamWeight]]]:
+        """Return the phases of an epoch: each one's number of samples, and the streams' weights."""
+        first = epoch * self._epoch_size
+        end = first + self._epoch_size
+        starts = [first, *(start for start, _ in self._entries if first < start < end)]
+        return [(stop - start, self._weights_at(start)) for start, stop in zip(starts, [*starts[1:], end], strict=True)]
+
+    def plain(self) -> list[dict[str, Any]]:
+        """Return the schedule as a state keeps it."""
+        return [{"from_sample": start, "weights": list(values)} for start, values in self._entries]
+
+    def check_past(self, saved: object, epoch: int, sample_in_epoch: int) -> None:
+        """Check that a saved schedule had the same weights up to a resume point; later weights may change.
+
+        The weights of an epoch that has begun may not change: each phase is planned as a whole.
+
+        Raises:
+            StateMismatchError: The saved schedule had different weights.
+        """
+        limit = epoch * self._epoch_size + (self._epoch_size - 1 if sample_in_epoch else 0)
+        present = [entry for entry in self.plain() if entry["from_sample"] <= limit]
+        entries = cast("Sequence[Any]", saved if isinstance(saved, (list, tuple)) else ())
+        past: list[Any] = [entry for entry in entries if _start(entry) <= limit]
+        if past != present:
+            raise StateMismatchError("weight_schedule", past, present, "only the weights of later epochs may change")
+
+    def _weights_at(self, sample: int) -> list[StreamWeight]:
+        values = next(values for start, values in reversed(self._entries) if start <= sample)
+        return [StreamWeight("proportion", value) for value in values]
+
+
+def _start(entry: Any) -> int:
+    start = cast("dict[str, Any]", entry).get("from_sample") if isinstance(entry, dict) else 0
+    # An invalid start counts as 0, so the comparison includes the entry and finds the difference.
+    return start if isinstance(start, int) else 0
+
+
+def _entry(item: object, num_streams: int) -> tuple[int, tuple[float, ...]]:
+    values = cast("Mapping[str, Any]", item) if isinstance(item, Mapping) else dict[str, Any]()
+    given = values.get("weights")
+    if set(values) != {"from_sample", "weights"} or isinstance(given, str) or not isinstance(given, Sequence):
+        raise ConfigurationError("weight_schedule", cast("object", item), _EXPECTED)
+    weights = cast("Sequence[Any]", given)
+    if len(weights) != num_streams:
+        raise ConfigurationError("weight_schedule", weights, f"one weight for each of the {num_streams} streams")
+    for weight in weights:
+        if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 <= weight < math.inf:
+            raise ConfigurationError("weight_schedule", weights, "finite weights of at least 0")
+    if not sum(weights) > 0:
+        raise ConfigurationError("weight_schedule", weights, "a weight above 0 for at least one stream")
+    return integer("weight_schedule", values["from_sample"], minimum=0), tuple(map(float, weights))
 
 
 def caveats_of(settings: OrderSettings, shares: StreamShares, num_canonical_nodes: int) -> list[str]:
@@ -227,18 +388,36 @@ class Epochs:
 
     def fingerprint(self) -> dict[str, Any]:
         """Return the settings that determine the order and that the reference's state lacks."""
-        size = self.batch_size
+        settings = self.settings
+        found: dict[str, Any] = {
+            "shards": _digest(settings, self.weights),
+            "epoch_size": self.shares(0).epoch_size,
+            "sampling_method": settings.sampling_method,
+            "sampling_granularity": settings.sampling_granularity,
+            "batching_method": settings.batching_method,
+            "shuffle": settings.shuffle,
+        }
         # "random" mixes streams sample by sample, so the order does not depend on the batch size.
-        is_batched = self.settings.batching_method != "random" and size is not None
-        global_batch_size = self.sizes().num_ranks * size if is_batched and size else None
-        return fingerprint_of(self.settings, self.weights, self.shares(0).epoch_size, global_batch_size)
+        if settings.batching_method != "random" and self.batch_size is not None:
+            found["global_batch_size"] = self.sizes().num_ranks * self.batch_size
+        if settings.shuffle:
+            found |= {"shuffle_algo": settings.shuffle_algo, "shuffle_block_size": settings.shuffle_block_size}
+        return found
 
     def state(self, point: ResumePoint) -> dict[str, Any]:
-        """Return a settled resume point as a state dict, with what must match on load.
+        """Return a settled resume point as a state dict: the reference's keys, and what must match on load.
 
         What may have other parts at a resume is a tuple, which torch.distributed.checkpoint saves whole.
         """
-        state = state_of(point)
+        state: dict[str, Any] = {
+            "epoch": point.epoch,
+            "sample_in_epoch": point.sample_in_epoch,
+            "num_canonical_nodes": point.num_canonical_nodes,
+            "shuffle_seed": point.shuffle_seed,
+            "initial_physical_nodes": point.initial_physical_nodes,
+        }
+        if point.initial_grid is not None:
+            state["initial_grid"] = asdict(point.initial_grid)
         state["fingerprint"] = self.fingerprint()
         if self.schedule is not None:
             state["weight_schedule"] = tuple(self.schedule.plain())

@@ -28,8 +28,8 @@ from fkat_data.dropped import after_end
 from fkat_data.interruption import genuine, suppress
 from fkat_data.machine import boot_text
 from fkat_data.streaming.cache.locks import LockFile, pauses
-from fkat_data.streaming.cache.system import allocate
-from fkat_data.streaming.order.keeper import OrderPart, kept_here
+from fkat_data.streaming.cache.paths import allocate
+from fkat_data.streaming.order.shuffle import OrderPart, kept_here
 
 _Integers = npt.NDArray[Any]
 _logger = logging.getLogger(__name__)

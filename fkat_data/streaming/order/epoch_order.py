@@ -1,6 +1,7 @@
-"""The plan of an epoch: from the user's settings to the sample that each rank reads in each step."""
+"""The plan of an epoch: the sample that each rank reads in each step."""
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, get_args
 
@@ -8,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fkat_data.streaming.order.batching import (
+    BatchCounts,
     Batching,
     BatchingMethod,
     DevicePerStreamBatching,
@@ -16,22 +18,140 @@ from fkat_data.streaming.order.batching import (
     StratifiedBatching,
 )
 from fkat_data.streaming.order.block import BlockShuffle
-from fkat_data.streaming.order.joined import phase_of
-from fkat_data.streaming.order.keeper import Keeper, kept_here
-from fkat_data.streaming.order.keyed_selection import KeyedSelection
 from fkat_data.streaming.order.own_shuffle import OwnShuffle, OwnShuffleName, Shuffle, own_shuffle_names
 from fkat_data.streaming.order.partition import EvenPartition, Grid, Partition, PartitionName, partitioned
-from fkat_data.streaming.order.plan import Plan
-from fkat_data.streaming.order.sampling import Selection, StreamSamples, selected
-from fkat_data.streaming.order.shuffle import REFERENCE_SHUFFLES, ReferenceShuffle, ReferenceShuffleName, check_shuffle
+from fkat_data.streaming.order.sampling import KeyedSelection, Selection, StreamSamples, selected
+from fkat_data.streaming.order.shuffle import (
+    REFERENCE_SHUFFLES,
+    Keeper,
+    ReferenceShuffle,
+    ReferenceShuffleName,
+    check_shuffle,
+    kept_here,
+)
 from fkat_data.streaming.order.weights import PLACE_BITS, StreamShares
+
+_Integers = npt.NDArray[np.int64]
+
+
+class Plan(ABC):
+    """The plan of the rest of an epoch.
+
+    Args:
+        batching: Number of batches.
+        grid: Ranks and batch size.
+    """
+
+    def __init__(self, batching: BatchCounts, grid: Grid) -> None:
+        self.batching = batching
+        self.grid = grid
+
+    @property
+    def num_batches(self) -> int:
+        """Number of global batches. The last one may be short."""
+        return self.batching.num_batches
+
+    @abstractmethod
+    def sample_ids(self, slots: _Integers) -> _Integers:
+        """Return the id of each slot's sample, -1 if it reads none: shape (len(slots),), int64."""
+
+    @abstractmethod
+    def places(self, slots: _Integers) -> _Integers:
+        """Return each slot's place in the epoch's order, -1 if it reads none: shape (len(slots),), int64.
+
+        A place is the same number in every world. Where samples are repeated to fill up an epoch, their places are.
+        """
+
+    def rank_places(self, rank: int, batches: _Integers) -> _Integers:
+        """Return the places of a rank's batches: shape (len(batches), batch_size), int64, -1 if short."""
+        return self.places(self._rank_slots(rank, batches)).reshape(len(batches), self.grid.batch_size)
+
+    def rank_batches(self, rank: int, batches: _Integers) -> _Integers:
+        """Return the sample ids of a rank's batches: shape (len(batches), batch_size), int64, -1 if short."""
+        return self.sample_ids(self._rank_slots(rank, batches)).reshape(len(batches), self.grid.batch_size)
+
+    def global_batches(self, batches: _Integers) -> _Integers:
+        """Return the sample ids of global batches: shape (len(batches), num_ranks, batch_size), int64, -1 if short."""
+        slots = batches[:, None] * self.grid.global_batch_size + np.arange(self.grid.global_batch_size)
+        found = self.sample_ids(slots.reshape(-1))
+        return found.reshape(len(batches), self.grid.num_ranks, self.grid.batch_size)
+
+    def _rank_slots(self, rank: int, batches: _Integers) -> _Integers:
+        size = self.grid.batch_size
+        return (batches[:, None] * self.grid.global_batch_size + rank * size + np.arange(size)).reshape(-1)
+
+
+_PHASE_BITS = 24
+#: The last epoch: the bits above its number are those of the phase.
+LAST_EPOCH = (1 << _PHASE_BITS) - 1
+
+
+def epoch_of_phase(epoch: int, phase: int) -> int:
+    """Return the epoch number that seeds a phase. Each phase of each epoch has a different one."""
+    return epoch + (phase << _PHASE_BITS)
+
+
+def phase_of(epoch: int) -> int:
+    """Return the phase of an epoch number that ``epoch_of_phase`` returned."""
+    return epoch >> _PHASE_BITS
+
+
+class JoinedBatches:
+    """The global batches of consecutive phases. Only the last phase may end with a short one.
+
+    Args:
+        phases: The batches of each phase, of at least one.
+    """
+
+    def __init__(self, phases: Sequence[BatchCounts]) -> None:
+        self._phases = phases
+        counts = [phase.num_even_batches for phase in phases]
+        self.firsts: npt.NDArray[np.int64] = np.cumsum([0, *counts[:-1]])
+        self.num_even_batches: int = sum(counts)
+        self.num_batches: int = sum(counts[:-1]) + phases[-1].num_batches
+
+    def num_rank_samples(self, num_batches: int) -> int:
+        """Return how many samples each rank has read after ``num_batches`` global batches."""
+        last = int(np.searchsorted(self.firsts, num_batches, side="right")) - 1
+        before = sum(phase.num_rank_samples(phase.num_even_batches) for phase in self._phases[:last])
+        return before + self._phases[last].num_rank_samples(num_batches - int(self.firsts[last]))
+
+
+class JoinedPlan(Plan):
+    """The plan of consecutive phases.
+
+    Args:
+        plans: The plan of each phase, of at least one, all for the same grid.
+    """
+
+    def __init__(self, plans: Sequence[Plan]) -> None:
+        batches = JoinedBatches([plan.batching for plan in plans])
+        super().__init__(batches, plans[0].grid)
+        self._plans = plans
+        self._first_slots = batches.firsts * plans[0].grid.global_batch_size
+
+    def sample_ids(self, slots: _Integers) -> _Integers:
+        """Return the id of each slot's sample, -1 if it reads none: shape (len(slots),), int64."""
+        return self._found(slots, [plan.sample_ids for plan in self._plans])
+
+    def places(self, slots: _Integers) -> _Integers:
+        """Return each slot's place in the epoch's order, -1 if it reads none: shape (len(slots),), int64."""
+        return self._found(slots, [plan.places for plan in self._plans])
+
+    def _found(self, slots: _Integers, of_phases: Sequence[Callable[[_Integers], _Integers]]) -> _Integers:
+        phases = np.searchsorted(self._first_slots, slots, side="right") - 1
+        found = np.empty(len(slots), np.int64)
+        for phase in np.unique(phases).tolist():
+            where = phases == phase
+            found[where] = of_phases[phase](slots[where] - self._first_slots[phase])
+        return found
+
 
 ShuffleName: TypeAlias = Literal["block"] | ReferenceShuffleName | OwnShuffleName
 SHUFFLES: tuple[ShuffleName, ...] = ("block", *REFERENCE_SHUFFLES)
 SamplingMethod: TypeAlias = Literal["balanced", "fixed"]
 SAMPLING_METHODS: tuple[SamplingMethod, ...] = get_args(SamplingMethod)
 
-_Integers = npt.NDArray[np.int64]
 _CHUNK = 1 << 18
 
 

@@ -1,1 +1,24 @@
-"""Read a sample by its number: find its shard, fetch it and keep it open. Internal to ``fkat_data.streaming``."""
+"""Samples of streams by their numbers.
+
+A ``Stream`` says where shards are; its source fetches them (``cached_source``) or reads them in place
+(``in_place_source``); a ``Catalog`` numbers the shards of all streams; ``OpenShards`` opens them and reads their rows,
+while ``ReadAhead`` prepares those that follow. Begin with ``OpenShards``.
+"""
+
+from fkat_data.streaming.reading.catalog import Catalog, sources_of
+from fkat_data.streaming.reading.open_shards import NUM_THREADS, PART_TOGETHER, OpenShards
+from fkat_data.streaming.reading.read_ahead import ReadAhead
+from fkat_data.streaming.reading.stream import NO_DATASET, FilePattern, Stream, split_location
+
+__all__ = [
+    "NO_DATASET",
+    "NUM_THREADS",
+    "PART_TOGETHER",
+    "Catalog",
+    "FilePattern",
+    "OpenShards",
+    "ReadAhead",
+    "Stream",
+    "sources_of",
+    "split_location",
+]

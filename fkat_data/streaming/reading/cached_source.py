@@ -17,8 +17,8 @@ from fkat_data.streaming.cache.cache import Cache
 from fkat_data.streaming.cache.cache_budget import CacheBudget
 from fkat_data.streaming.cache.cache_directory import NOT_WRITABLE
 from fkat_data.streaming.cache.dataset_version import DatasetVersion
-from fkat_data.streaming.cache.idle_maps import give_back_idle_maps
 from fkat_data.streaming.cache.paths import BOOKKEEPING
+from fkat_data.streaming.cache.records import give_back_idle_maps
 from fkat_data.streaming.reading.dataset_index import DatasetIndex, FoundIndex, GeneratedIndex, digest_of
 from fkat_data.streaming.reading.stream import NO_DATASET, FilePattern, ReadCommit
 from fkat_data.streaming.store.store import Store

@@ -1,20 +1,283 @@
-"""The shards of all streams, and the shard and row of each sample."""
+"""The shards of all streams: where they come from, and the shard and row of each sample."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from fkat_data.errors import ConfigurationError, ShardCorruptError
+from fkat_data.errors import ConfigurationError, DownloadError, ShardCorruptError, ShardError, ShardNotFoundError
 from fkat_data.files.formats import check_safe
-from fkat_data.files.shard import ShardEntry
+from fkat_data.files.index import INDEX_NAME
+from fkat_data.files.shard import MapRegister, ShardEntry
 from fkat_data.files.tar import with_decoders
+from fkat_data.interruption import genuine, suppress
 from fkat_data.streaming.cache.cache_budget import CacheBudget
+from fkat_data.streaming.cache.cache_directory import make_safe
 from fkat_data.streaming.order.spans import Spanner
-from fkat_data.streaming.reading.shard_source import ShardSource, check_apart, entries_of, sources_of
-from fkat_data.streaming.reading.stream import ReadCommit, Stream
+from fkat_data.streaming.reading.cached_source import CachedSource, Evictable, names_of, shared_file
+from fkat_data.streaming.reading.dataset_index import DatasetIndex, GeneratedIndex, kept_path
+from fkat_data.streaming.reading.in_place_source import DecompressedSource, DirectorySource, folder_of
+from fkat_data.streaming.reading.stream import NO_DATASET, FilePattern, ReadCommit, Stream, no_stream, split_name
+from fkat_data.streaming.store.store import open_store
+
+#: Seconds after which a directory that is read in place does not answer.
+_LONGEST_LOOK_S = 60.0
+
+
+class ShardSource(Protocol):
+    """The source of a stream's shards. It pickles, and many threads and processes may use it at a time.
+
+    Attributes:
+        is_immediate: Whether shards need no fetching.
+        directory: The directory of the index, and of the raw files of uncompressed shards.
+        map_register: Records which files are mapped; None if no file is evicted.
+        read_commit: What the index was read of, if the store has commits; else None.
+    """
+
+    is_immediate: bool
+    directory: Path
+    map_register: MapRegister | None
+    read_commit: ReadCommit | None
+
+    @property
+    def index_bytes(self) -> int:
+        """Bytes that the copy of the index takes in a cache."""
+        ...
+
+    def kept_bytes(self, entry: ShardEntry) -> int:
+        """Return the most bytes that a shard takes in a cache."""
+        ...
+
+    def read_index(self) -> list[ShardEntry]:
+        """Return what the index says about the shards, in its order."""
+        ...
+
+    def fetch(self, entry: ShardEntry, *, wait: bool = True) -> Path | None:
+        """Fetch a shard's raw files unless they are there; return the directory of their basenames.
+
+        Args:
+            entry: The shard.
+            wait: Whether to wait while another process fetches the shard; if not, None is returned instead.
+        """
+        ...
+
+    def confirm(self, entry: ShardEntry) -> None:
+        """Check, once a shard that was fetched is open, that its files belong to the index.
+
+        Raises:
+            ShardCorruptError: The dataset was written again.
+        """
+        ...
+
+    def touch(self, entry: ShardEntry) -> None:
+        """Mark a shard as used now."""
+        ...
+
+    def is_there(self, entry: ShardEntry) -> bool:
+        """Return whether a shard that was fetched has not been evicted."""
+        ...
+
+    def evict(self, entry: ShardEntry) -> int:
+        """Remove a shard's files if they can be fetched again; return their size in bytes."""
+        ...
+
+
+class _Planned(NamedTuple):
+    """A source that needs a cache, before the budget of all caches is known."""
+
+    folder: Path
+    made: Callable[[CacheBudget, Evictable], ShardSource]
+
+
+def sources_of(streams: Sequence[Stream]) -> tuple[list[ShardSource], CacheBudget | None]:
+    """Return the source of each stream's shards, and the budget of those cached on this node; None if none are.
+
+    Raises:
+        ConfigurationError: A URL cannot be opened, or a directory cannot be a cache; or files without an index that are
+            read in place have several formats, or no chosen column.
+        ShardNotFoundError: A directory that is read in place has no index, and no files that need none.
+        ShardCorruptError: The index of a directory that is read in place, or such a file, is malformed.
+        OSError: A directory cannot be made.
+    """
+    caches = _cache_directories(streams)
+    plans = [
+        _in_place(stream) if cache is None else _cached(stream, cache)
+        for stream, cache in zip(streams, caches, strict=True)
+    ]
+    folders = [plan.folder for plan in plans if isinstance(plan, _Planned)]
+    if not folders:
+        return [plan for plan in plans if not isinstance(plan, _Planned)], None
+    evictable = Evictable()
+    budget = CacheBudget(folders, None, evictable)
+    return [plan.made(budget, evictable) if isinstance(plan, _Planned) else plan for plan in plans], budget
+
+
+def entries_of(stream: Stream, source: ShardSource) -> list[ShardEntry]:
+    """Return what the index of a stream says about the shards, in its order.
+
+    Raises:
+        ShardNotFoundError: The stream has no index, and no files that need none, or is a file.
+        Exception: What the source's ``read_index`` raises.
+    """
+    try:
+        return source.read_index()
+    except ShardNotFoundError:
+        file = None if stream.file_pattern is not None else _file_at(stream)
+        if file is None:
+            raise
+        raise ShardNotFoundError(file, no_stream(split_name(file)[1])) from None
+
+
+def _file_at(stream: Stream) -> str | None:
+    """Return the location of a stream if it is a file; None if it is none, or that cannot be found out."""
+    location = stream.remote_location
+    if stream.remote_directory is not None:
+        return location if stream.remote_directory.is_file() else None
+    directory, name = split_name(location)
+    if not directory:
+        return None
+    with suppress(ConfigurationError, DownloadError, ShardError):
+        store = open_store(
+            directory,
+            storage_options=stream.storage_options,
+            num_retries=0,
+            timeout_s=stream.download_timeout or _LONGEST_LOOK_S,
+        )
+        if store.is_file(name):
+            return f"{store.url.rstrip('/')}/{name}"
+    return None
+
+
+def check_apart(sources: Sequence[ShardSource], entries: Sequence[Sequence[ShardEntry]]) -> None:
+    """Check that no two caches have a file in common, where one is in the other.
+
+    Args:
+        sources: The sources.
+        entries: The shards of each.
+
+    Raises:
+        ConfigurationError: Two caches keep different data in one file.
+    """
+    caches = [
+        (source, str(source.directory.resolve()), shards)
+        for source, shards in zip(sources, entries, strict=True)
+        if isinstance(source, CachedSource)
+    ]
+    for outer, path, shards in caches:
+        for inner, inner_path, inner_shards in caches:
+            below = inner_path.removeprefix(f"{path}/")
+            if below == inner_path or f"{outer.location}/{below}" == inner.location:
+                continue
+            name = shared_file(outer.directory, names_of(shards), inner.directory, names_of(inner_shards))
+            if name is not None:
+                raise ConfigurationError(
+                    "local", inner_path, f"another directory: {name} of {outer.location} goes there, too, into {path}"
+                )
+
+
+def _cache_directories(streams: Sequence[Stream]) -> list[Path | None]:
+    """Return each stream's cache, one spelling for each directory; None if the stream is read in place.
+
+    Raises:
+        ConfigurationError: Two streams would write the same files, or one would write into what another one reads.
+    """
+    originals = [stream.remote_directory for stream in streams]
+    originals += [stream.local_directory for stream in streams if stream.cache_directory is None]
+    read = {_place(directory) for directory in originals if directory is not None}
+    known: dict[object, tuple[Path, object]] = {}
+    found: list[Path | None] = []
+    for stream in streams:
+        directory = stream.cache_directory
+        if directory is None:
+            found.append(None)
+            continue
+        if stream.local_directory is None:
+            # Below the shared temporary directory, the owner of the folder in between could replace this one.
+            make_safe(directory.parent)
+        make_safe(directory)
+        if _place(directory) in read:
+            raise ConfigurationError(
+                "local", str(directory), "another directory: a stream reads it as the original of its data"
+            )
+        remote = (
+            stream.remote_location.rstrip("/") if stream.remote_directory is None else _place(stream.remote_directory)
+        )
+        origin = remote, stream.file_pattern
+        known_directory, known_origin = known.setdefault(_place(directory), (directory, origin))
+        if known_origin != origin:
+            raise ConfigurationError(
+                "local", str(directory), "another directory for each remote: their files would overwrite each other"
+            )
+        found.append(known_directory)
+    return found
+
+
+def _place(path: Path) -> object:
+    """Return what two paths have in common if they lead to one directory."""
+    try:
+        status = path.stat()
+    except genuine(OSError):
+        return str(path.absolute())
+    return status.st_dev, status.st_ino
+
+
+def _cached(stream: Stream, directory: Path) -> _Planned:
+    store = open_store(
+        stream.remote_location,
+        storage_options=stream.storage_options,
+        num_retries=stream.download_retry or 0,
+        timeout_s=stream.download_timeout or 0,
+    )
+    made = partial(
+        CachedSource,
+        store,
+        directory,
+        validate_hash=stream.validate_hash,
+        keep_zip=bool(stream.keep_zip),
+        remote=stream.remote_directory,
+        pattern=stream.file_pattern,
+        columns=stream.columns,
+    )
+    return _Planned(directory, made)
+
+
+def _in_place(stream: Stream) -> DirectorySource | _Planned:
+    directory = stream.local_directory or stream.remote_directory
+    if directory is None:
+        raise ConfigurationError("local", stream.local, "a directory, if there is no remote")
+    timeout_s = stream.download_timeout or _LONGEST_LOOK_S
+    store = open_store(directory.absolute(), storage_options=None, num_retries=0, timeout_s=timeout_s)
+    pattern = stream.file_pattern
+    if pattern is not None or not (directory / INDEX_NAME).exists():
+        location = f"{directory.absolute()}/{pattern.text if pattern else ''}"
+        generated = GeneratedIndex(store, pattern or FilePattern(""), stream.columns, kept_path(location))
+        try:
+            return DirectorySource(directory, generated.read().entries(is_in_place=True), stream.validate_hash)
+        except ShardNotFoundError:
+            if pattern is not None:
+                raise
+    index = DatasetIndex(store)
+    try:
+        found = index.read_in_place(directory)
+    except ShardNotFoundError as error:
+        if directory.is_file():
+            raise ShardNotFoundError(str(directory.absolute()), no_stream(directory.name)) from None
+        if not directory.is_dir():
+            raise ShardNotFoundError(str(directory.absolute()), "no such directory") from None
+        raise ShardNotFoundError(error.shard, NO_DATASET) from None
+    if not any(entry.compression for entry in found.entries):
+        index.use(found.version, found.report)
+        return DirectorySource(directory, found.entries, stream.validate_hash, index)
+    # A remote that is read in place may be shared, and is not written to.
+    folder = folder_of(directory, found.version, is_beside=stream.local_directory is not None)
+    made = partial(DecompressedSource, directory, found, index, folder, validate_hash=stream.validate_hash)
+    return _Planned(folder, made)
+
 
 _Integers = npt.NDArray[np.int64]
 

@@ -205,9 +205,6 @@ _NUM_THREADS = 16
 _HOP_BYTES, _HOP_IN_STORE_BYTES = 16 << 10, 2 << 20
 #: A temporary file that is older was left by a process that died.
 _LEFT_S = 3600.0
-#: In the user's directory of caches, an index that was not read for this long is removed. Each reading within a day of
-#: the last one leaves its time as it is.
-_UNUSED_S, _DAY_S = 90 * 86400.0, 86400.0
 #: Room for what a cache appends to a name, within the 255 bytes that a file system allows.
 _LONGEST_NAME_BYTES = 200
 
@@ -262,7 +259,6 @@ class GeneratedIndex:
         pattern: Which of its files.
         columns: The columns to read; None: all.
         path: Where the descriptions are kept. A missing, torn or unwritable file is no error.
-        is_pruned: Whether to remove the files beside ``path`` that were not read for 90 days, when one is written.
     """
 
     def __init__(
@@ -271,14 +267,11 @@ class GeneratedIndex:
         pattern: FilePattern,
         columns: tuple[str, ...] | None,
         path: Path,
-        *,
-        is_pruned: bool = False,
     ) -> None:
         self._store = store
         self._pattern = pattern
         self._columns = columns
         self._path = path
-        self._is_pruned = is_pruned
 
     def read(self, lock: Callable[[], AbstractContextManager[Any]] = nullcontext) -> Generated:
         """Return the index as the directory is now.
@@ -296,7 +289,6 @@ class GeneratedIndex:
         kind = _kind_of(self._location, listed)
         made = self._joined(kind, listed)
         if made is not None:
-            _mark_as_used(self._path)
             return made
         with lock():
             # Another process may have made it meanwhile.
@@ -351,8 +343,6 @@ class GeneratedIndex:
         described = iter(in_parallel(lambda file: self._described(describing(kind), file), missing, _NUM_THREADS))
         made = Generated(kind, [next(described) if file is None else file for file in known], self._columns, self._url)
         _save(self._path, made)
-        if self._is_pruned:
-            _remove_older(self._path.parent.iterdir, _UNUSED_S)
         return made
 
     def _described(self, kind: Describing, file: ListedFile) -> DescribedFile:
@@ -432,7 +422,10 @@ def _save(path: Path, made: Generated) -> None:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         # What processes left that died while they wrote.
-        _remove_older(lambda: path.parent.glob(f"{path.name}.*.tmp"), _LEFT_S)
+        for left in path.parent.glob(f"{path.name}.*.tmp"):
+            with suppress(FileNotFoundError):
+                if time.time() - left.stat().st_mtime > _LEFT_S:
+                    left.unlink()
         try:
             with temporary.open("xb") as file:
                 file.writelines((head, b"\n", body))
@@ -443,20 +436,6 @@ def _save(path: Path, made: Generated) -> None:
             temporary.unlink(missing_ok=True)
     except genuine(OSError) as error:
         _logger.info("the index of %d files is not kept in %s: %s", len(made.files), path, error)
-
-
-def _mark_as_used(path: Path) -> None:
-    with suppress(OSError):
-        if time.time() - path.stat().st_mtime > _DAY_S:
-            os.utime(path)
-
-
-def _remove_older(files: Callable[[], Iterable[Path]], age_s: float) -> None:
-    with suppress(OSError):
-        for left in list(files()):
-            with suppress(OSError):
-                if time.time() - left.stat().st_mtime > age_s:
-                    left.unlink()
 
 
 def _digest(body: bytes) -> str:

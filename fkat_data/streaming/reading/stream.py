@@ -4,8 +4,9 @@ import math
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
+from functools import partial
 from hashlib import blake2s
 from pathlib import Path
 from typing import Any, NamedTuple, Self, cast
@@ -19,7 +20,7 @@ from fkat_data.files.tar import DecoderName, checked_decode
 from fkat_data.interruption import genuine
 from fkat_data.location import path_of, resolved
 from fkat_data.streaming.order.weights import StreamWeight
-from fkat_data.streaming.store.open_store import open_store
+from fkat_data.streaming.store.store import open_store
 from fkat_data.wording import Described, place_of
 
 #: For messages: why a directory is no dataset.
@@ -237,47 +238,36 @@ class Stream(Described):
         self.repeat = repeat
         self.choose = choose
         self._set(
-            split=split,
-            download_retry=download_retry,
-            download_timeout=download_timeout,
-            validate_hash=validate_hash,
-            keep_zip=keep_zip,
-            storage_options=storage_options,
-            columns=columns,
-            decode=decode,
+            {
+                "split": split,
+                "download_retry": download_retry,
+                "download_timeout": download_timeout,
+                "validate_hash": validate_hash,
+                "keep_zip": keep_zip,
+                "storage_options": storage_options,
+                "columns": columns,
+                "decode": decode,
+            }
         )
         if self.local is not None and path_of(self.local) is None:
             raise ConfigurationError("local", local, _LOCAL)
 
-    def _set(
-        self,
-        *,
-        split: str | None,
-        download_retry: int | None,
-        download_timeout: float | None,
-        validate_hash: str | None,
-        keep_zip: bool | None,
-        storage_options: Mapping[str, Any] | None,
-        columns: Sequence[str] | None,
-        decode: Mapping[str, DecoderName] | DecoderName | None,
-    ) -> None:
-        if download_retry is not None:
-            arguments.integer("download_retry", download_retry, minimum=0)
-        if download_timeout is not None:
-            arguments.seconds("download_timeout", download_timeout)
-        if keep_zip is not None:
-            arguments.boolean("keep_zip", keep_zip)
-        self.split = split
-        self.download_retry = download_retry
-        self.download_timeout = download_timeout
-        self.validate_hash: str | None = validate_hash or None
-        self.keep_zip = keep_zip
-        self.storage_options = storage_options
-        self.columns: tuple[str, ...] | None = None if columns is None else _names("columns", columns)
-        self.decode: dict[str, str] | str | None = checked_decode(decode)
+    split: str | None
+    download_retry: int | None
+    download_timeout: float | None
+    validate_hash: str | None
+    keep_zip: bool | None
+    storage_options: Mapping[str, Any] | None
+    columns: tuple[str, ...] | None
+    decode: dict[str, str] | str | None
+
+    def _set(self, settings: dict[str, Any]) -> None:
+        for name, value in settings.items():
+            check = _CHECKS.get(name)
+            setattr(self, name, value if value is None or check is None else check(name, value))
         # A remote that cannot be opened is an error here, before training starts.
         if self.remote is not None:
-            open_store(self.remote, storage_options=storage_options, num_retries=0, timeout_s=1)
+            open_store(self.remote, storage_options=self.storage_options, num_retries=0, timeout_s=1)
 
     @property
     def weight(self) -> StreamWeight:
@@ -349,7 +339,7 @@ class Stream(Described):
         settings = {name: getattr(self, name) for name in _DEFAULTS}
         filled = copy(self)
         filled._set(  # noqa: SLF001 - of this object
-            **{
+            {
                 name: settings[name] if settings[name] is not None else defaults.get(name, default)
                 for name, default in _DEFAULTS.items()
             }
@@ -422,6 +412,16 @@ def _names(argument: str, value: object) -> tuple[str, ...]:
     if not names or len(texts) < len(names) or len(set(texts)) < len(texts):
         raise ConfigurationError(argument, cast("object", value), "a list of distinct names, not empty")
     return texts
+
+
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    "download_retry": partial(arguments.integer, minimum=0),
+    "download_timeout": arguments.seconds,
+    "validate_hash": lambda _, value: value or None,
+    "keep_zip": arguments.boolean,
+    "columns": _names,
+    "decode": lambda _, value: checked_decode(value),
+}
 
 
 def own_directory(location: str) -> Path:

@@ -1,6 +1,33 @@
-"""Download files of a dataset from any store that fsspec opens: complete and verified, or an error in bounded time."""
+"""Download files of a dataset from any store that fsspec opens: complete and verified, or an error in bounded time.
 
-from fkat_data.streaming.store.open_store import open_store
-from fkat_data.streaming.store.store import Store
+A ``Store`` asks the ``Client`` of a process (``bucket``, ``web``, ``hub``, ``directory_client``, ``remote``) for bytes;
+a ``Transfer`` writes them to a local file, attempt by attempt (``attempts``). Begin with ``Store.download``.
+"""
 
-__all__ = ["Store", "open_store"]
+from fkat_data.files.shard import Origin
+from fkat_data.streaming.store.attempts import Redaction
+from fkat_data.streaming.store.client import (
+    Body,
+    ChangedError,
+    Client,
+    ContentError,
+    ListedFile,
+    StatusError,
+    TransferError,
+)
+from fkat_data.streaming.store.store import Store, open_store, register_store
+
+__all__ = [
+    "Body",
+    "ChangedError",
+    "Client",
+    "ContentError",
+    "ListedFile",
+    "Origin",
+    "Redaction",
+    "StatusError",
+    "Store",
+    "TransferError",
+    "open_store",
+    "register_store",
+]

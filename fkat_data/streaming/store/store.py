@@ -1,87 +1,24 @@
-"""Read the files of a dataset's remote directory."""
+"""Read the files of a dataset's remote directory, and open the store of a URL."""
 
+import importlib
 import io
 import os
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
+from urllib.parse import urlsplit
 
+from fkat_data import arguments
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
 from fkat_data.files.shard import FileInfo, Origin
 from fkat_data.interruption import genuine
+from fkat_data.location import path_of, resolved
+from fkat_data.registry import Registry
 from fkat_data.streaming.store.attempts import FinalError, Redaction, with_attempts
-from fkat_data.streaming.store.client import Body, ChangedError, Client, ContentError, ListedFile, TransferError
-from fkat_data.streaming.store.pace import Pace
-from fkat_data.streaming.store.transfer import Transfer, append, flush
-
-
-class RangeTransfer:
-    """The state of a transfer of ranges. Each attempt continues where the last one broke.
-
-    Args:
-        client: The store's client.
-        origin: The object, its size and version, and the ranges. Without a version, any will do.
-        target: An open, empty file, where the ranges go one after another.
-
-    Attributes:
-        version: The version of the object; known once an attempt has returned.
-    """
-
-    def __init__(self, client: Client, origin: Origin, target: BinaryIO) -> None:
-        self._client = client
-        self._name = origin.name
-        self._target = target
-        self._left = [(start, stop) for start, stop in origin.ranges if start < stop]
-        self._size_bytes = origin.size_bytes
-        self.version: str = origin.version
-
-    def attempt(self, timeout_s: float) -> None:
-        """Fetch the missing bytes; on return the target has all of them.
-
-        Args:
-            timeout_s: Seconds for each 64 MiB.
-
-        Raises:
-            TransferError: The transfer broke. What has arrived stays.
-            FinalError: The target cannot be written.
-            Exception: Whatever the client library raises.
-        """
-        pace = Pace(timeout_s)
-        while self._left:
-            start, stop = self._left[0]
-            request = partial(self._client.open, self._name, start, self.version, stop=stop)
-            body = pace.opened(request)
-            try:
-                self._check(body, start)
-                self._receive(body, start, stop, pace)
-            finally:
-                body.close()
-            self._left.pop(0)
-        flush(self._target)
-
-    def _check(self, body: Body, start: int) -> None:
-        if body.size_bytes not in (None, self._size_bytes):
-            raise ChangedError(
-                f"size is {body.size_bytes:,} bytes: expected {self._size_bytes:,}, as when the index was made; "
-                "the file was replaced, or the answer is wrong"
-            )
-        if self.version and body.version != self.version:
-            raise ChangedError("the file was replaced after its index was made")
-        if body.start != start:
-            raise ContentError(f"the store sent bytes from {body.start:,} on: expected those from {start:,} on")
-        self.version = body.version
-
-    def _receive(self, body: Body, start: int, stop: int, pace: Pace) -> None:
-        while start < stop:
-            chunk = pace.next_bytes(body)
-            if not chunk:
-                raise TransferError(f"the connection ended before byte {start:,} of a range up to {stop:,}")
-            chunk = chunk[: stop - start]
-            append(self._target, chunk)
-            start += len(chunk)
-            self._left[0] = (start, stop)
-
+from fkat_data.streaming.store.client import Client, ContentError, ListedFile, TransferError
+from fkat_data.streaming.store.directory_client import DirectoryClient
+from fkat_data.streaming.store.transfer import Transfer
 
 _LARGEST_INDEX_BYTES = 256 << 20
 
@@ -163,7 +100,20 @@ class Store:
             DownloadError: Each attempt failed, or one failed in a way that another would repeat.
             OSError: ``target`` cannot be written, or a file of this machine cannot be read.
         """
-        self._transfer(name, target, info, algorithm, _LARGEST_INDEX_BYTES)
+        if info is None:
+            self._transferred(name, target, size_bytes=None, most_bytes=_LARGEST_INDEX_BYTES)
+            return
+        if algorithm is not None and algorithm not in info.hashes:
+            known = ", ".join(info.hashes) or "none"
+            raise ConfigurationError("validate_hash", algorithm, f"a hash that the index has for {name} ({known})")
+        self._transferred(
+            name,
+            target,
+            size_bytes=info.bytes,
+            most_bytes=info.bytes,
+            algorithm=algorithm,
+            digest="" if algorithm is None else info.hashes[algorithm],
+        )
 
     def read(self, name: str, limit_bytes: int) -> tuple[bytes, str]:
         """Return a small file and its version: the store's name for this content, "" if it has none.
@@ -176,7 +126,7 @@ class Store:
             Exception: What ``download`` raises, within the same time.
         """
         buffer = io.BytesIO()
-        version = self._transfer(name, buffer, None, None, limit_bytes)
+        version = self._transferred(name, buffer, size_bytes=None, most_bytes=limit_bytes)
         return buffer.getvalue(), version
 
     def download_part(self, origin: Origin, target: BinaryIO) -> None:
@@ -218,14 +168,10 @@ class Store:
         Raises:
             Exception: What ``version`` raises, with the time for each answer.
         """
-
-        def look() -> list[ListedFile]:
-            try:
-                return self.client().listing(prefix, self._timeout_s)
-            except genuine(TimeoutError) as error:
-                raise TransferError(f"no answer within {self._timeout_s:g} s (timeout_s)") from error
-
-        return sorted(self._tried(prefix.rstrip("/") or "(listing)", look))
+        found: list[ListedFile] = self._answered(
+            prefix.rstrip("/") or "(listing)", lambda client: client.listing(prefix, self._timeout_s)
+        )
+        return sorted(found)
 
     def version(self, name: str, *, is_timed: bool = False) -> str:
         """Return the version of a file without reading it: the store's name for its content, "" if it has none.
@@ -237,14 +183,7 @@ class Store:
         Raises:
             Exception: What ``download`` raises, within the same time.
         """
-
-        def look() -> str:
-            try:
-                return self.client().version(name, self._timeout_s, is_timed=is_timed)
-            except genuine(TimeoutError) as error:
-                raise TransferError(f"no answer within {self._timeout_s:g} s (timeout_s)") from error
-
-        return self._tried(name, look)
+        return self._answered(name, lambda client: client.version(name, self._timeout_s, is_timed=is_timed))
 
     def is_file(self, name: str) -> bool:
         """Return whether a name is that of a file. Raises what ``version`` raises, except for a missing file."""
@@ -268,43 +207,36 @@ class Store:
         if client is not None:
             client.close()
 
-    def _transfer(
-        self, name: str, target: BinaryIO, info: FileInfo | None, algorithm: str | None, most_bytes: int
-    ) -> str:
-        if info is None or algorithm is None:
-            algorithm, digest = None, ""
-        elif algorithm in info.hashes:
-            digest = info.hashes[algorithm]
-        else:
-            known = ", ".join(info.hashes) or "none"
-            raise ConfigurationError("validate_hash", algorithm, f"a hash that the index has for {name} ({known})")
+    def _transfer_ranges(self, origin: Origin, target: BinaryIO) -> str:
         return self._transferred(
-            name,
-            lambda client: Transfer(
-                client,
-                name,
-                target,
-                size_bytes=None if info is None else info.bytes,
-                most_bytes=most_bytes if info is None else info.bytes,
-                algorithm=algorithm,
-                digest=digest,
-            ),
+            origin.name,
+            target,
+            size_bytes=origin.size_bytes,
+            most_bytes=origin.size_bytes,
+            ranges=origin.ranges,
+            version=origin.version,
         )
 
-    def _transfer_ranges(self, origin: Origin, target: BinaryIO) -> str:
-        return self._transferred(origin.name, lambda client: RangeTransfer(client, origin, target))
-
-    def _transferred(self, name: str, make: Callable[[Client], Transfer | RangeTransfer]) -> str:
+    def _transferred(self, name: str, target: BinaryIO, **wanted: Any) -> str:
         """Attempt a transfer, which the first attempt makes, until it is complete; return the version."""
-        transfer: Transfer | RangeTransfer | None = None
+        transfer: Transfer | None = None
 
         def attempt() -> str:
             nonlocal transfer
-            transfer = transfer or make(self.client())
+            transfer = transfer or Transfer(self.client(), name, target, **wanted)
             transfer.attempt(self._timeout_s)
             return transfer.version
 
         return self._tried(name, attempt)
+
+    def _answered(self, name: str, ask: Callable[[Client], Any]) -> Any:
+        def look() -> Any:
+            try:
+                return ask(self.client())
+            except genuine(TimeoutError) as error:
+                raise TransferError(f"no answer within {self._timeout_s:g} s (timeout_s)") from error
+
+        return self._tried(name, look)
 
     def _tried(self, name: str, action: Callable[[], Any]) -> Any:
         reason = _reason_against(name)
@@ -358,3 +290,89 @@ def _reason_against(name: str) -> str | None:
     if any(ord(letter) < 32 or letter == "\\" for letter in name):
         return "expected a path without control characters or backslashes"
     return None
+
+
+def given_options(storage_options: Any) -> dict[str, Any]:
+    """Return ``storage_options`` as a dict, empty for None.
+
+    Raises:
+        ConfigurationError: They are no mapping with names as keys. The message shows no value.
+    """
+    if storage_options is None:
+        return {}
+    if isinstance(storage_options, Mapping):
+        options = cast("Mapping[object, Any]", cast("object", storage_options))
+        texts = {key: value for key, value in options.items() if isinstance(key, str)}
+        if len(texts) == len(options):
+            return texts
+    # Its values may be secrets.
+    shown = f"<{type(cast('object', storage_options)).__name__}>"
+    raise ConfigurationError("storage_options", shown, "a dict of options of an fsspec file system, or None")
+
+
+_registered: Registry[Callable[[str, dict[str, Any]], Client]] = Registry("store", lambda scheme: scheme == "file")
+
+
+def register_store(name: str, make: Callable[[str, dict[str, Any]], Client]) -> None:
+    """Let URLs of a scheme be read by a client of your own, in this process and in all that it starts for its data.
+
+    It comes before what fsspec has for the scheme. Writers use file systems of fsspec and no client.
+
+    Args:
+        name: The scheme, in lower case: ``"sqlite"`` for ``sqlite:///data.db``.
+        make: Makes the client, ``make(url, storage_options)``, in each process that reads: a class, or a function.
+
+    Raises:
+        ConfigurationError: ``make`` is not callable, or the name is malformed, not in lower case, or taken.
+    """
+    if isinstance(cast("object", name), str) and name != name.lower():
+        raise ConfigurationError("name", name, "a scheme in lower case")
+    _registered.add(name, make)
+
+
+def open_store(
+    url: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None, num_retries: int, timeout_s: float
+) -> Store:
+    """Return the store of a remote directory, without connecting to it yet.
+
+    Args:
+        url: A directory: a path, or a URL that fsspec opens, such as ``s3://bucket/directory``.
+        storage_options: The options of fsspec's file system for the URL. Its library looks up the others in its usual
+            places: the environment, ``~/.aws``, and so on.
+        num_retries: How often a failed attempt is followed by another one.
+        timeout_s: Seconds that an attempt may take for each 64 MiB.
+
+    Raises:
+        ConfigurationError: An argument is invalid, the scheme is unknown, or its package is missing.
+    """
+    arguments.integer("num_retries", num_retries, minimum=0)
+    arguments.seconds("timeout_s", timeout_s)
+    location = resolved("remote", url)
+    options = given_options(storage_options)
+    redaction = Redaction(location, options)
+    make_client = _client_of(location, options, redaction)
+    return Store(
+        location,
+        make_client,
+        redaction,
+        num_retries=num_retries,
+        timeout_s=timeout_s,
+        is_local=isinstance(make_client, partial) and make_client.func is DirectoryClient,
+    )
+
+
+def _client_of(location: str, options: dict[str, Any], redaction: Redaction) -> Callable[[], Client]:
+    directory = path_of(location)
+    if directory is not None:
+        return partial(DirectoryClient, directory)
+    scheme = urlsplit(location).scheme.lower()
+    if "::" in location:
+        scheme = location.partition("::")[0].partition("://")[0]
+    own = _registered.get(scheme)
+    if own is not None:
+        return partial(own, location, options)
+    if scheme == "file":
+        raise ConfigurationError("remote", redaction.url(location), "a file:// URL of this machine")
+    # Imported here: it takes time, and local data do not need it.
+    remote = importlib.import_module("fkat_data.streaming.store.remote")
+    return remote.remote_client(scheme, location, options, redaction, _registered.names)

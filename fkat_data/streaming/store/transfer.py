@@ -1,39 +1,12 @@
-"""Transfer one object to a local file, over as many attempts as it takes."""
+"""Transfer one object, or ranges of it, to a local file, over as many attempts as it takes."""
 
+from collections.abc import Sequence
 from typing import Any, BinaryIO
 
 from fkat_data.files.stored import new_hash
 from fkat_data.interruption import genuine
 from fkat_data.streaming.store.attempts import FinalError
-from fkat_data.streaming.store.client import Body, ChangedError, Client, ContentError, TransferError
-from fkat_data.streaming.store.pace import Pace
-
-
-def append(target: BinaryIO, chunk: bytes) -> None:
-    """Write bytes at the position of a file.
-
-    Raises:
-        FinalError: The file cannot be written.
-    """
-    try:
-        view = memoryview(chunk)
-        while view:
-            view = view[target.write(view) :]
-    except genuine(OSError) as error:
-        raise FinalError(error) from error
-
-
-def flush(target: BinaryIO) -> None:
-    """Write what a file has buffered.
-
-    Raises:
-        FinalError: The file cannot be written.
-    """
-    try:
-        target.flush()
-    except genuine(OSError) as error:
-        raise FinalError(error) from error
-
+from fkat_data.streaming.store.client import Body, ChangedError, Client, ContentError, Pace, TransferError
 
 _HEAD_BYTES = 64
 _MARKUP = (b"<?xml", b"<!doctype", b"<html", b"<error")
@@ -45,11 +18,13 @@ class Transfer:
     Args:
         client: The store's client.
         name: The object, relative to the client's directory.
-        target: An open, empty, seekable file.
-        size_bytes: The expected size; None: the size that the store reports.
-        most_bytes: The transfer never writes more than this.
+        target: An open, empty, seekable file; ranges go there one after another.
+        size_bytes: The expected size of the object; None: the size that the store reports.
+        most_bytes: No larger object is transferred.
         algorithm: The hash to compare; None: compare the size alone.
         digest: The expected hash.
+        ranges: What to transfer; None: the whole object.
+        version: The version that the object must have; "": any, but one for all ranges.
 
     Attributes:
         version: The store's name for the content; known once an attempt has returned.
@@ -63,8 +38,10 @@ class Transfer:
         *,
         size_bytes: int | None,
         most_bytes: int,
-        algorithm: str | None,
-        digest: str,
+        algorithm: str | None = None,
+        digest: str = "",
+        ranges: Sequence[tuple[int, int]] | None = None,
+        version: str = "",
     ) -> None:
         self._client = client
         self._name = name
@@ -73,8 +50,9 @@ class Transfer:
         self._most_bytes = most_bytes
         self._algorithm = algorithm
         self._digest = digest
+        self._left = None if ranges is None else [(start, stop) for start, stop in ranges if start < stop]
+        self.version: str = version
         self._received_bytes = 0
-        self.version: str = ""
         self._head = b""
         self._hash: Any = None if algorithm is None else new_hash(algorithm)
 
@@ -86,17 +64,25 @@ class Transfer:
 
         Raises:
             TransferError: The transfer broke. What has arrived stays.
-            ContentError: The content is wrong. The next attempt begins at the first byte.
+            ContentError: The content is wrong. The next attempt at a whole object begins at the first byte.
             FinalError: The target cannot be written.
             Exception: Whatever the client library raises.
         """
+        pace = Pace(timeout_s)
+        if self._left is None:
+            try:
+                self._fetch_whole(pace)
+            except ContentError:
+                self._restart()
+                raise
+        while self._left:
+            self._fetch_range(pace, self._left)
         try:
-            self._attempt(Pace(timeout_s))
-        except ContentError:
-            self._restart()
-            raise
+            self._target.flush()
+        except genuine(OSError) as error:
+            raise FinalError(error) from error
 
-    def _attempt(self, pace: Pace) -> None:
+    def _fetch_whole(self, pace: Pace) -> None:
         # Without a version, the rest might belong to another content.
         if not self.version or self._received_bytes == self._size_bytes:
             self._restart()
@@ -105,10 +91,23 @@ class Transfer:
         )
         try:
             self._check_beginning(body)
-            self._receive(body, pace)
+            size_bytes = self._size_bytes if body.size_bytes is None else body.size_bytes
+            most_bytes = self._most_bytes if size_bytes is None else size_bytes
+            # A server that has sent the announced number of bytes need not close the connection.
+            while self._received_bytes != body.size_bytes and (chunk := pace.next_bytes(body)):
+                if self._received_bytes + len(chunk) > most_bytes:
+                    raise ContentError(f"the store sent more than {most_bytes:,} bytes")
+                self._write(chunk)
         finally:
             body.close()
-        self._check_end()
+        if size_bytes is not None and self._received_bytes < size_bytes:
+            raise TransferError(f"the connection ended after {self._received_bytes:,} of {size_bytes:,} bytes")
+        if self._size_bytes is None and self._head.lstrip().lower().startswith(_MARKUP):
+            raise ContentError(f"the store sent an XML or HTML document: {self._head!r}")
+        if self._hash is not None and self._hash.hexdigest() != self._digest:
+            raise ContentError(
+                f"{self._algorithm} is {self._hash.hexdigest()}: expected {self._digest}, as in the index"
+            )
 
     def _check_beginning(self, body: Body) -> None:
         if body.start not in (0, self._received_bytes):
@@ -128,32 +127,38 @@ class Transfer:
         elif body.size_bytes != self._size_bytes:
             raise ContentError(f"size is {body.size_bytes:,} bytes: expected {self._size_bytes:,}, as in the index")
 
-    def _receive(self, body: Body, pace: Pace) -> None:
-        size_bytes = self._size_bytes if body.size_bytes is None else body.size_bytes
-        # A server that has sent the announced number of bytes need not close the connection.
-        while body.size_bytes is None or self._received_bytes < body.size_bytes:
-            chunk = pace.next_bytes(body)
-            if not chunk:
-                break
-            if self._received_bytes + len(chunk) > (self._most_bytes if size_bytes is None else size_bytes):
-                raise ContentError(
-                    f"the store sent more than {self._most_bytes if size_bytes is None else size_bytes:,} bytes"
+    def _fetch_range(self, pace: Pace, left: list[tuple[int, int]]) -> None:
+        start, stop = left[0]
+        body = pace.opened(lambda silence_s: self._client.open(self._name, start, self.version, silence_s, stop))
+        try:
+            if body.size_bytes not in (None, self._size_bytes):
+                raise ChangedError(
+                    f"size is {body.size_bytes:,} bytes: expected {self._size_bytes:,}, as when the index was made; "
+                    "the file was replaced, or the answer is wrong"
                 )
-            self._write(chunk)
-        if size_bytes is not None and self._received_bytes < size_bytes:
-            raise TransferError(f"the connection ended after {self._received_bytes:,} of {size_bytes:,} bytes")
-
-    def _check_end(self) -> None:
-        if self._size_bytes is None and self._head.lstrip().lower().startswith(_MARKUP):
-            raise ContentError(f"the store sent an XML or HTML document: {self._head!r}")
-        if self._hash is not None and self._hash.hexdigest() != self._digest:
-            raise ContentError(
-                f"{self._algorithm} is {self._hash.hexdigest()}: expected {self._digest}, as in the index"
-            )
-        flush(self._target)
+            if self.version and body.version != self.version:
+                raise ChangedError("the file was replaced after its index was made")
+            if body.start != start:
+                raise ContentError(f"the store sent bytes from {body.start:,} on: expected those from {start:,} on")
+            self.version = body.version
+            while start < stop:
+                chunk = pace.next_bytes(body)[: stop - start]
+                if not chunk:
+                    raise TransferError(f"the connection ended before byte {start:,} of a range up to {stop:,}")
+                self._write(chunk)
+                start += len(chunk)
+                left[0] = start, stop
+        finally:
+            body.close()
+        left.pop(0)
 
     def _write(self, chunk: bytes) -> None:
-        append(self._target, chunk)
+        try:
+            view = memoryview(chunk)
+            while view:
+                view = view[self._target.write(view) :]
+        except genuine(OSError) as error:
+            raise FinalError(error) from error
         self._received_bytes += len(chunk)
         self._head += chunk[: _HEAD_BYTES - len(self._head)]
         if self._hash is not None:

@@ -16,10 +16,16 @@ from fkat_data.errors import ConfigurationError
 from fkat_data.files.index import INDEX_NAME
 from fkat_data.interruption import suppress
 from fkat_data.location import is_url, resolved
-from fkat_data.streaming.cache.locks import LockFile
-from fkat_data.streaming.writing.local_directory import LocalDirectory
-from fkat_data.streaming.writing.remote_directory import RemoteDirectory
-from fkat_data.streaming.writing.replacement import parts_in, place_of, remove_dataset, remove_parts
+from fkat_data.streaming.cache.locks import MOST_REMOVALS, LockFile
+from fkat_data.streaming.writing.directories import (
+    LocalDirectory,
+    Place,
+    RemoteDirectory,
+    parts_in,
+    place_of,
+    remove_dataset,
+    remove_parts,
+)
 
 _EXPECTED = "a local path, a URL, or (local path, URL or path)"
 
@@ -47,7 +53,6 @@ def local_and_remote(argument: str, value: Any) -> tuple[str | None, str | None]
 
 #: The file in a directory that is being written; readers and ``merge_index`` ignore it.
 LOCK_NAME = ".fkat_data.writing"
-_MOST_REMOVALS = 100
 
 
 class WriterLock:
@@ -73,8 +78,10 @@ class WriterLock:
         try:
             for path in [*paths, *([] if directory is None else [directory / LOCK_NAME])]:
                 with suppress(OSError):
-                    if not self._take(path):
+                    lock = _taken(path)
+                    if lock is None:
                         raise ConfigurationError("out", shown, "a place that no other writer is writing to")
+                    self._held.append((lock, path))
         except BaseException:
             self.close()
             raise
@@ -94,18 +101,18 @@ class WriterLock:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _take(self, path: Path) -> bool:
-        # The holder removes the file when it closes, and a lock on a removed file excludes no process.
-        for _ in range(_MOST_REMOVALS):
-            lock = LockFile(path)
-            if not lock.try_lock():
-                lock.close()
-                return False
-            if lock.is_there:
-                self._held.append((lock, path))
-                break
+
+def _taken(path: Path) -> LockFile | None:
+    # The holder removes the file when it closes, and a lock on a removed file excludes no process.
+    for _ in range(MOST_REMOVALS):
+        lock = LockFile(path)
+        if not lock.try_lock():
             lock.close()
-        return True
+            return None
+        if lock.is_there:
+            return lock
+        lock.close()
+    return None
 
 
 def _of_this_node(key: str) -> Path:
@@ -304,7 +311,7 @@ def _clear_remote(directory: RemoteDirectory, *, exist_ok: bool, has_parts: bool
         _refuse_index(place, directory.shown)
 
 
-def _clear_parts(place: LocalDirectory | RemoteDirectory, shown: str, *, exist_ok: bool) -> None:
+def _clear_parts(place: Place, shown: str, *, exist_ok: bool) -> None:
     if exist_ok:
         remove_dataset(place, shown)
         remove_parts(place, shown)
@@ -314,7 +321,7 @@ def _clear_parts(place: LocalDirectory | RemoteDirectory, shown: str, *, exist_o
         _refuse_index(place.below(name), f"{shown}/{name}")
 
 
-def _refuse_index(place: LocalDirectory | RemoteDirectory, shown: str) -> None:
+def _refuse_index(place: Place, shown: str) -> None:
     if place.has(INDEX_NAME):
         raise FileExistsError(f"{shown!r} already has a dataset; pass exist_ok=True to replace it")
 

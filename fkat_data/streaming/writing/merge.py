@@ -13,7 +13,7 @@ from fkat_data.errors import ConfigurationError, ShardNotFoundError
 from fkat_data.files.index import INDEX_NAME, parse_index
 from fkat_data.location import is_url
 from fkat_data.streaming.writing.destination import local_and_remote
-from fkat_data.streaming.writing.remote_directory import RemoteDirectory
+from fkat_data.streaming.writing.directories import RemoteDirectory
 
 
 def natural_key(name: str) -> list[tuple[int, int, str]]:

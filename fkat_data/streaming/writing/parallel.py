@@ -11,10 +11,16 @@ from fkat_data.errors import ConfigurationError, SampleError
 from fkat_data.files.index import INDEX_NAME
 from fkat_data.registry import Registrations
 from fkat_data.streaming.writing.destination import cleared_for_parts
-from fkat_data.streaming.writing.local_directory import LocalDirectory
+from fkat_data.streaming.writing.directories import (
+    LocalDirectory,
+    Place,
+    RemoteDirectory,
+    is_attempt,
+    parts_in,
+    place_of,
+    remove_attempt,
+)
 from fkat_data.streaming.writing.merge import IndexLocation, merge_index
-from fkat_data.streaming.writing.remote_directory import RemoteDirectory
-from fkat_data.streaming.writing.replacement import is_attempt, parts_in, place_of, remove_attempt
 from fkat_data.streaming.writing.writer import ShardWriter
 
 # An executor may run a call again while the first attempt is still alive, such as on a machine that the network has
@@ -102,9 +108,9 @@ class PartFolders:
                 if is_attempt(name) and name not in kept:
                     remove_attempt(place, name)
 
-    def _places(self) -> list[LocalDirectory | RemoteDirectory]:
+    def _places(self) -> list[Place]:
         """Return the local side and the remote one, which decides about the whole."""
-        places: list[LocalDirectory | RemoteDirectory] = []
+        places: list[Place] = []
         if self.local is not None:
             places.append(LocalDirectory(Path(self.local)))
         if self.remote is not None:
@@ -169,9 +175,15 @@ def write_parallel(
             (item, _write_item, (Registrations(), make_writer, samples_of, item, folders, number, settings))
             for number, item in enumerate(items)
         )
-        attempts: list[_Attempt] = results_of(
-            executor, calls, "writing", None if progress is None else _Sum(progress).add
-        )
+        num_written = 0
+
+        def count(attempt: _Attempt) -> None:
+            nonlocal num_written
+            num_written += attempt.num_samples
+            if progress is not None:
+                progress(num_written)
+
+        attempts: list[_Attempt] = results_of(executor, calls, "writing", count)
         if not attempts:
             raise ConfigurationError("items", attempts, "at least one item")
         if folders.is_whole():
@@ -190,18 +202,6 @@ class _Attempt(NamedTuple):
 
     folder: str
     num_samples: int
-
-
-class _Sum:
-    """Reports how many samples the attempts have written together."""
-
-    def __init__(self, progress: Callable[[int], None]) -> None:
-        self._progress = progress
-        self._num_samples = 0
-
-    def add(self, attempt: _Attempt) -> None:
-        self._num_samples += attempt.num_samples
-        self._progress(self._num_samples)
 
 
 def _write_item(

@@ -1,18 +1,25 @@
-"""The base of all writers: group samples into shards, write their files, and write the index last."""
+"""The writers: group samples into shards, write their files, and write the index last."""
 
 import json
 import logging
 import os
+import struct
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, NamedTuple, Self, cast
+from typing import Any, ClassVar, NamedTuple, Self, TypedDict, Unpack, cast
+
+import numpy as np
 
 from fkat_data import arguments
 from fkat_data.arguments import size_bytes_of
 from fkat_data.errors import ConfigurationError, SampleError
+from fkat_data.files.encoding import Encoding, EncodingError
+from fkat_data.files.encodings import encoding_of
+from fkat_data.files.index import TEXT_ENCODINGS
 from fkat_data.files.stored import HASHES, checked_compression, compress, extension_of, hash_of
 from fkat_data.machine import required
 from fkat_data.streaming.writing.destination import Destination
@@ -114,7 +121,8 @@ class ShardWriter(Described, ABC):
         self._shard_bytes = self._base_bytes
         self._is_open = True
         arguments.boolean("keep_local", keep_local)
-        self._progress = Progress(is_shown=arguments.boolean("progress_bar", progress_bar))
+        is_shown = arguments.boolean("progress_bar", progress_bar)
+        self._bar: Any = required("tqdm", "streaming").tqdm(unit=" samples") if is_shown else None
         self._destination = Destination(
             out,
             keep_local=keep_local,
@@ -160,7 +168,8 @@ class ShardWriter(Described, ABC):
         self._samples.append(encoded)
         self._shard_bytes += added_bytes
         self.num_samples += 1
-        self._progress.advance(self.num_samples, len(self._shards))
+        if self._bar is not None:
+            self._bar.update()
 
     def finish(self) -> None:
         """Write the last shard, wait for uploads, and write the index. A second call does nothing.
@@ -179,18 +188,20 @@ class ShardWriter(Described, ABC):
         except BaseException:
             self.abandon()
             raise
-        self._is_open = False
-        self._if_dropped.detach()
-        self._progress.close()
+        self._end()
 
     def abandon(self) -> None:
         """Give up the dataset: write no index, and remove the local files."""
         if self._is_open:
-            self._is_open = False
-            self._samples = []
-            self._if_dropped.detach()
-            self._progress.close()
+            self._end()
             self._destination.abandon()
+
+    def _end(self) -> None:
+        self._is_open = False
+        self._samples = []
+        self._if_dropped.detach()
+        if self._bar is not None:
+            self._bar.close()
 
     def __enter__(self) -> Self:
         self._check_open()
@@ -237,6 +248,8 @@ class ShardWriter(Described, ABC):
                 entry[f"zip_{part}"] = self._file_info(name, compressed)
             self._destination.add(name, content if compressed is None else compressed)
         self._shards.append(entry)
+        if self._bar is not None:
+            self._bar.set_postfix(shards=len(self._shards), refresh=False)
         self._samples = []
         self._shard_bytes = self._base_bytes
 
@@ -291,30 +304,251 @@ def _size_limit(size_limit: int | str | None) -> int | None:
     )
 
 
-class Progress:
-    """A progress bar of tqdm, which can be off.
+class MDSWriter(ShardWriter):
+    """Writes samples in the MDS format. It takes the arguments of ``ShardWriter``.
 
-    Args:
-        is_shown: Whether to show the bar.
+    A column's encoding is one of ``fkat_data.files.encodings.ENCODINGS``, or ``ndarray``,
+    ``ndarray:DTYPE``, ``ndarray:DTYPE:D0,D1``.
 
-    Raises:
-        ConfigurationError: The bar needs tqdm, which is not installed.
+    For any encoding, a value of type ``bytes`` counts as already encoded, such as the content of a JPEG file, and is
+    written unchanged. The writer decodes it once as a check, except images in files and pickles.
     """
 
-    def __init__(self, *, is_shown: bool) -> None:
-        self._bar: Any = required("tqdm", "streaming").tqdm(unit=" samples") if is_shown else None
-        self._num_shards = 0
+    format: ClassVar[str] = "mds"
+    sample_overhead_bytes: ClassVar[int] = 4  # the sample's offset
 
-    def advance(self, num_samples: int, num_shards: int) -> None:
-        """Show how many samples and shards are written."""
-        if self._bar is None:
-            return
-        if num_shards != self._num_shards:
-            self._num_shards = num_shards
-            self._bar.set_postfix(shards=num_shards, refresh=False)
-        self._bar.update(num_samples - self._bar.n)
+    def _described(self) -> dict[str, Any]:
+        self._encodings = {name: _encoding(name, encoding) for name, encoding in self.columns.items()}
+        return {
+            "column_names": list(self.columns),
+            "column_encodings": list(self.columns.values()),
+            "column_sizes": [encoding.size_bytes for encoding in self._encodings.values()],
+        }
 
-    def close(self) -> None:
-        """Stop the bar, and leave its line on the terminal."""
-        if self._bar is not None:
-            self._bar.close()
+    def _empty_shard_bytes(self) -> int:
+        self._config_json = json.dumps(self._config).encode()
+        return 8 + len(self._config_json)
+
+    def _encoded(self, sample: Mapping[str, Any]) -> bytes:
+        lengths: list[int] = []
+        payloads: list[bytes] = []
+        for name, encoding in self._encodings.items():
+            payload = _payload(name, encoding, sample[name])
+            if encoding.size_bytes is None:
+                lengths.append(len(payload))
+            payloads.append(payload)
+        return struct.pack(f"<{len(lengths)}I", *lengths) + b"".join(payloads)
+
+    def _files(self, samples: list[bytes]) -> list[ShardFile]:
+        begin = 8 + 4 * len(samples) + len(self._config_json)
+        offsets = accumulate(map(len, samples), initial=begin)
+        header = struct.pack(f"<{len(samples) + 2}I", len(samples), *offsets)
+        return [ShardFile("data", "", b"".join([header, self._config_json, *samples]))]
+
+
+def _encoding(name: str, encoding: str) -> Encoding:
+    try:
+        return encoding_of(encoding)
+    except EncodingError as error:
+        raise ConfigurationError(f"columns[{name!r}]", encoding, str(error)) from None
+
+
+def _payload(name: str, encoding: Encoding, value: Any) -> bytes:
+    if not isinstance(value, bytes):
+        try:
+            return encoding.encode(value)
+        except EncodingError as error:
+            raise SampleError(name, value, str(error)) from error
+    if encoding.size_bytes is not None and len(value) != encoding.size_bytes:
+        raise SampleError(name, value, f"{encoding.size_bytes} bytes, not {len(value)}")
+    if encoding.is_checked:
+        try:
+            encoding.decode(memoryview(value))
+        except ValueError as error:
+            raise SampleError(name, value, f"bytes that the encoding can decode ({error})") from error
+    return value
+
+
+_KINDS: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int, np.integer), "float": (float, np.floating)}
+_PLAIN: dict[str, Callable[[Any], Any]] = {"str": str, "int": int, "float": float}
+#: Python converts no int of more than 4,300 digits to text, or back.
+_MOST_BITS = 14_000
+
+
+class WriterSettings(TypedDict, total=False):
+    """The arguments of ``ShardWriter`` for every format."""
+
+    keep_local: bool
+    compression: str | None
+    hashes: Sequence[str] | None
+    size_limit: int | str | None
+    progress_bar: bool
+    max_workers: int | None
+    retry: int
+    exist_ok: bool
+    storage_options: Mapping[str, Any] | None
+
+
+class LinesWriter(ShardWriter):
+    r"""Base of writers whose samples are lines.
+
+    Args:
+        columns: Encoding by column name: ``str``, ``int`` or ``float``.
+        out: See ``ShardWriter``.
+        newline: End of a line. For JSON lines ``"\n"``, ``"\r\n"`` or other white space.
+        settings: The other arguments of ``ShardWriter``.
+
+    Raises:
+        ConfigurationError: An argument is invalid.
+        FileExistsError: ``out`` already has content, and ``exist_ok`` is false.
+    """
+
+    def __init__(
+        self,
+        *,
+        columns: Mapping[str, str],
+        out: str | Path | tuple[str, str],
+        newline: str = "\n",
+        **settings: Unpack[WriterSettings],
+    ) -> None:
+        self._newline = newline
+        super().__init__(columns=columns, out=out, **settings)
+
+    def _described(self) -> dict[str, Any]:
+        for name, encoding in self.columns.items():
+            arguments.choice(f"columns[{name!r}]", encoding, TEXT_ENCODINGS)
+        if not isinstance(self._newline, str) or not self._newline:
+            raise ConfigurationError("newline", self._newline, "a string of at least one character")
+        return {"newline": self._newline}
+
+    def _empty_shard_bytes(self) -> int:
+        return 0  # the limit counts only samples
+
+    def _header(self) -> bytes:
+        return b""
+
+    def _files(self, samples: list[bytes]) -> list[ShardFile]:
+        header = self._header()
+        offsets = accumulate(map(len, samples), initial=len(header))
+        meta = struct.pack(f"<{len(samples) + 2}I", len(samples), *offsets) + json.dumps(self._config).encode()
+        return [ShardFile("data", "", b"".join([header, *samples])), ShardFile("meta", ".meta", meta)]
+
+    def _values(self, sample: Mapping[str, Any]) -> dict[str, str | int | float]:
+        return {name: _checked(name, encoding, sample[name]) for name, encoding in self.columns.items()}
+
+
+def _checked(name: str, encoding: str, value: Any) -> str | int | float:
+    if not isinstance(value, _KINDS[encoding]):
+        raise SampleError(name, value, f"{'an' if encoding == 'int' else 'a'} {encoding}")
+    plain = value if isinstance(value, bool) else _PLAIN[encoding](value)
+    if encoding == "int" and plain.bit_length() > _MOST_BITS:
+        raise SampleError(name, f"<an int of {plain.bit_length()} bits>", f"an int of at most {_MOST_BITS} bits")
+    return plain
+
+
+class JSONWriter(LinesWriter):
+    """Writes samples as JSON lines, and their offsets in a second file. It takes the arguments of ``LinesWriter``."""
+
+    format: ClassVar[str] = "json"
+
+    def _described(self) -> dict[str, Any]:
+        described = super()._described()
+        if self._newline.strip(" \t\r\n"):
+            raise ConfigurationError("newline", self._newline, "white space that JSON ignores")
+        return {**described, "columns": self.columns}
+
+    def _encoded(self, sample: Mapping[str, Any]) -> bytes:
+        return (json.dumps(self._values(sample), sort_keys=True) + self._newline).encode()
+
+
+class _SeparatedWriter(LinesWriter):
+    _separator: str
+
+    def _described(self) -> dict[str, Any]:
+        described = super()._described()
+        if not isinstance(self._separator, str) or not self._separator or self._separator in self._newline:
+            raise ConfigurationError("separator", self._separator, "a non-empty string that is not part of the newline")
+        if self._newline in self._separator:
+            raise ConfigurationError("newline", self._newline, "a string that is not part of the separator")
+        if not self._can_be_read([*self.columns]):
+            raise ConfigurationError("columns", [*self.columns], "names without separator and newline")
+        of_xsv = {"separator": self._separator} if self.format == "xsv" else {}
+        return {
+            **described,
+            **of_xsv,
+            "column_names": list(self.columns),
+            "column_encodings": list(self.columns.values()),
+        }
+
+    def _header(self) -> bytes:
+        return self._line([*self.columns])
+
+    def _encoded(self, sample: Mapping[str, Any]) -> bytes:
+        typed = self._values(sample)
+        for name, value in typed.items():
+            if isinstance(value, bool):
+                raise SampleError(name, value, "an int, because the text of a bool cannot be read back as one")
+        values = {name: str(value) for name, value in typed.items()}
+        if not self._can_be_read([*values.values()]):
+            for name, value in values.items():
+                if not self._can_be_read([value]):
+                    raise SampleError(name, value, f"text without {self._separator!r} or {self._newline!r}")
+            raise SampleError("<all>", values, f"values that can be joined with {self._separator!r} and split again")
+        try:
+            return self._line([*values.values()])
+        except UnicodeEncodeError as error:
+            raise SampleError("<all>", values, f"text that UTF-8 can encode ({error})") from None
+
+    def _line(self, values: list[str]) -> bytes:
+        return (self._separator.join(values) + self._newline).encode()
+
+    def _can_be_read(self, values: list[str]) -> bool:
+        # Join and split again, because a separator of several characters can arise where two values meet it.
+        line = self._separator.join(values)
+        return line.split(self._separator) == values and self._newline not in line
+
+
+class XSVWriter(_SeparatedWriter):
+    """Writes samples as lines of separated values after a header line, and their offsets in a second file.
+
+    The format has no quoting, so ``write`` refuses a value that contains the separator or the newline.
+
+    Args:
+        separator: Separator between values.
+        columns: Encoding by column name: ``str``, ``int`` or ``float``.
+        out: See ``ShardWriter``.
+        newline: End of a line.
+        settings: The other arguments of ``ShardWriter``.
+
+    Raises:
+        ConfigurationError: An argument is invalid.
+        FileExistsError: ``out`` already has content, and ``exist_ok`` is false.
+    """
+
+    format: ClassVar[str] = "xsv"
+
+    def __init__(
+        self,
+        *,
+        separator: str,
+        columns: Mapping[str, str],
+        out: str | Path | tuple[str, str],
+        newline: str = "\n",
+        **settings: Unpack[WriterSettings],
+    ) -> None:
+        self._separator = separator
+        super().__init__(columns=columns, out=out, newline=newline, **settings)
+
+
+class CSVWriter(_SeparatedWriter):
+    """Writes samples as comma-separated values. See ``XSVWriter``."""
+
+    format: ClassVar[str] = "csv"
+    _separator = ","
+
+
+class TSVWriter(_SeparatedWriter):
+    """Writes samples as tab-separated values. See ``XSVWriter``."""
+
+    format: ClassVar[str] = "tsv"
+    _separator = "\t"

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fkat_data.streaming.order.own_shuffle import Shuffle
+from fkat_data.streaming.order import Shuffle
 from fkat_data.testing.contracts.expectation import expect, expect_same
 
 _Integers = npt.NDArray[np.int64]

@@ -12,9 +12,8 @@ from typing import Any, ClassVar
 from fkat_data.errors import FkatDataError, ShardNotFoundError
 from fkat_data.files.shard import Origin
 from fkat_data.streaming.dataset import StreamingDataset
-from fkat_data.streaming.store.open_store import open_store
-from fkat_data.streaming.store.store import Store
-from fkat_data.streaming.writing.mds_writer import MDSWriter
+from fkat_data.streaming.store import Store, open_store
+from fkat_data.streaming.writing import MDSWriter
 from fkat_data.testing.contracts.expectation import expect, expect_error, expect_same
 
 _LIMIT_BYTES = 1 << 24

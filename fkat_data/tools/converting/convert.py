@@ -15,10 +15,7 @@ from fkat_data.files.formats import FORMATS
 from fkat_data.files.tar import DecoderName
 from fkat_data.location import machine_path
 from fkat_data.samplers.listing import files_below
-from fkat_data.streaming.writing.lines import WriterSettings
-from fkat_data.streaming.writing.mds_writer import MDSWriter
-from fkat_data.streaming.writing.merge import IndexLocation, natural_key
-from fkat_data.streaming.writing.parallel import write_parallel
+from fkat_data.streaming.writing import IndexLocation, MDSWriter, WriterSettings, natural_key, write_parallel
 from fkat_data.tools.converting.texts import JsonLinesSource, RowSource, SeparatedSource
 
 _COMPRESSED = (".gz", ".zst", ".zstd")

@@ -14,7 +14,7 @@ from packaging.specifiers import SpecifierSet
 
 from fkat_data.loader.sharded import ShardedDataLoader
 from fkat_data.location import path_of
-from fkat_data.streaming.cache.system import file_system_of, is_node_local
+from fkat_data.streaming.cache import file_system_of, is_node_local
 from fkat_data.streaming.dataset import StreamingDataset
 from fkat_data.tools.doctor.findings import Finding, Level, machine_findings
 from fkat_data.tools.doctor.machine_facts import read_machine
@@ -205,7 +205,7 @@ def _of_length(made: Any) -> Finding:
         length = len(made)
     except TypeError as error:
         return Finding("epoch", Level.ADVICE, f"the number of microbatches is not known: {error}", _LENGTH)
-    except Exception as error:  # noqa: BLE001 - the user's: a run raises it, too
+    except Exception as error:  # noqa: BLE001 - what it says is the finding
         return Finding("epoch", Level.WRONG, f"a shard cannot be opened: {error}", _OPENING)
     unit = "samples" if isinstance(made, StreamingDataset) else "microbatches"
     return Finding("epoch", Level.OK, f"{length:,} {unit} on this rank")

@@ -6,11 +6,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fkat_data.streaming.epoch.epochs import Epochs
-from fkat_data.streaming.epoch.resume_point import ResumePoint
-from fkat_data.streaming.epoch.skips import SampleSkips
-from fkat_data.streaming.order.plan import Plan
-from fkat_data.streaming.order.spans import Spanner
+from fkat_data.streaming.epoch import Epochs, ResumePoint, SampleSkips
+from fkat_data.streaming.order import Plan, Spanner
 
 _Integers = npt.NDArray[np.int64]
 

@@ -13,9 +13,8 @@ import numpy.typing as npt
 
 from fkat_data import arguments
 from fkat_data.errors import ConfigurationError
-from fkat_data.streaming.cache.locks import LONGEST_PAUSE_S
-from fkat_data.streaming.reading.open_shards import NUM_THREADS
-from fkat_data.streaming.reading.read_ahead import ReadAhead
+from fkat_data.streaming.cache import LONGEST_PAUSE_S
+from fkat_data.streaming.reading import NUM_THREADS, ReadAhead
 from fkat_data.tools.simulation.needs import Part
 
 

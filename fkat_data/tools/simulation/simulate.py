@@ -11,11 +11,8 @@ import numpy.typing as npt
 from fkat_data import arguments
 from fkat_data.errors import ConfigurationError
 from fkat_data.streaming.dataset import StreamingDataset
-from fkat_data.streaming.epoch.epochs import Epochs
-from fkat_data.streaming.epoch.rank_batches import batches_in_chunk
-from fkat_data.streaming.epoch.resume_point import ResumePoint
-from fkat_data.streaming.epoch.world import World
-from fkat_data.streaming.reading.open_shards import PART_TOGETHER
+from fkat_data.streaming.epoch import Epochs, ResumePoint, World, batches_in_chunk
+from fkat_data.streaming.reading import PART_TOGETHER
 from fkat_data.streaming.stream_plan import batches_together
 from fkat_data.tools.simulation.needs import Needs
 from fkat_data.tools.simulation.play import Setup, ShardCosts, Simulation, play

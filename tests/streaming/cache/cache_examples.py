@@ -1,15 +1,14 @@
 """Files whose content follows from their names, and caches of them."""
 
 import hashlib
+import struct
 from pathlib import Path
 
 from fkat_data.files.mapping import mapped
-from fkat_data.files.shard import FileInfo
-from fkat_data.streaming.cache.cache import Cache
-from fkat_data.streaming.cache.cache_budget import CacheBudget
-from fkat_data.streaming.cache.cache_directory import CacheDirectory
-from fkat_data.streaming.cache.paths import BOOKKEEPING, MAKING
-from fkat_data.streaming.cache.stock import Stock
+from fkat_data.streaming.cache import Cache, CacheBudget
+from fkat_data.streaming.formats import FileInfo
+
+BOOKKEEPING = ".fkat_data"
 
 
 def content(name, size_bytes):
@@ -59,22 +58,26 @@ def shards_in(directory):
 def leftovers_in(directory):
     """Files that are being made, or were, and claims."""
     own = Path(directory) / BOOKKEEPING
-    return sorted(str(path.relative_to(own)) for folder in (MAKING, "claims") for path in (own / folder).iterdir())
+    return sorted(str(path.relative_to(own)) for folder in ("making", "claims") for path in (own / folder).iterdir())
 
 
-def recorded_and_counted(directory):
-    """What the ledger says that the files take, None if it says that it does not know; and what they take."""
-    directory = CacheDirectory(Path(directory))
-    with directory.ledger() as ledger:
-        recorded = None if ledger.counts is None else ledger.counts.total_bytes
-        return recorded, sum(file.size_bytes for file in directory.files())
+def counted_bytes(directory):
+    """What the files that are there take."""
+    return sum((Path(directory) / name).stat().st_size for name in shards_in(directory))
+
+
+def recorded_bytes(directory):
+    """What the cache has recorded that its files take; None if the record says that it does not know."""
+    path = Path(directory) / BOOKKEEPING / "budget"
+    record = path.read_bytes() if path.exists() else b""
+    head, digest = record[:48], record[48:56]
+    is_whole = len(head) == 48 and hashlib.blake2b(head, digest_size=8).digest() == digest
+    return struct.unpack("<2Q4q", head)[2] if is_whole else None
 
 
 def is_exact(directory):
-    """Whether the ledger says what the files take, or that it does not know; what is counted then is recorded."""
-    recorded, counted = recorded_and_counted(directory)
-    with Stock(CacheDirectory(Path(directory)), None) as stock:
-        return recorded in (None, counted) and stock.total_bytes == counted
+    """Whether the record says what the files take, or that it does not know."""
+    return recorded_bytes(directory) in (None, counted_bytes(directory))
 
 
 def map_from(cache, name, size_bytes):

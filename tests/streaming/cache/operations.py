@@ -21,9 +21,7 @@ from pathlib import Path
 from cache_examples import content, get, is_exact, is_right, is_shard, leftovers_in, map_from, shards_in
 
 import fkat_data
-from fkat_data.streaming.cache.cache import Cache
-from fkat_data.streaming.cache.cache_budget import CacheBudget
-from fkat_data.streaming.cache.dataset_version import DatasetVersion
+from fkat_data.streaming.cache import Cache, CacheBudget, DatasetVersion
 
 SIZES = {"a.mds": 300, "x/b.mds": 500, "c.mds": 400, "d.mds": 0, "e.mds": 450}
 LIMIT_BYTES = 1000
@@ -78,7 +76,7 @@ class Operations:
                 return
             name = function.__name__
         elif (
-            event == "call" and frame.f_code.co_filename.endswith("cache/system.py") and frame.f_code.co_name == "_call"
+            event == "call" and frame.f_code.co_filename.endswith("cache/paths.py") and frame.f_code.co_name == "_call"
         ):
             name = "a call through ctypes"
         else:

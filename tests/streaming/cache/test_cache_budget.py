@@ -1,12 +1,13 @@
+import errno
 import os
 import pickle
+import time
 
 import pytest
-from cache_examples import cache_in, get, is_shard, shards_in
+from cache_examples import cache_in, get, is_exact, is_shard, recorded_bytes, shards_in
 
 from fkat_data.errors import ConfigurationError
-from fkat_data.streaming.cache.cache import Cache
-from fkat_data.streaming.cache.cache_budget import CacheBudget
+from fkat_data.streaming.cache import Cache, CacheBudget
 
 
 def test_the_least_recently_used_go_first_whatever_their_times_are(tmp_path):
@@ -138,3 +139,84 @@ def test_a_limit_that_is_none_is_refused(tmp_path, limit_bytes):
 def test_no_directory_is_refused():
     with pytest.raises(ConfigurationError, match="directories"):
         CacheBudget([], None)
+
+
+def test_files_are_not_counted_for_each_file_that_is_made_even_if_each_evicts_one(tmp_path, monkeypatch):
+    cache, looks, scandir = cache_in(tmp_path, 500), [], os.scandir
+    for number in range(50):
+        get(cache, f"old{number}.mds", 10)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "scandir", lambda path: looks.append(str(path)) or scandir(path))
+        for number in range(100):
+            get(cache, f"new{number}.mds", 10)
+    # Once to list the 50 that are there, and once to list those that were made since.
+    assert looks.count(str(tmp_path)) <= 2
+    assert recorded_bytes(tmp_path) == 500
+    assert shards_in(tmp_path) == sorted(f"new{number}.mds" for number in range(50, 100))
+
+
+def test_what_was_used_since_it_was_listed_stays(tmp_path):
+    cache = cache_in(tmp_path, 60)
+    for number in range(7):
+        get(cache, f"{number}.mds", 10)  # the last one lists 0 to 5
+    cache_in(tmp_path).touch("1.mds")
+    get(cache, "7.mds", 10)
+    assert shards_in(tmp_path) == ["1.mds", "3.mds", "4.mds", "5.mds", "6.mds", "7.mds"]
+
+
+def test_files_that_no_cache_made_are_found_after_a_while(tmp_path, monkeypatch):
+    cache = cache_in(tmp_path, 100)
+    get(cache, "a.mds", 10)
+    (tmp_path / "foreign.mds").write_bytes(b"x" * 80)
+    get(cache, "b.mds", 20)
+    assert shards_in(tmp_path) == ["a.mds", "b.mds", "foreign.mds"]
+    ten_minutes_later_ns = time.monotonic_ns() + 601 * 10**9
+    monkeypatch.setattr(time, "monotonic_ns", lambda: ten_minutes_later_ns)
+    get(cache, "c.mds", 20)
+    assert shards_in(tmp_path) == ["a.mds", "b.mds", "c.mds"]
+
+
+@pytest.mark.parametrize("name", ["budget", "recency"])
+@pytest.mark.parametrize("content", [None, b"", b"short", os.urandom(5000), b"\xff" * 100_000], ids=range(5))
+def test_whatever_is_in_the_records_the_limit_holds_and_no_other_file_goes(tmp_path, name, content):
+    (tmp_path / "mine.txt").write_bytes(b"x" * 10)
+    cache = cache_in(tmp_path, 60)
+    for number in range(6):
+        get(cache, f"{number}.mds", 10)
+    path = tmp_path / ".fkat_data" / name
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+    fresh = cache_in(tmp_path, 60)
+    for number in range(6, 12):
+        get(fresh, f"{number}.mds", 10)
+        assert recorded_bytes(tmp_path) == 60
+    assert shards_in(tmp_path) == ["10.mds", "11.mds", "7.mds", "8.mds", "9.mds", "mine.txt"]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+def test_a_disk_that_takes_no_record_has_the_files_counted(tmp_path, monkeypatch, number):
+    cache = cache_in(tmp_path, 30)
+    for name in ("a.mds", "b.mds", "c.mds"):
+        get(cache, name, 10)
+
+    def fails(*_):
+        raise OSError(number, "injected")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwrite", fails)
+        for name in ("d.mds", "e.mds"):
+            get(cache, name, 10)
+        assert is_exact(tmp_path)
+    assert len(shards_in(tmp_path)) == 3
+    get(cache, "f.mds", 10)
+    assert len(shards_in(tmp_path)) == 3
+    assert recorded_bytes(tmp_path) == 30
+
+
+def test_a_cache_below_another_is_counted_once(tmp_path):
+    outer, inner = cache_in(tmp_path), cache_in(tmp_path / "inner")
+    get(outer, "a.mds", 10)
+    get(inner, "b.mds", 20)
+    assert CacheBudget([tmp_path], None, is_shard).usage_bytes == 10
+    assert CacheBudget([tmp_path, tmp_path / "inner"], None, is_shard).usage_bytes == 30

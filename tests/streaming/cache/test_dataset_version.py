@@ -1,4 +1,5 @@
 import errno
+import fcntl
 import os
 import pickle
 import shutil
@@ -9,8 +10,7 @@ import pytest
 from cache_examples import cache_in, get, leftovers_in, shards_in
 
 from fkat_data.errors import ConfigurationError
-from fkat_data.streaming.cache.cache_directory import CacheDirectory
-from fkat_data.streaming.cache.dataset_version import DatasetVersion, _users, remove_if_unused
+from fkat_data.streaming.cache import DatasetVersion
 
 OLD = ["a.mds", "x/b.mds"]
 
@@ -99,22 +99,6 @@ def test_a_label_is_kept_with_its_version_until_another_one_is_passed(directory)
         version.adopt("new", names, label="x" * 10_001)
 
 
-def test_a_directory_that_is_in_use_is_not_removed_and_any_other_is(directory):
-    version = DatasetVersion(directory)
-    fill(directory)
-    version.adopt("old", names)
-    assert not remove_if_unused(directory)
-    assert shards_in(directory)
-    version._leave()
-    assert remove_if_unused(directory)
-    assert not directory.exists()
-    # What a process left that died while it removed the directory.
-    directory.mkdir()
-    (directory / "a.mds").write_bytes(b"x")
-    assert remove_if_unused(directory)
-    assert not directory.exists()
-
-
 def test_holding_needs_a_state_that_was_adopted(directory):
     version = DatasetVersion(directory)
     with pytest.raises(ConfigurationError, match="another"):
@@ -128,15 +112,12 @@ def test_a_directory_that_was_emptied_is_recorded_again_and_protected_again(dire
     version = DatasetVersion(directory)
     version.adopt("old", names)
     worker = pickle.dumps(version)
-    for is_forgotten in (False, True):
-        shutil.rmtree(directory)
-        directory.mkdir(mode=0o700)
-        if is_forgotten:
-            _users.clear()  # as in a process that has just unpickled it
-        pickle.loads(worker).hold()
-        assert version.recorded == "old"
-        with CacheDirectory(directory).open("users") as users:
-            assert not users.try_lock()  # so another version is refused
+    shutil.rmtree(directory)
+    directory.mkdir(mode=0o700)
+    pickle.loads(worker).hold()
+    assert version.recorded == "old"
+    with (directory / ".fkat_data" / "users").open() as users, pytest.raises(BlockingIOError):
+        fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)  # so another version is refused
 
 
 def test_a_file_that_cannot_be_looked_at_is_not_taken_for_a_new_one(directory, monkeypatch):
@@ -158,8 +139,7 @@ def test_a_file_that_cannot_be_looked_at_is_not_taken_for_a_new_one(directory, m
 USER = """
 import sys
 from pathlib import Path
-from fkat_data.streaming.cache.cache_directory import CacheDirectory
-from fkat_data.streaming.cache.dataset_version import DatasetVersion
+from fkat_data.streaming.cache import DatasetVersion
 DatasetVersion(Path(sys.argv[1])).adopt(sys.argv[2], lambda recorded: ["a.mds", "x/b.mds"])
 print("using", flush=True)
 sys.stdin.read()
@@ -203,8 +183,7 @@ RANKS = """
 import os, sys, time
 from pathlib import Path
 from fkat_data.errors import ConfigurationError
-from fkat_data.streaming.cache.cache_directory import CacheDirectory
-from fkat_data.streaming.cache.dataset_version import DatasetVersion
+from fkat_data.streaming.cache import DatasetVersion
 
 directory = Path(sys.argv[1])
 
@@ -236,29 +215,28 @@ assert [end(pid) for pid in ranks] == [0] * 6
 assert not (directory / "old.mds").exists()
 
 # A forked child holds for itself, and what its parent held ends with the parent.
-version = DatasetVersion(directory)
-version.adopt("new", list)
 hold_read, hold_write = os.pipe()
 ready_read, ready_write = os.pipe()
 
-def child():
-    os.close(hold_write)
-    version.hold()
-    os.write(ready_write, b"x")
-    os.read(hold_read, 1)
+def parent():
+    version = DatasetVersion(directory)
+    version.adopt("new", list)
+    if os.fork() == 0:
+        os.close(hold_write)
+        version.hold()
+        os.write(ready_write, b"x")
+        os.read(hold_read, 1)
+        os._exit(0)
 
-pid = forked(child)
+pid = forked(parent)
 os.read(ready_read, 1)
-assert end(forked(lambda: DatasetVersion(directory).adopt("newer", list))) == 2
-version._leave()
-assert end(forked(lambda: DatasetVersion(directory).adopt("newer", list))) == 2  # the child still has it
-os.close(hold_write)
 assert end(pid) == 0
-assert end(forked(lambda: DatasetVersion(directory).adopt("newer", list))) == 0
-try:
-    version.hold()
-except ConfigurationError:
-    print("right")
+assert end(forked(lambda: DatasetVersion(directory).adopt("newer", list))) == 2  # the child has it
+version = DatasetVersion(directory)
+version.adopt("new", list)
+os.close(hold_write)
+assert end(forked(lambda: DatasetVersion(directory).adopt("newer", list))) == 2  # and so has this process
+print("right")
 """
 
 

@@ -10,16 +10,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from fkat_data import registry
 from fkat_data.errors import ConfigurationError, StateMismatchError
-from fkat_data.streaming.epoch.epochs import Epochs
-from fkat_data.streaming.epoch.resume_point import ResumePoint
-from fkat_data.streaming.epoch.weight_schedule import WeightSchedule
-from fkat_data.streaming.epoch.world import World
-from fkat_data.streaming.order.batching import BATCHING_METHODS
-from fkat_data.streaming.order.epoch_order import SHUFFLES, OrderSettings
-from fkat_data.streaming.order.partition import PARTITIONS, Grid
-from fkat_data.streaming.order.weights import StreamWeight
+from fkat_data.streaming.epoch import Epochs, ResumePoint, WeightSchedule, World
+from fkat_data.streaming.order import BATCHING_METHODS, PARTITIONS, SHUFFLES, Grid, OrderSettings, StreamWeight
 
 GLOBAL_BATCH_SIZE = 24
 #: Every grid whose ranks together read 24 samples in a step.
@@ -159,16 +152,6 @@ def check_each_once(epochs, delivered, grids, canonical_nodes):
     assert size <= delivered.total() <= size + len(epochs.phases(1)) * most_filled
 
 
-class Mirrored:
-    """The samples, from the last one to the first."""
-
-    def __init__(self, unit_sizes, num_canonical_nodes, seed, epoch, block_size):
-        self.size = int(unit_sizes.sum())
-
-    def samples_at(self, places):
-        return self.size - 1 - places
-
-
 SMALL_GRIDS = [Grid(*numbers) for numbers in itertools.product((1, 3), (1, 2, 3), (1, 4))]
 
 
@@ -176,14 +159,11 @@ SMALL_GRIDS = [Grid(*numbers) for numbers in itertools.product((1, 3), (1, 2, 3)
 @pytest.mark.parametrize(
     ("shuffle_algo", "batching_method"),
     [
-        *itertools.product(["block", "mirrored"], BATCHING_METHODS),
+        *itertools.product(["block"], BATCHING_METHODS),
         *itertools.product(["py1e", None], [method for method in BATCHING_METHODS if method != "random"]),
     ],
 )
-def test_a_resume_in_the_same_world_reads_what_the_run_that_was_not_stopped_reads(
-    monkeypatch, shuffle_algo, batching_method
-):
-    monkeypatch.setitem(registry._entries["shuffle"], "mirrored", Mirrored)
+def test_a_resume_in_the_same_world_reads_what_the_run_that_was_not_stopped_reads(shuffle_algo, batching_method):
     num_resumes = 0
     for size, grid, canonical in itertools.product((5, 26), SMALL_GRIDS, (None, 2)):
         shards = (np.array([size - size // 3]), np.array([size // 3]))

@@ -3,12 +3,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fkat_data.streaming.epoch.rank_batches import RankBatches
-from fkat_data.streaming.epoch.resume_point import ResumePoint
-from fkat_data.streaming.epoch.skips import SampleSkips
-from fkat_data.streaming.order.epoch_order import EpochStart, OrderSettings, plan_epoch
-from fkat_data.streaming.order.partition import Grid
-from fkat_data.streaming.order.weights import StreamWeight, shares_of
+from fkat_data.streaming.epoch import RankBatches, ResumePoint, SampleSkips
+from fkat_data.streaming.order import EpochStart, Grid, OrderSettings, StreamWeight, plan_epoch, shares_of
 
 SIZES = (np.array([40, 31, 17, 9]),)
 SKIPS = [[], [{"epoch": 0, "batches": [3, 6]}], [{"samples": [1, 2, 3, 50]}, {"epoch": 0, "batches": [0, 1]}]]

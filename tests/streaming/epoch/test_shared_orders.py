@@ -4,23 +4,22 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
 import pytest
 
-from fkat_data.streaming.epoch import shared_orders
-from fkat_data.streaming.epoch.shared_orders import SharedPart, shared_part
-from fkat_data.streaming.order.keeper import kept_here
-from fkat_data.streaming.order.shuffle import REFERENCE_SHUFFLES, ReferenceShuffle
+from fkat_data.streaming.epoch import shared_part
+from fkat_data.streaming.order import REFERENCE_SHUFFLES, ReferenceShuffle, kept_here
 
-SIZE = 1000
+#: A smaller part is worth no file.
+SIZE = 1 << 20
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr(shared_orders, "_LEAST_SAMPLES", 10)
     return tmp_path / f"fkat_data-{os.geteuid()}-orders"
 
 
@@ -55,23 +54,25 @@ def test_a_part_is_computed_once_and_the_last_reader_removes_it(folder):
     make = Maker()
     first, second = part_of(make), part_of(make)
     assert make.count == 1
-    places = np.array([999, 0, 7])
-    assert first[places].tolist() == second[places].tolist() == [999, 0, 7]
+    places = np.array([SIZE - 1, 0, 7])
+    assert first[places].tolist() == second[places].tolist() == [SIZE - 1, 0, 7]
     del first
     assert [path.stat().st_mode & 0o777 for path in folder.iterdir()] == [0o600]
     del second
     expect_empty(folder)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("algorithm", REFERENCE_SHUFFLES)
 def test_shared_orders_are_those_that_a_process_computes_alone(folder, algorithm):
-    arguments = (algorithm, np.array([70, 0, 33, 120, 8]), 3, 5, 1, 40)
+    arguments = (algorithm, np.array([7000, 0, 3300, 12_000, 800]) * 140, 3, 5, 1, 4000)
     shared = ReferenceShuffle(*arguments, shared_part)
-    assert shared.whole().tolist() == ReferenceShuffle(*arguments).whole().tolist()
+    whole = ReferenceShuffle(*arguments).whole()
+    assert np.array_equal(shared.whole(), whole)
     assert len(list(folder.iterdir())) in (1, 3)
     # A process that maps the first nodes computes the last one all the same.
-    last = ReferenceShuffle(*arguments, shared_part)
-    assert last.samples_at(np.array([230, 0, 230])).tolist() == shared.whole()[[230, 0, 230]].tolist()
+    last, places = ReferenceShuffle(*arguments, shared_part), np.array([len(whole) - 1, 0, len(whole) - 1])
+    assert last.samples_at(places).tolist() == whole[places].tolist()
 
 
 def test_what_a_maker_left_is_made_again_or_removed(folder):
@@ -94,27 +95,35 @@ def test_what_a_maker_left_is_made_again_or_removed(folder):
 
 @pytest.mark.parametrize("fault", ["disk", "folder", "wait"])
 def test_a_process_computes_alone_where_sharing_fails(folder, fault, monkeypatch, caplog):
-    held = None
+    folder.mkdir(mode=0o700)
+    is_over = threading.Event()
     if fault == "disk":
 
         def full(*_):
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(shared_orders, "allocate", full)
+        monkeypatch.setattr("fkat_data.streaming.epoch.shared_orders.allocate", full)
     elif fault == "folder":
-        folder.mkdir(mode=0o700)
         folder.chmod(0o777)
     else:
-        folder.mkdir(mode=0o700)
-        monkeypatch.setattr(shared_orders, "_WAIT_S", 0.0)
-        held = shared_orders.LockFile(folder / f"key-{shared_orders._boot_id()}.order")
-        held.lock()
+        is_making = threading.Event()
+
+        def slow():
+            is_making.set()
+            is_over.wait(30)
+            yield from Maker()()
+
+        thread = threading.Thread(target=part_of, args=(slow,), daemon=True)
+        thread.start()
+        is_making.wait(30)
+        monotonic = time.monotonic
+        monkeypatch.setattr(time, "monotonic", lambda: 1000 * monotonic())
     part = part_of(Maker())
-    assert not isinstance(part, SharedPart)
     assert part[np.arange(SIZE)].tolist() == list(range(SIZE))
     assert "computes the order of its epoch alone" in caplog.text
-    if held is not None:
-        held.close()
+    if fault == "wait":
+        is_over.set()
+        thread.join()
 
 
 def test_a_small_part_is_worth_no_file(folder):
@@ -126,17 +135,16 @@ def test_a_small_part_is_worth_no_file(folder):
 PROGRAM = """
 import sys, tempfile, time
 import numpy as np
-from fkat_data.streaming.epoch import shared_orders
+from fkat_data.streaming.epoch import shared_part
 
 tempfile.tempdir = sys.argv[1]
-shared_orders._LEAST_SAMPLES = 10
 
 def make():
     print("making", flush=True)
     time.sleep(1000)
-    yield np.arange(1000)
+    yield np.arange(1)
 
-shared_orders.shared_part("key", 1000, np.int32, make)
+shared_part("key", 1 << 20, np.int32, make)
 """
 
 
@@ -160,12 +168,11 @@ import os, sys, tempfile
 from pathlib import Path
 import numpy as np
 import fkat_data
-from fkat_data.streaming.epoch import shared_orders
+from fkat_data.streaming.epoch import shared_part
 
 def part_of(key):
     tempfile.tempdir = sys.argv[1]
-    shared_orders._LEAST_SAMPLES = 10
-    return shared_orders.shared_part(key, 1000, np.int32, lambda: iter([np.arange(1000)]))
+    return shared_part(key, 1 << 20, np.int32, lambda: iter([np.arange(1 << 20)]))
 
 def in_a_worker(shard):
     global in_worker

@@ -1,4 +1,8 @@
 import multiprocessing
+import os
+import pickle
+import signal
+import threading
 import time
 
 import pytest
@@ -117,3 +121,54 @@ def test_loaders_that_begin_at_one_instant_get_their_epochs_in_order(options, ep
     dataset.first = next(multiprocessing.process._process_counter)
     iterators = [iter(DataLoader(dataset, batch_size=4, num_workers=2)) for _ in range(2)]
     assert [numbers(iterator) for iterator in iterators] == epochs[:2]
+
+
+def in_fork(function):
+    """What a function returns in a fork of this process, which has half a minute."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            signal.alarm(30)
+            os.write(write, pickle.dumps(function()))
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as file:
+        result = pickle.load(file)
+    os.waitpid(pid, 0)
+    return result
+
+
+def begun(dataset, count=1):
+    return [dataset.begin_epoch().epoch for _ in range(count)]
+
+
+def test_processes_that_hold_one_dataset_count_for_themselves_and_so_does_a_copy(options):
+    dataset = StreamingDataset(**options)
+    assert begun(dataset) == [0]
+    for _ in range(3):
+        assert in_fork(lambda: begun(dataset, 2)) == [1, 2]
+        assert in_fork(lambda: in_fork(lambda: begun(dataset))) == [1]
+    copy = pickle.loads(pickle.dumps(dataset))
+    assert begun(copy, 2) == [1, 2]
+    assert dataset.next_epoch == 1
+
+
+def test_threads_take_turns_and_a_fork_waits_for_none_of_them(options):
+    dataset, is_over = StreamingDataset(**options), threading.Event()
+    found = []
+
+    def work():
+        while not is_over.is_set():
+            found.extend(begun(dataset))
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for _ in range(30):
+        assert len(in_fork(lambda: begun(dataset, 2))) == 2
+    is_over.set()
+    for thread in threads:
+        thread.join()
+    assert sorted(found) == list(range(len(found)))

@@ -2,7 +2,7 @@ import pytest
 from order_vectors import VECTORS, name
 
 from fkat_data.errors import ConfigurationError
-from fkat_data.streaming.epoch.world import World
+from fkat_data.streaming.epoch import World
 
 FIELDS = (
     "node",

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fkat_data.streaming.order.block import BlockShuffle
+from fkat_data.streaming.order import BlockShuffle
 
 
 def order_of(sizes, nodes=1, epoch=0, block_size=50, seed=7):

@@ -7,9 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fkat_data.streaming.order.epoch_order import EpochStart, OrderSettings, plan_epoch
-from fkat_data.streaming.order.partition import Grid
-from fkat_data.streaming.order.weights import StreamWeight, shares_of
+from fkat_data.streaming.order import EpochStart, Grid, OrderSettings, StreamWeight, plan_epoch, shares_of
 
 CASES = json.loads((Path(__file__).parents[2] / "golden" / "streaming" / "block_orders.json").read_text())
 

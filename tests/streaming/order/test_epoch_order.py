@@ -3,10 +3,16 @@ import pytest
 from order_vectors import DATASETS, VECTORS, check, name
 
 from fkat_data.errors import ConfigurationError
-from fkat_data.streaming.order.epoch_order import EpochStart, OrderSettings, plan_epoch
-from fkat_data.streaming.order.partition import Grid
-from fkat_data.streaming.order.sampling import StreamSamples, selected
-from fkat_data.streaming.order.weights import StreamWeight, shares_of
+from fkat_data.streaming.order import (
+    EpochStart,
+    Grid,
+    OrderSettings,
+    StreamSamples,
+    StreamWeight,
+    plan_epoch,
+    selected,
+    shares_of,
+)
 
 
 def settings_of(case, method="random"):

@@ -2,8 +2,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fkat_data.streaming.order.keyed_selection import KeyedSelection, fair_counts
-from fkat_data.streaming.order.sampling import StreamSamples
+from fkat_data.streaming.order import KeyedSelection, StreamSamples, fair_counts
 
 
 @given(

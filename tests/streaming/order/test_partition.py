@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from order_vectors import VECTORS, check, name
 
 from fkat_data.errors import ConfigurationError
-from fkat_data.streaming.order.partition import EvenPartition, Grid, partitioned
+from fkat_data.streaming.order import EvenPartition, Grid, partitioned
 
 
 def tensor(found, grid, workers):

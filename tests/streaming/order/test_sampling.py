@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from order_vectors import VECTORS, check, name, sizes_of
 
 from fkat_data.errors import ConfigurationError
-from fkat_data.streaming.order.sampling import StreamSamples, chosen_per_shard, selected
+from fkat_data.streaming.order import StreamSamples, chosen_per_shard, selected
 
 
 @pytest.mark.parametrize("case", VECTORS["sampling"], ids=name)

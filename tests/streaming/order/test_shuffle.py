@@ -5,8 +5,7 @@ from hypothesis import strategies as st
 from order_vectors import VECTORS, check, name, sizes_of
 
 from fkat_data.errors import ConfigurationError
-from fkat_data.streaming.order.shuffle import REFERENCE_SHUFFLES, ReferenceShuffle
-from fkat_data.streaming.order.spans import divided
+from fkat_data.streaming.order import REFERENCE_SHUFFLES, ReferenceShuffle, divided
 
 
 def shuffle_of(case):
@@ -65,8 +64,8 @@ def test_small_buckets_give_the_order_that_one_sort_gives(sizes, nodes, block_si
         return
     whole = ReferenceShuffle("py1e", np.array(sizes), nodes, 9176, 1, block_size).whole()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fkat_data.streaming.order.expand._LEAST_WIDTH", width)
-        patch.setattr("fkat_data.streaming.order.expand._TOGETHER", together)
+        patch.setattr("fkat_data.streaming.order.shuffle._LEAST_WIDTH", width)
+        patch.setattr("fkat_data.streaming.order.shuffle._TOGETHER", together)
         assert ReferenceShuffle("py1e", np.array(sizes), nodes, 9176, 1, block_size).whole().tolist() == whole.tolist()
 
 

@@ -4,8 +4,7 @@ import pytest
 
 from fkat_data.errors import ConfigurationError
 from fkat_data.extensions import register_shuffle
-from fkat_data.streaming.order.block import BlockShuffle
-from fkat_data.streaming.order.shuffle import REFERENCE_SHUFFLES, ReferenceShuffle
+from fkat_data.streaming.order import REFERENCE_SHUFFLES, BlockShuffle, ReferenceShuffle
 from fkat_data.testing.contracts import ShuffleContract
 
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from order_vectors import VECTORS
 
-from fkat_data.streaming.order.spans import Spanner
+from fkat_data.streaming.order import Spanner
 
 CASE = VECTORS["spanner"]
 

@@ -2,7 +2,7 @@ import pytest
 from order_vectors import VECTORS, name
 
 from fkat_data.errors import ConfigurationError
-from fkat_data.streaming.order.weights import StreamWeight, shares_of
+from fkat_data.streaming.order import StreamWeight, shares_of
 
 
 @pytest.mark.parametrize("case", VECTORS["weights"], ids=name)

@@ -220,7 +220,7 @@ def test_caches_in_one_another_are_refused_where_files_would_meet(tmp_path):
 
 
 @pytest.fixture
-def _checks_at_once(monkeypatch):
+def checks_at_once(monkeypatch):
     monkeypatch.setattr("fkat_data.streaming.reading.dataset_index._CHECK_INTERVAL_S", 0.0)
 
 
@@ -230,7 +230,7 @@ def copied_over(path):
     os.rename(f"{path}.copy", path)  # noqa: PTH104 - as mv does
 
 
-@pytest.mark.usefixtures("_checks_at_once")
+@pytest.mark.usefixtures("checks_at_once")
 def test_an_index_that_is_copied_over_itself_ends_no_job_and_empties_no_cache(tmp_path):
     remote, cache = written(tmp_path / "remote"), tmp_path / "cache"
     dataset = opened(remote, cache)
@@ -243,7 +243,7 @@ def test_an_index_that_is_copied_over_itself_ends_no_job_and_empties_no_cache(tm
     assert (cache / "shard.00000.mds").stat().st_ino == inode
 
 
-@pytest.mark.usefixtures("_checks_at_once")
+@pytest.mark.usefixtures("checks_at_once")
 def test_hashes_tell_that_an_index_that_is_written_again_is_of_the_same_data(tmp_path):
     for name, hashes in (("hashed", ["xxh64"]), ("plain", [])):
         remote, cache = written(tmp_path / name, hashes=hashes), tmp_path / f"{name}-cache"

@@ -14,7 +14,6 @@ from passed_lines import passes, watch
 
 from fkat_data.errors import ConfigurationError, ShardCorruptError
 from fkat_data.streaming import LocalDataset, Stream, StreamingDataset
-from fkat_data.streaming.cache.dataset_version import _users, remove_if_unused
 
 COUNT = 30
 
@@ -127,14 +126,14 @@ def test_two_versions_are_read_side_by_side_and_the_older_one_goes_when_nobody_r
     assert before[0]["number"] == 100
     with pytest.raises(ShardCorruptError, match="written again"):
         before[COUNT - 1]
-    assert remove_if_unused(first) is False
     assert in_child(lambda: numbers(local=str(data)) == is_of(200)) == 0
     assert first.is_dir()
-    # This process used it until now.
-    _users.pop(str(first))
-    numbers(local=str(data))
-    assert not first.exists()
-    assert numbers(local=str(data)) == is_of(200)
+    other = written(tmp_path / "other", 100, per_shard=10)
+    assert in_child(lambda: numbers(local=str(other)) == is_of(100)) == 0
+    (old,) = {path.parent for path in decompressed(other)}
+    written(other, 200, per_shard=10, exist_ok=True)
+    assert numbers(local=str(other)) == is_of(200)
+    assert not old.exists()
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -3,7 +3,7 @@ import re
 import pytest
 
 from fkat_data.errors import ConfigurationError
-from fkat_data.streaming.reading.stream import FilePattern, split_location
+from fkat_data.streaming.reading import FilePattern, split_location
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,8 @@ from tar_examples import write_tar
 
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
 from fkat_data.streaming import JSONWriter, MDSWriter, Stream, StreamingDataset
-from fkat_data.streaming.cache.cache_directory import CacheDirectory
-from fkat_data.streaming.reading import open_shards
-from fkat_data.streaming.reading.shard_source import sources_of
+from fkat_data.streaming.cache import Cache, CacheBudget
+from fkat_data.streaming.reading import sources_of
 
 
 @pytest.fixture
@@ -117,7 +116,7 @@ def test_a_file_that_is_cut_while_it_is_mapped_is_an_error_and_not_the_end_of_th
     tmp_path, monkeypatch, kind, is_cached
 ):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
-    monkeypatch.setattr(open_shards, "_TOUCH_S", -1.0)
+    monkeypatch.setattr("fkat_data.streaming.reading.open_shards._TOUCH_S", -1.0)
     data, local = tmp_path / "data", tmp_path / "local"
     if kind == "tar":
         write_tar(data / "a.tar", range(30))
@@ -147,7 +146,7 @@ def test_a_shard_that_another_process_is_evicting_is_waited_for(data, tmp_path):
     gc.collect()
     with ThreadPoolExecutor(1) as thread:
         inode = (local / "shard.00000.mds").stat().st_ino
-        with CacheDirectory(local).mapped_files.claimed(inode) as is_claimed:
+        with Cache(local, CacheBudget([local], None)).mapped_files.claimed(inode) as is_claimed:
             assert is_claimed
             found = thread.submit(lambda: dataset[0]["number"])
             time.sleep(0.3)

@@ -9,13 +9,6 @@ import pytest
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "faults")]
 
 
-@pytest.fixture(autouse=True)
-def _short_waits(monkeypatch):
-    from fkat_data.streaming.store import attempts
-
-    monkeypatch.setattr(attempts, "_FIRST_WAIT_S", 0.02)
-
-
 @pytest.fixture(scope="session")
 def moto_server(shared_processes):
     import servers
@@ -55,7 +48,7 @@ def through(processes, request, tmp_path, monkeypatch):
     from proxy import FaultServer
     from stored_files import write_into
 
-    from fkat_data.streaming.store.open_store import open_store
+    from fkat_data.streaming.store import open_store
 
     opened = []
 

@@ -3,7 +3,7 @@
 import hashlib
 import random
 
-from fkat_data.files.shard import FileInfo
+from fkat_data.streaming.formats import FileInfo
 
 __all__ = ["CONTENTS", "WAYS", "fetch", "fill", "info_of", "write_into"]
 

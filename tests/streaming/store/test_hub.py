@@ -8,9 +8,7 @@ from hub_server import SIGNATURE, be_the_hub, hub_server
 from stored_files import info_of
 
 from fkat_data.errors import ConfigurationError, DownloadError, ShardNotFoundError
-from fkat_data.files.shard import Origin
-from fkat_data.streaming.store.hub_location import hub_location
-from fkat_data.streaming.store.open_store import open_store
+from fkat_data.streaming.store import Origin, open_store
 
 pytest.importorskip("huggingface_hub")
 
@@ -51,25 +49,6 @@ def downloaded(store, name, content):
     target = io.BytesIO()
     store.download(name, target, info_of(name, content), "sha256")
     return target.getvalue()
-
-
-@pytest.mark.parametrize(
-    ("url", "found"),
-    {
-        "hf://datasets/o/n": ("datasets", "o/n", "main", ""),
-        "hf://o/n/": ("models", "o/n", "main", ""),
-        "hf://datasets/o/n@v1.0/a/b/": ("datasets", "o/n", "v1.0", "a/b"),
-        "hf://datasets/o/n@refs/convert/parquet": ("datasets", "o/n", "refs/convert/parquet", ""),
-        "hf://datasets/o/n@refs/convert/parquet/default/train": (
-            *("datasets", "o/n", "refs/convert/parquet"),
-            "default/train",
-        ),
-        "hf://datasets/o/n@refs%2Fpr%2F3/x": ("datasets", "o/n", "refs/pr/3", "x"),
-        "hf://spaces/o.p/n-1_2/x@y/z": ("spaces", "o.p/n-1_2", "main", "x@y/z"),
-    }.items(),
-)
-def test_a_url_names_a_directory_of_a_repository(url, found):
-    assert tuple(hub_location(url)) == found
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import pytest
 from stored_files import CONTENTS, fetch, info_of, write_into
 
 from fkat_data.errors import ConfigurationError, DownloadError, ShardCorruptError, ShardNotFoundError
-from fkat_data.files.shard import FileInfo
-from fkat_data.streaming.store.open_store import open_store
+from fkat_data.streaming.formats import FileInfo
+from fkat_data.streaming.store import open_store
 
 NAME = "shard.00000.mds"
 

@@ -7,7 +7,7 @@ from proxy import fault
 from stored_files import CONTENTS, WAYS
 
 from fkat_data.errors import DownloadError
-from fkat_data.files.shard import Origin
+from fkat_data.streaming.store import Origin
 
 NAME = "shard.00000.mds"
 CONTENT = CONTENTS[NAME]

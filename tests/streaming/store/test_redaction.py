@@ -5,8 +5,7 @@ import pytest
 from proxy import FaultServer, fault
 
 from fkat_data.errors import DownloadError
-from fkat_data.streaming.store.attempts import Redaction
-from fkat_data.streaming.store.open_store import open_store
+from fkat_data.streaming.store import Redaction, open_store
 
 SECRET = "s3cr3t-value"
 

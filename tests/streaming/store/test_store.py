@@ -12,9 +12,8 @@ from proxy import FaultServer, RandomPlan, fault
 from stored_files import CONTENTS, fetch, info_of
 
 from fkat_data.errors import DownloadError
-from fkat_data.files.shard import FileInfo
-from fkat_data.streaming.store import filesystem
-from fkat_data.streaming.store.open_store import open_store
+from fkat_data.streaming.formats import FileInfo
+from fkat_data.streaming.store import open_store
 
 NAME = "shard.00000.mds"
 
@@ -116,6 +115,10 @@ def test_nothing_that_was_given_up_stays_open(through, tmp_path, way):
         time.sleep(0.05)
 
 
+#: Of a file system that is only known to fsspec, files are read in pieces of 4 MiB.
+PIECES = CONTENTS[NAME] * 60
+
+
 class Peculiar(MemoryFileSystem):
     """A file system of somebody else, which does as its ``manner`` says."""
 
@@ -141,18 +144,17 @@ class Peculiar(MemoryFileSystem):
         if "short" in manner:
             content = content[:-1]
         if "replace" in manner:
-            self.pipe_file(path, bytes(reversed(CONTENTS[NAME])))
+            self.pipe_file(path, bytes(reversed(PIECES)))
         return content
 
 
 @pytest.fixture
-def peculiar(monkeypatch):
+def peculiar():
     fsspec.register_implementation("peculiar", Peculiar, clobber=True)
-    monkeypatch.setattr(filesystem, "_PIECE_BYTES", 40_000)
     Peculiar.store.clear()
     Peculiar.released.clear()
     Peculiar.manner = ""
-    Peculiar().pipe_file("/train/" + NAME, CONTENTS[NAME])
+    Peculiar().pipe_file("/train/" + NAME, PIECES)
 
     def opened(num_retries=2, timeout_s=20.0):
         return open_store("peculiar://train", storage_options=None, num_retries=num_retries, timeout_s=timeout_s)
@@ -165,19 +167,19 @@ def peculiar(monkeypatch):
 def test_any_file_system_may_fail_in_any_way(peculiar, tmp_path, manner):
     store = peculiar(timeout_s=0.5 if manner == "hang" else 20.0)
     Peculiar.manner = manner
-    assert fetch(store, tmp_path / "out") == CONTENTS[NAME]
+    assert fetch(store, tmp_path / "out", info=info_of(NAME, PIECES)) == PIECES
 
 
 def test_a_file_system_that_never_answers_is_given_up(peculiar, tmp_path):
     Peculiar.manner = "always hang"
     started_at = time.monotonic()
     with pytest.raises(DownloadError, match="timeout_s") as caught:
-        fetch(peculiar(1, 0.3), tmp_path / "out")
+        fetch(peculiar(1, 0.3), tmp_path / "out", info=info_of(NAME, PIECES))
     assert caught.value.num_attempts == 2
     assert time.monotonic() - started_at < 10
 
 
 def test_pieces_of_two_objects_are_not_put_together(peculiar, tmp_path):
     Peculiar.manner = "replace"
-    got = fetch(peculiar(), tmp_path / "out", algorithm=None, info=FileInfo(NAME, len(CONTENTS[NAME]), {}))
-    assert got == bytes(reversed(CONTENTS[NAME]))
+    got = fetch(peculiar(), tmp_path / "out", algorithm=None, info=FileInfo(NAME, len(PIECES), {}))
+    assert got == bytes(reversed(PIECES))

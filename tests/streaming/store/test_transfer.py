@@ -1,62 +1,14 @@
+import contextlib
 import io
+import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from scripted import CONTENT, OTHER, ScriptedClient, store_of
 from stored_files import info_of
 
-from fkat_data.streaming.store.attempts import FinalError
-from fkat_data.streaming.store.client import ChangedError, ContentError, TransferError
-from fkat_data.streaming.store.transfer import Transfer
-
-CONTENT = bytes(range(256)) * 4
-OTHER = CONTENT[::-1]
-
-
-class ScriptedBody:
-    def __init__(self, answer, start):
-        content, version, cut, step, has_size, shift = answer
-        self.start = start if start == 0 or shift is None else min(start + shift, len(content))
-        if shift == "whole":
-            self.start = 0
-        self.size_bytes = len(content) if has_size else None
-        self.version = version
-        self._rest = content[self.start :]
-        self._left = len(self._rest) if cut is None else cut
-        self._is_cut = cut is not None and cut < len(self._rest)
-        self._step = step
-
-    def read(self, timeout_s):
-        assert timeout_s > 0
-        if self._left <= 0 and self._is_cut:
-            raise ConnectionResetError("cut")
-        chunk = self._rest[: min(self._step, self._left)]
-        self._rest = self._rest[len(chunk) :]
-        self._left -= len(chunk)
-        return chunk
-
-    def close(self):
-        pass
-
-
-class ScriptedClient:
-    """Gives the answers of a list, then right ones."""
-
-    def __init__(self, answers, final):
-        self.answers = list(answers)
-        self.final = final
-        self.starts = []
-
-    def open(self, name, start, version, timeout_s):
-        self.starts.append(start)
-        answer = self.answers.pop(0) if self.answers else self.final
-        if answer is None:
-            raise TimeoutError
-        shift = answer[5]
-        if start and shift is None:
-            return ScriptedBody((*answer[:5], "whole"), 0)
-        return ScriptedBody(answer, start)
-
+from fkat_data.errors import DownloadError
 
 RIGHT = (CONTENT, '"1"', None, 100, True, 0)
 answers = st.one_of(
@@ -75,17 +27,16 @@ answers = st.one_of(
 )
 
 
-def transfer_of(client, target, algorithm="sha256"):
-    info = info_of("x", CONTENT)
-    return Transfer(
-        client,
-        "x",
-        target,
-        size_bytes=info.bytes,
-        most_bytes=info.bytes,
-        algorithm=algorithm,
-        digest=info.hashes["sha256"],
-    )
+def fetched(script, final, target, num_retries=8):
+    client = ScriptedClient(script, final)
+    store_of(client, num_retries).download("x", target, info_of("x", CONTENT), "sha256")
+    assert target.getvalue() == CONTENT
+    return client.starts
+
+
+@pytest.fixture(autouse=True)
+def _no_waits(monkeypatch):
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
 
 
 class Bounded(io.BytesIO):
@@ -97,99 +48,49 @@ class Bounded(io.BytesIO):
         return written
 
 
-@settings(max_examples=400, deadline=None)
+SETTINGS = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture]}
+
+
+@settings(max_examples=400, **SETTINGS)
 @given(st.lists(answers, max_size=6))
 def test_whatever_comes_what_is_accepted_is_right_and_it_is_accepted_once_answers_are_right(script):
-    client = ScriptedClient(script, RIGHT)
-    target = Bounded()
-    transfer = transfer_of(client, target)
-    for _ in range(len(script) + 2):
-        try:
-            transfer.attempt(1.0)
-        except (TransferError, ConnectionResetError):
-            continue
-        break
-    else:
-        pytest.fail(f"not accepted after {client.starts}")
-    assert target.getvalue() == CONTENT
-    assert transfer.version in ('"1"', '"2"', "")
+    fetched(script, RIGHT, Bounded())
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200, **SETTINGS)
 @given(st.lists(answers, max_size=6))
 def test_a_wrong_object_is_never_accepted(script):
-    client = ScriptedClient(script, (OTHER, '"1"', None, 100, True, 0))
-    transfer = transfer_of(client, target := Bounded())
-    for _ in range(len(script) + 4):
-        try:
-            transfer.attempt(1.0)
-        except (TransferError, ConnectionResetError):
-            continue
-        assert target.getvalue() == CONTENT
-        break
+    with contextlib.suppress(DownloadError):
+        fetched(script, (OTHER, '"1"', None, 100, True, 0), Bounded())
 
 
-def test_a_transfer_goes_on_where_it_broke():
-    client = ScriptedClient([(CONTENT, '"1"', 300, 100, True, 0)], RIGHT)
-    transfer = transfer_of(client, target := io.BytesIO())
-    with pytest.raises(ConnectionResetError):
-        transfer.attempt(1.0)
-    transfer.attempt(1.0)
-    assert client.starts == [0, 300]
-    assert target.getvalue() == CONTENT
-
-
-def test_without_a_version_it_begins_anew():
-    client = ScriptedClient([(CONTENT, "", 300, 100, True, 0)], RIGHT)
-    transfer = transfer_of(client, target := io.BytesIO())
-    with pytest.raises(ConnectionResetError):
-        transfer.attempt(1.0)
-    transfer.attempt(1.0)
-    assert client.starts == [0, 0]
-    assert target.getvalue() == CONTENT
+@pytest.mark.parametrize(
+    ("version", "starts"), [('"1"', [0, 300]), ("", [0, 0])], ids=["goes on", "without a version, begins anew"]
+)
+def test_a_transfer_goes_on_where_it_broke(version, starts):
+    assert fetched([(CONTENT, version, 300, 100, True, 0)], RIGHT, io.BytesIO()) == starts
 
 
 def test_of_an_object_that_was_replaced_nothing_is_kept():
-    client = ScriptedClient(
-        [(OTHER, '"2"', 300, 100, True, 0)],
-        RIGHT,
-    )
-    transfer = transfer_of(client, target := io.BytesIO())
-    with pytest.raises(ConnectionResetError):
-        transfer.attempt(1.0)
-    with pytest.raises(ChangedError, match="replaced"):
-        transfer.attempt(1.0)
-    transfer.attempt(1.0)
-    assert client.starts == [0, 300, 0]
-    assert target.getvalue() == CONTENT
+    assert fetched([(OTHER, '"2"', 300, 100, True, 0)], RIGHT, io.BytesIO()) == [0, 300, 0]
 
 
-def test_without_a_size_nothing_beyond_the_limit_is_written():
-    for has_size in (True, False):
-        client = ScriptedClient([], (CONTENT, "", None, 100, has_size, 0))
-        target = io.BytesIO()
-        transfer = Transfer(client, "x", target, size_bytes=None, most_bytes=250, algorithm=None, digest="")
-        with pytest.raises(ContentError, match="250"):
-            transfer.attempt(1.0)
-        assert len(target.getvalue()) <= 250
+@pytest.mark.parametrize("has_size", [True, False])
+def test_without_a_size_nothing_beyond_the_limit_is_read(has_size):
+    with pytest.raises(DownloadError, match="250"):
+        store_of(ScriptedClient([], (CONTENT, "", None, 100, has_size, 0))).read("x", 250)
 
 
 @pytest.mark.parametrize("content", [b"<?xml version='1.0'?><Error/>", b"\n<!DOCTYPE html><html>", b"<html></html>"])
 def test_a_document_about_an_error_is_no_index(content):
-    client = ScriptedClient([], (content, "", None, 100, True, 0))
-    transfer = Transfer(client, "x", io.BytesIO(), size_bytes=None, most_bytes=250, algorithm=None, digest="")
-    with pytest.raises(ContentError, match="document"):
-        transfer.attempt(1.0)
+    with pytest.raises(DownloadError, match="document"):
+        store_of(ScriptedClient([], (content, "", None, 100, True, 0))).read("x", 250)
 
 
 def test_an_empty_file_arrives():
-    client = ScriptedClient([], (b"", '"1"', None, 100, True, 0))
-    info = info_of("x", b"")
-    transfer = Transfer(
-        client, "x", io.BytesIO(), size_bytes=0, most_bytes=0, algorithm="sha256", digest=info.hashes["sha256"]
-    )
-    transfer.attempt(1.0)
-    transfer.attempt(1.0)
+    store = store_of(ScriptedClient([], (b"", '"1"', None, 100, True, 0)))
+    store.download("x", io.BytesIO(), info_of("x", b""), "sha256")
+    assert store.read("x", 10) == (b"", '"1"')
 
 
 def test_a_disk_that_is_full_is_no_failure_of_the_store():
@@ -197,6 +98,6 @@ def test_a_disk_that_is_full_is_no_failure_of_the_store():
         def write(self, data):
             raise OSError(28, "No space left on device")
 
-    with pytest.raises(FinalError) as caught:
-        transfer_of(ScriptedClient([], RIGHT), Full()).attempt(1.0)
-    assert caught.value.error.errno == 28
+    with pytest.raises(OSError, match="No space left") as caught:
+        fetched([], RIGHT, Full())
+    assert caught.value.errno == 28

@@ -1,24 +1,23 @@
 import pytest
-from proxy import fault
+from proxy import FaultServer, fault
 from stored_files import CONTENTS
 
-from fkat_data.streaming.store.web import _joined
+from fkat_data.streaming.store import open_store
 
 NAME = "shard.00000.mds"
 
 
-@pytest.mark.parametrize(
-    ("url", "name", "joined"),
-    [
-        ("http://h/a", "b", "http://h/a/b"),
-        ("http://h/a/", "b/c", "http://h/a/b/c"),
-        ("http://h", "b", "http://h/b"),
-        ("http://h/a?sig=1%2F2&x=y", "b", "http://h/a/b?sig=1%2F2&x=y"),
-        ("http://h/a", "b c?#%.bin", "http://h/a/b%20c%3F%23%25.bin"),
-    ],
-)
-def test_a_name_is_put_below_the_directory(url, name, joined):
-    assert _joined(url, name) == joined
+@pytest.mark.parametrize("name", ["b", "b/c", "b c?#%.bin"])
+@pytest.mark.parametrize("query", ["", "?sig=1%2F2&x=y"])
+def test_a_name_is_put_below_the_directory_and_the_query_goes_along(processes, tmp_path, name, query):
+    path = tmp_path / "a" / name
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"content")
+    with FaultServer(tmp_path) as server:
+        for directory in ("/a", "/a/"):
+            store = open_store(server.url + directory + query, storage_options=None, num_retries=0, timeout_s=5.0)
+            assert store.read(name, 10)[0] == b"content"
+            store.close()
 
 
 @pytest.mark.parametrize("status", [405, 501])

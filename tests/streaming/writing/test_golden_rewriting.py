@@ -6,20 +6,9 @@ import shutil
 import pytest
 from golden_shards import CASES, SHARDS, expected_of, unpacked, value_of
 
-import fkat_data.streaming.writing.lines
-import fkat_data.streaming.writing.mds_writer
-from fkat_data.streaming.writing.merge import merge_index
+from fkat_data.streaming import CSVWriter, JSONWriter, MDSWriter, TSVWriter, XSVWriter, merge_index
 
-WRITERS = {
-    name: getattr(module, name)
-    for module in (
-        fkat_data.streaming.writing.lines,
-        fkat_data.streaming.writing.mds_writer,
-        fkat_data.streaming.writing.lines,
-    )
-    for name in ("MDSWriter", "JSONWriter", "XSVWriter", "CSVWriter", "TSVWriter")
-    if hasattr(module, name)
-}
+WRITERS = {kind.__name__: kind for kind in (MDSWriter, JSONWriter, XSVWriter, CSVWriter, TSVWriter)}
 REWRITTEN = [case for case in CASES if "inputs" in expected_of(case)]
 COMPRESSED = [case for case in REWRITTEN if expected_of(case)["writer_args"].get("compression")]
 

@@ -4,12 +4,11 @@ import re
 
 import fsspec
 import pytest
-from written_examples import COLUMNS, good_samples_of
+from written_examples import COLUMNS, good_samples_of, index_at
 
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
-from fkat_data.files.formats import open_shard
-from fkat_data.files.index import parse_index, read_index
 from fkat_data.streaming import JSONWriter, MDSWriter, merge_index
+from fkat_data.streaming.formats import open_shard, read_index
 
 
 def write(out, start, writer=MDSWriter, count=5):
@@ -49,13 +48,13 @@ def test_remote_indices_are_merged_where_they_are(tmp_path):
     for number, name in enumerate(["2", "10"]):
         write(f"memory://bucket/{name}", 100 * number)
     assert merge_index("memory://bucket") == 10
-    merged = parse_index(files.cat_file("/bucket/index.json"), "index.json")
+    merged = index_at(files, "/bucket/index.json", tmp_path)
     assert merged[0].raw_data.basename == "2/shard.00000.mds"
     assert merged[-1].raw_data.basename.startswith("10/")
     pairs = [(str(tmp_path / name), f"memory://bucket/{name}") for name in ("10", "2")]
     assert merge_index(pairs, (str(tmp_path), "memory://bucket"), keep_local=False) == 10
     assert not (tmp_path / "index.json").exists()
-    assert parse_index(files.cat_file("/bucket/index.json"), "")[0].raw_data.basename == "10/shard.00000.mds"
+    assert index_at(files, "/bucket/index.json", tmp_path)[0].raw_data.basename == "10/shard.00000.mds"
     merge_index((str(tmp_path), "memory://bucket"))
     assert (tmp_path / "index.json").read_bytes() == files.cat_file("/bucket/index.json")
     files.store.clear()

@@ -8,9 +8,8 @@ import pytest
 from written_examples import COLUMNS, good_samples_of, samples_of
 
 from fkat_data.errors import ConfigurationError
-from fkat_data.files.formats import open_shard
-from fkat_data.files.index import read_index
 from fkat_data.streaming import JSONWriter, MDSWriter, write_parallel
+from fkat_data.streaming.formats import open_shard, read_index
 
 ITEMS = [(100 * number, number % 4) for number in range(12)]
 

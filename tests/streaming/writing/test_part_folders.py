@@ -10,10 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fkat_data.files.formats import open_shard
-from fkat_data.files.index import read_index
 from fkat_data.streaming import MDSWriter, write_parallel
-from fkat_data.streaming.writing.destination import LOCK_NAME
+from fkat_data.streaming.formats import open_shard, read_index
 
 MAKE_WRITER = partial(MDSWriter, columns={"item": "int", "row": "int", "attempt": "int"}, size_limit=300)
 NUM_ROWS = 20
@@ -91,7 +89,7 @@ class LossyCluster:
         for side in [location] if isinstance(location, str) else location:
             folder = Path(side.removeprefix("file://"))
             folder.mkdir(parents=True)
-            for name in (LOCK_NAME, "shard.00000.mds", "shard.00001.mds", "index.json.tmp"):
+            for name in (".fkat_data.writing", "shard.00000.mds", "shard.00001.mds", "index.json.tmp"):
                 (folder / name).write_bytes(b"half")
 
 

@@ -7,11 +7,10 @@ import time
 
 import fsspec
 import pytest
-from written_examples import COLUMNS, good_samples_of
+from written_examples import COLUMNS, good_samples_of, index_at
 
-from fkat_data.files.formats import open_shard
-from fkat_data.files.index import parse_index, read_index
 from fkat_data.streaming import JSONWriter, MDSWriter
+from fkat_data.streaming.formats import open_shard, read_index
 
 
 @pytest.fixture
@@ -40,9 +39,9 @@ def write(writer, samples):
 SAMPLES = good_samples_of((0, 60))
 
 
-def test_files_go_to_a_url_and_none_stays_here(memory, staging):
+def test_files_go_to_a_url_and_none_stays_here(memory, staging, tmp_path):
     write(MDSWriter(columns=COLUMNS, out="memory://bucket/data", size_limit=300, compression="zstd"), SAMPLES)
-    entries = parse_index(memory.cat_file("/bucket/data/index.json"), "index.json")
+    entries = index_at(memory, "/bucket/data/index.json", tmp_path)
     assert len(entries) > 3
     assert sorted(memory.find("/bucket/data")) == sorted(
         ["/bucket/data/index.json", *(f"/bucket/data/{entry.zip_data.basename}" for entry in entries)]
@@ -114,14 +113,14 @@ def test_a_writer_that_raised_leaves_no_index_there(memory, staging):
     assert not list(staging.iterdir())
 
 
-def test_a_dataset_that_is_there_is_replaced_when_that_is_said(memory):
+def test_a_dataset_that_is_there_is_replaced_when_that_is_said(memory, tmp_path):
     write(MDSWriter(columns=COLUMNS, out="memory://bucket/data"), SAMPLES)
     with pytest.raises(FileExistsError, match=r"memory://bucket/data.*exist_ok=True"):
         MDSWriter(columns=COLUMNS, out="memory://bucket/data")
     writer = MDSWriter(columns=COLUMNS, out="memory://bucket/data", exist_ok=True)
     assert not memory.exists("/bucket/data/index.json"), "shards of two datasets would look like one"
     write(writer, SAMPLES[:7])
-    (entry,) = parse_index(memory.cat_file("/bucket/data/index.json"), "index.json")
+    (entry,) = index_at(memory, "/bucket/data/index.json", tmp_path)
     assert entry.samples == 7
 
 

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from fkat_data.errors import ConfigurationError, SampleError
-from fkat_data.files.formats import open_shard
-from fkat_data.files.index import read_index
 from fkat_data.streaming import CSVWriter, JSONWriter, MDSWriter, TSVWriter, XSVWriter
+from fkat_data.streaming.formats import open_shard, read_index
 
 COLUMNS = {"id": "int", "text": "str"}
 

@@ -2,14 +2,8 @@ import numpy as np
 import pytest
 
 from fkat_data.errors import ConfigurationError
-from fkat_data.streaming.epoch.epochs import Epochs
-from fkat_data.streaming.epoch.rank_batches import RankBatches, in_groups
-from fkat_data.streaming.epoch.resume_point import ResumePoint
-from fkat_data.streaming.epoch.skips import SampleSkips
-from fkat_data.streaming.epoch.world import World
-from fkat_data.streaming.order.epoch_order import OrderSettings
-from fkat_data.streaming.order.spans import Spanner
-from fkat_data.streaming.order.weights import StreamWeight
+from fkat_data.streaming.epoch import Epochs, RankBatches, ResumePoint, SampleSkips, World, in_groups
+from fkat_data.streaming.order import OrderSettings, Spanner, StreamWeight
 from fkat_data.tools.simulation.needs import Needs
 
 SIZES = (np.full(12, 30), np.array([17, 40, 5, 0, 60]))

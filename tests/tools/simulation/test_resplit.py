@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fkat_data.errors import ConfigurationError
 from fkat_data.streaming import StreamingDataset, World
-from fkat_data.streaming.epoch.resume_point import ResumePoint
+from fkat_data.streaming.epoch import ResumePoint
 from fkat_data.tools import simulate_resplit
 from fkat_data.tools.cli.simulate_commands import write_synthetic_shards
 

@@ -1,20 +1,85 @@
-"""A directory on any file system that fsspec supports, for a writer's uploads and look-ups."""
+"""Where a dataset is written: a directory of this machine, or one on any file system that fsspec supports.
 
+And how a dataset that is there goes before another one takes its place.
+"""
+
+import contextlib
 import copy
+import json
+import re
 import secrets
 import shutil
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
-from pathlib import Path
-from typing import Any, cast
+from pathlib import Path, PurePosixPath
+from typing import Any, TypeAlias, cast
 from urllib.parse import urlsplit
 
-from fkat_data.errors import ConfigurationError
+from fkat_data.errors import ConfigurationError, ShardError
+from fkat_data.files.index import FORMATS, INDEX_NAME, parse_index
+from fkat_data.files.stored import FAMILIES
 from fkat_data.interruption import suppress
 from fkat_data.location import path_of
 from fkat_data.streaming.store.attempts import Redaction
-from fkat_data.streaming.store.open_store import given_options
+from fkat_data.streaming.store.store import given_options
+
+
+class LocalDirectory:
+    """A directory of this machine.
+
+    Args:
+        root: Path of the directory, which need not exist.
+
+    Attributes:
+        root: Path of the directory.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def has(self, name: str) -> bool:
+        """Return whether a file exists."""
+        return (self.root / name).is_file()
+
+    def read(self, name: str) -> bytes:
+        """Return a file's bytes.
+
+        Raises:
+            FileNotFoundError: The file does not exist.
+        """
+        return (self.root / name).read_bytes()
+
+    def listed(self) -> tuple[list[str], list[str]]:
+        """Return the names of the files, and of the folders, directly in the directory. Links to folders count as neither."""
+        if not self.root.is_dir():
+            return [], []
+        entries = list(self.root.iterdir())
+        folders = [path.name for path in entries if path.is_dir() and not path.is_symlink()]
+        return [path.name for path in entries if path.is_file()], folders
+
+    def below(self, name: str) -> "LocalDirectory":
+        """Return a folder of this directory."""
+        return LocalDirectory(self.root / name)
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Delete the files that exist, then the folders that this empties. No folder that is named goes, and no link is followed.
+
+        Raises:
+            OSError: A file cannot be deleted.
+        """
+        root = self.root.resolve()
+        folders: set[PurePosixPath] = set()
+        for name in names:
+            path = self.root / name
+            is_folder = path.is_dir() and not path.is_symlink()
+            if not is_folder and path.parent.resolve() == root.joinpath(*PurePosixPath(name).parent.parts):
+                path.unlink(missing_ok=True)
+                folders.update(PurePosixPath(name).parents)
+        for folder in sorted(folders - {PurePosixPath()}, key=lambda path: len(path.parts), reverse=True):
+            with suppress(OSError):  # it contains other files
+                (self.root / folder).rmdir()
+
 
 _REMOVALS_AT_ONCE = 8
 #: Schemes of servers that take no files; fsspec notices it at the first upload.
@@ -180,3 +245,100 @@ class RemoteDirectory:
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
+
+
+#: Folders of ``write_parallel``'s items; no year and month, such as 202401, has such a name.
+_PART_NAME = re.compile(r"0\d{5}")
+#: Folders of its attempts to write an item.
+_ATTEMPT_NAME = re.compile(r"\d{6,}\.attempt-[0-9a-f]{8}")
+#: Names of files that a killed writer may have left behind.
+_SHARD_NAME = rf"shard\.\d{{5,}}\.({'|'.join(FORMATS)})(\.meta)?(\.({'|'.join(FAMILIES)}))?"
+_LEFTOVER_NAME = re.compile(rf"{_SHARD_NAME}|({_SHARD_NAME}|{re.escape(INDEX_NAME)})(\.[0-9a-f]{{16}})?\.tmp")
+
+
+Place: TypeAlias = LocalDirectory | RemoteDirectory
+
+
+def place_of(remote: RemoteDirectory) -> Place:
+    """Return a writer's remote directory; the directory itself if it is on this machine."""
+    return remote if remote.path is None else LocalDirectory(remote.path)
+
+
+def remove_dataset(place: Place, shown: str) -> None:
+    """Remove a dataset and what a killed writer has left. Other files stay.
+
+    The index goes before the files that it names, so that a partial dataset never looks complete.
+
+    Args:
+        place: Where it is.
+        shown: That place, for messages.
+
+    Raises:
+        FileExistsError: The index is another program's.
+        Exception: A file cannot be removed. This is the file system's error.
+    """
+    named: list[str] = []
+    if place.has(INDEX_NAME):
+        content = place.read(INDEX_NAME)
+        if not _is_index(content):
+            raise FileExistsError(
+                f"{shown}/{INDEX_NAME} is not the index of a dataset of shards, so exist_ok=True does not replace it: "
+                "remove it, or write to another directory"
+            )
+        with contextlib.suppress(ShardError):  # an invalid index has no file names to use
+            entries = parse_index(content, INDEX_NAME)
+            named = [info.basename for entry in entries for pair in entry.files for info in pair if info]
+        folders = {str(PurePosixPath(name).parent) for name in named} - {"."}
+        # A part without an index is not merged again, and the whole does not need it.
+        place.remove(f"{folder}/{INDEX_NAME}" for folder in sorted(folders))
+        place.remove([INDEX_NAME])
+    files, _ = place.listed()
+    place.remove(dict.fromkeys([*named, *(name for name in files if _LEFTOVER_NAME.fullmatch(name))]))
+
+
+def parts_in(place: Place) -> list[str]:
+    """Return the names of the folders that ``write_parallel`` has made, complete or not."""
+    return sorted(name for name in place.listed()[1] if _PART_NAME.fullmatch(name) or is_attempt(name))
+
+
+def is_attempt(name: str) -> bool:
+    """Return whether a folder is of an attempt of ``write_parallel`` to write an item."""
+    return _ATTEMPT_NAME.fullmatch(name) is not None
+
+
+def remove_parts(place: Place, shown: str) -> None:
+    """Remove the parts that ``write_parallel`` has left in a directory.
+
+    Args:
+        place: The directory.
+        shown: The same, for messages.
+
+    Raises:
+        FileExistsError: The index of a part is another program's.
+        Exception: A file cannot be removed. This is the file system's error.
+    """
+    for name in parts_in(place):
+        if is_attempt(name):
+            remove_attempt(place, name)
+        else:
+            remove_dataset(place.below(name), f"{shown}/{name}")
+            place.remove([f"{name}/{INDEX_NAME}"])
+
+
+def remove_attempt(place: Place, name: str) -> None:
+    """Remove the folder of an attempt to write a part. All files in it are the attempt's.
+
+    Raises:
+        Exception: A file cannot be removed. This is the file system's error.
+    """
+    files, _ = place.below(name).listed()
+    place.remove(f"{name}/{file}" for file in [*files, INDEX_NAME])
+
+
+def _is_index(content: bytes) -> bool:
+    """Return whether a file is the index of a dataset of shards, valid or not."""
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and {"version", "shards"} <= cast("dict[str, Any]", found).keys()
