@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from device_examples import LateEngine
+from device_examples import LateEngine, deliver_by
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from fkat_data.device import AcceleratorMover, HostMover, engine_for, mover_for
 from fkat_data.errors import ConfigurationError
+from fkat_data.streaming import MDSWriter, StreamingDataLoader, StreamingDataset
 
 MICROBATCH = {"tensor": torch.arange(3), "text": "a", "nested": [(torch.ones(2),)]}
 
@@ -174,3 +175,21 @@ def test_a_device_that_is_not_there_is_refused(device):
         pytest.skip("it may be there")
     with pytest.raises(ConfigurationError, match="device"):
         mover_for(device)
+
+
+def test_another_device_is_used_at_once_where_many_microbatches_were_made_together(tmp_path):
+    with MDSWriter(out=str(tmp_path), columns={"x": "int"}) as writer:
+        for number in range(64):
+            writer.write({"x": number})
+    loader = StreamingDataLoader(StreamingDataset(local=str(tmp_path), batch_size=4, shuffle=False), batch_size=4)
+    batches = iter(loader)
+    found = [next(batches)["x"] for _ in range(3)]
+    deliver_by(loader, AcceleratorMover(engine_for(torch.device("meta"))))
+    assert next(batches)["x"].is_meta
+    deliver_by(loader, HostMover())
+    found += [batch["x"] for batch in batches]
+    # The fourth, and the fifth, which was moving already when the device changed again.
+    assert [index for index, batch in enumerate(found, 1) if batch.is_meta] == [4]
+    numbers = torch.cat([batch for batch in found if not batch.is_meta]).tolist()
+    assert numbers == [number for number in range(64) if number // 4 not in (3, 4)]
+    loader.close()
