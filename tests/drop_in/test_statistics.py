@@ -5,7 +5,7 @@ import pytest
 from fkat_data import DataLoader
 from fkat_data.observe import LoaderStatistics
 from fkat_data.observe.statistics import DataLoaderStatistics
-from fkat_data.tools.report.traced_run import read_run
+from fkat_data.tools import read_run
 
 BUSY = {"delivered": 10, "produced": 10, "elapsed_s": 10.0, "waited_s": 9.0, "num_cpus": 16}
 

@@ -1,1 +1,1 @@
-"""The program ``fkat-data``: its commands and what they print. It needs the extra ``cli``."""
+"""The program ``fkat-data``: its commands and what they print. Begin with ``commands``. It needs the extra ``cli``."""

@@ -1,9 +1,8 @@
-"""The program's command line: ``doctor``, ``verify-resume``, ``report`` and the commands of the other modules."""
+"""The program's command line; the commands of datasets and simulations are in modules of their own."""
 
 import json
 import signal
 import sys
-import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from enum import StrEnum
@@ -19,18 +18,18 @@ from rich.text import Text
 from fkat_data import __version__, arguments
 from fkat_data.errors import ConfigurationError
 from fkat_data.location import machine_path
-from fkat_data.tools.cli.audit_commands import Config, Overrides, audit_app
-from fkat_data.tools.cli.composition import loader_maker
+from fkat_data.streaming.audit import Coverage
+from fkat_data.tools.cli.composition import Config, Key, Nodes, Overrides, Ranks, loader_maker, streaming_dataset
 from fkat_data.tools.cli.dataset_commands import dataset_app
-from fkat_data.tools.cli.presentation import exit_on, exit_on_failure, say, show_report, terminal, verification_progress
+from fkat_data.tools.cli.presentation import exit_on, exit_on_failure, long_work, printable, progress_bar, say, terminal
 from fkat_data.tools.cli.simulate_commands import simulate_app
-from fkat_data.tools.doctor.examine import examine
-from fkat_data.tools.doctor.findings import Finding, Level, worst_of
-from fkat_data.tools.report.page import page
-from fkat_data.tools.report.traced_run import read_run
-from fkat_data.tools.resume_check.verify import verify_resume
+from fkat_data.tools.doctor import Finding, Level, examine, worst_of
+from fkat_data.tools.report import page
+from fkat_data.tools.resume_check import ResumeReport, verify_resume
+from fkat_data.tools.saved_place import SavedPlace, places_in, read_checkpoint
+from fkat_data.tools.traced_run import read_run
 
-_NOT_EXACT = 1
+_NOT_EXACT = _INCOMPLETE = 1
 _LEAST_GRACE_S = 2.0
 _EXIT_CODES = {Level.OK: 0, Level.ADVICE: 1, Level.WRONG: 2}
 _STYLES = {Level.OK: "green", Level.ADVICE: "yellow", Level.WRONG: "red"}
@@ -49,7 +48,6 @@ app: typer.Typer = typer.Typer(
     context_settings={"max_content_width": 100},
 )
 app.add_typer(dataset_app)
-app.add_typer(audit_app)
 app.add_typer(simulate_app)
 
 
@@ -111,7 +109,7 @@ def doctor_command(
         found = examine(make_loader, map(Path, directories))
     level = worst_of([finding for findings in found.values() for finding in findings])
     if as_json:
-        parts = {part: [finding.as_dict() for finding in findings] for part, findings in found.items()}
+        parts = {part: [finding._asdict() for finding in findings] for part, findings in found.items()}
         say(console, json.dumps({"level": str(level), **parts}))
     else:
         for part, findings in found.items():
@@ -161,7 +159,8 @@ def verify_resume_command(
         timeout_s = arguments.seconds("--timeout-s", timeout_s)
         make_loader = loader_maker(config, overrides or [], key)
         grace_s = max(_LEAST_GRACE_S, timeout_s / 4)
-        with hang_guard(timeout_s + grace_s), verification_progress(console) as progress:
+        with hang_guard(timeout_s + grace_s), progress_bar(console, "{task.completed} microbatches") as bar:
+            task = bar.add_task("starting", total=None)
             report = verify_resume(
                 make_loader,
                 num_microbatches=microbatches,
@@ -169,10 +168,29 @@ def verify_resume_command(
                 seed=seed,
                 multiprocessing=mode.multiprocessing,
                 timeout_s=timeout_s,
-                progress=progress,
+                progress=lambda phase, count: bar.update(task, description=phase, advance=count),
             )
-    show_report(console, report)
+    _show_report(console, report)
     raise typer.Exit(0 if report.is_exact else _NOT_EXACT)
+
+
+def _show_report(console: Console, report: ResumeReport) -> None:
+    """Print a table of the stops, then the report."""
+    if report.trials:
+        table = Table(
+            "stopped after",
+            "saved",
+            "resumed",
+            "compared",
+            "outcome",
+            caption="n/m ahead: n shards, m microbatches prefetched",
+        )
+        for trial in report.trials:
+            outcome = "exact" if trial.is_exact else "FAILED" if trial.error is not None else "DIFFERS"
+            row = (str(trial.stop), str(trial.saved), str(trial.resumed), str(trial.num_compared), outcome)
+            table.add_row(*row, style=None if trial.is_exact else "red")
+        console.print(table)
+    say(console, str(report), "green" if report.is_exact else "red")
 
 
 @app.command("report")
@@ -201,6 +219,123 @@ def report_command(
     say(console, f"The report is in {written}: open it in a browser.")
 
 
+@app.command("explain")
+def explain_command(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="CONFIG|CHECKPOINT",
+            help="A YAML file in a Hydra configuration folder; or a checkpoint with a loader's state: a file of torch.save "
+            "or JSON, or a folder of such files.",
+        ),
+    ],
+    overrides: Overrides = None,
+    step: Annotated[int, typer.Option(help="Global batch, counted from 0.", min=0)] = 0,
+    epoch: Annotated[int | None, typer.Option(help="Count from this epoch's start. [default: the run's start]")] = None,
+    nodes: Nodes = 1,
+    ranks_per_node: Ranks = 1,
+    key: Key = None,
+    trusted: Annotated[
+        bool, typer.Option("--trusted", help="Read any object in a checkpoint; this runs code that it brings.")
+    ] = False,
+) -> None:
+    """Show which samples a global batch has, or where a checkpoint's loaders stand.
+
+    Of a configuration, it shows the stream, shard and row of every sample on all ranks, and needs no log of the run. Of a
+    checkpoint, it shows each rank's place, what is left of its epoch, and which numbers of ranks can load it.
+
+    Exit code 0: shown. 2: the configuration does not work, the run has no such batch, or the checkpoint has no place.
+    """
+    if Path(source).suffix not in {".yaml", ".yml"}:
+        _explain_checkpoint(source, is_trusted=trusted)
+        return
+    console = terminal()
+    with exit_on_failure(console, "cannot show the batch"), long_work(console, "finding the batch"):
+        _, dataset = streaming_dataset(source, overrides or [], key, nodes, ranks_per_node)
+        records = dataset.samples_of(step, epoch)
+    where = f"epoch {records[0].epoch}, global batch {records[0].step}" if records else "no samples"
+    notes = [""] if any(record.is_skipped for record in records) else []
+    table = Table("rank", "stream", "shard", "row", "sample", *notes, title=where)
+    for record in records:
+        row = (record.rank, record.stream, record.shard, record.row, record.sample_id)
+        cells = (printable(str(cell)) for cell in row)
+        table.add_row(*cells, *("skipped" if record.is_skipped else note for note in notes))
+    console.print(table)
+    for stream in sorted({record.stream for record in records}):
+        location = dataset.streams[stream].remote or dataset.streams[stream].local
+        say(console, f"stream {stream}: {location}")
+
+
+def _explain_checkpoint(path: str, *, is_trusted: bool) -> None:
+    console = terminal()
+    with exit_on_failure(console, "cannot explain the checkpoint"):
+        places = list(places_in(read_checkpoint(path, is_trusted=is_trusted)))
+        if not places:
+            raise ConfigurationError("checkpoint", path, "a file with what state_dict() of a loader has returned")
+    for place in places:
+        _show_place(console, place)
+
+
+def _show_place(console: Console, place: SavedPlace) -> None:
+    title = f"{place.where}: {place.loader}" if place.where else place.loader
+    table = Table("rank", "epoch", "step", "left of the epoch", title=printable(title))
+    for rank in place.ranks:
+        of_all = "all" if rank.rank is None else str(rank.rank)
+        table.add_row(of_all, str(rank.epoch), "" if rank.step is None else str(rank.step), rank.left)
+    console.print(table)
+    for line in (f"loads on {place.loads_on}", *place.notes):
+        say(console, line)
+
+
+@app.command("coverage")
+def coverage_command(
+    config: Config,
+    overrides: Overrides = None,
+    epoch: Annotated[int, typer.Option(help="Epoch, counted from 0.", min=0)] = 0,
+    steps: Annotated[int | None, typer.Option(help="Global batches read so far. [default: all]", min=0)] = None,
+    nodes: Nodes = 1,
+    ranks_per_node: Ranks = 1,
+    key: Key = None,
+) -> None:
+    """Count how often an epoch reads each sample.
+
+    Exit code 0: it reads every sample exactly once, or as often as the stream's weight says. 1: it does not, or not
+    yet. 2: the configuration does not work, so nothing was counted.
+    """
+    console = terminal()
+    with exit_on_failure(console, "cannot count the samples"), long_work(console, "counting the samples"):
+        _, dataset = streaming_dataset(config, overrides or [], key, nodes, ranks_per_node)
+        found = dataset.coverage(epoch, steps)
+    _show_coverage(console, found)
+    raise typer.Exit(0 if found.is_as_due else _INCOMPLETE)
+
+
+def _show_coverage(console: Console, found: Coverage) -> None:
+    table = Table(
+        "stream",
+        "samples",
+        "expected",
+        "seen",
+        "delivered",
+        "skipped",
+        "times each",
+        title=f"epoch {found.epoch}, {found.num_steps} of {found.num_batches} global batches",
+    )
+    for number, stream in enumerate(found.streams):
+        times = str(stream.fewest) if stream.fewest == stream.most else f"{stream.fewest} to {stream.most}"
+        counts = (stream.num_samples, stream.num_due, stream.num_seen, stream.num_delivered, stream.num_skipped)
+        table.add_row(str(number), *(f"{count:,}" for count in counts), times)
+    console.print(table)
+    if found.num_repeats:
+        say(console, f"{found.num_repeats} samples were read again, so that all ranks read the same number.")
+    if found.is_each_once:
+        say(console, "Every sample was read exactly once.", "green")
+    elif found.is_as_due:
+        say(console, "Every sample was read as often as its stream's weight says.", "green")
+    else:
+        say(console, "Some samples were read less or more often than their stream's weight says.", "red")
+
+
 class HangError(BaseException):
     """The context did not end in time. It is no ``Exception``, so that a dataset's own handlers do not catch it."""
 
@@ -218,14 +353,9 @@ def hang_guard(timeout_s: float) -> Generator[None]:
         raise HangError(f"the loader delivered no microbatch before the time limit ({timeout_s:g} s)")
 
     before = signal.signal(signal.SIGALRM, interrupt)
-    # A process has one such timer, so a timer that was already running is started again afterwards.
-    began_s = time.monotonic()
-    others_s, interval_s = signal.setitimer(signal.ITIMER_REAL, timeout_s)
+    signal.setitimer(signal.ITIMER_REAL, timeout_s)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-        if others_s:
-            left_s = others_s - (time.monotonic() - began_s)
-            signal.setitimer(signal.ITIMER_REAL, max(left_s, 0.001), interval_s)

@@ -1,10 +1,12 @@
 """Turn a configuration file into a function that makes its loader."""
 
 import copy
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -14,8 +16,16 @@ from yaml import YAMLError
 from fkat_data.configuration import instantiate, register_resolvers
 from fkat_data.errors import ConfigurationError
 from fkat_data.location import machine_path
+from fkat_data.streaming.dataset import StreamingDataset
 
 _EXPECTED = "a YAML file"
+
+# As text: a Path would turn the // of a URL into /.
+Config = Annotated[str, typer.Argument(help="A YAML file in a Hydra configuration folder.")]
+Overrides = Annotated[list[str] | None, typer.Argument(help="Hydra overrides such as seed=3 or dataset.batch_size=8.")]
+Key = Annotated[str | None, typer.Option(help="The dataset's node. [default: dataset, or the whole file]")]
+Nodes = Annotated[int, typer.Option(help="Number of nodes in the run.", min=1)]
+Ranks = Annotated[int, typer.Option("--ranks-per-node", help="Number of ranks on each node.", min=1)]
 
 
 def loader_maker(
@@ -33,7 +43,10 @@ def loader_maker(
     Raises:
         ConfigurationError: The file or the node does not exist, or Hydra cannot compose the file.
     """
-    config, key = _found(path, overrides, key, default_key)
+    config = _composed(path, overrides)
+    if key is None and "_target_" not in config:
+        key = default_key
+    _node(config, key)
 
     def make_loader(**arguments: Any) -> Any:
         # Copy the whole configuration: interpolations in the node point outside it.
@@ -45,24 +58,35 @@ def loader_maker(
     return make_loader
 
 
-def target_of(path: str | Path, overrides: Sequence[str], key: str | None, default_key: str = "loader") -> str:
-    """Return the name of the class or function that a node instantiates. It takes the arguments of ``loader_maker``.
+def streaming_dataset(
+    config: str, overrides: Sequence[str], key: str | None, num_nodes: int, ranks_per_node: int, **replaced: Any
+) -> tuple[Any, StreamingDataset]:
+    """Return the object that a configuration makes and the dataset in it, both for the world size of a run.
+
+    Args:
+        config: A YAML file.
+        overrides: Hydra overrides.
+        key: The node of a dataset or a loader.
+        num_nodes: Number of nodes in the run.
+        ranks_per_node: Number of ranks on each node.
+        **replaced: Arguments of the dataset that replace the configuration's.
 
     Raises:
-        ConfigurationError: The file or the node does not exist, or Hydra cannot compose the file.
+        ConfigurationError: The configuration does not work, or the node is neither a dataset nor a loader of one.
     """
-    config, key = _found(path, overrides, key, default_key)
-    return str(_node(config, key)["_target_"])
-
-
-def _found(
-    path: str | Path, overrides: Sequence[str], key: str | None, default_key: str
-) -> tuple[DictConfig, str | None]:
-    config = _composed(path, overrides)
-    if key is None and "_target_" not in config:
-        key = default_key
-    _node(config, key)
-    return config, key
+    # The run's world size, not that of the process that runs this command.
+    os.environ.update(
+        RANK="0",
+        LOCAL_RANK="0",
+        WORLD_SIZE=str(num_nodes * ranks_per_node),
+        LOCAL_WORLD_SIZE=str(ranks_per_node),
+        GROUP_WORLD_SIZE=str(num_nodes),
+    )
+    made: Any = loader_maker(config, overrides, key, default_key="dataset")(**replaced)
+    dataset = made if isinstance(made, StreamingDataset) else getattr(made, "dataset", None)
+    if not isinstance(dataset, StreamingDataset):
+        raise ConfigurationError("--key", key, "the node of a StreamingDataset or a StreamingDataLoader")
+    return made, dataset
 
 
 def _composed(path: str | Path, overrides: Sequence[str]) -> DictConfig:

@@ -1,20 +1,15 @@
-"""What the terminal shows: lines of text, failures, progress and the result of ``verify-resume``."""
+"""What the terminal shows: lines of text, failures and progress."""
 
 import os
 import re
-import time
 from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from threading import Event, Thread
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
-from fkat_data.observe.progress import Activity, WaitDisplay
-from fkat_data.tools.resume_check.verify import ProgressCallback, ResumeReport
 from fkat_data.wording import notes_of
 
 _NOT_DONE = 2
@@ -83,24 +78,11 @@ def exit_on_failure(console: Console, meaning: str) -> AbstractContextManager[No
 
 @contextmanager
 def progress_bar(console: Console, count: str, *more: ProgressColumn) -> Generator[Progress]:
-    """Show a progress bar during the context.
-
-    Where the output is no terminal, lines on stderr show the same after 10 s, 30 s, 70 s and so on.
-    """
+    """Show a progress bar on a terminal during the context."""
     counted, activity = TextColumn(count, markup=False), TextColumn("{task.description}", markup=False)
-    columns = (SpinnerColumn(), activity, BarColumn(), counted, TimeElapsedColumn())
-    bar = Progress(*columns, *more, console=console, transient=True, disable=not console.is_terminal)
-    over = Event()
-    lines = Thread(target=_show_lines, args=(bar, counted, over), name="progress", daemon=True)
-    with bar:
-        if bar.disable:
-            lines.start()
-        try:
-            yield bar
-        finally:
-            over.set()
-            if bar.disable:
-                lines.join()
+    columns = (SpinnerColumn(), activity, BarColumn(), counted, TimeElapsedColumn(), *more)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        yield bar
 
 
 @contextmanager
@@ -109,45 +91,3 @@ def long_work(console: Console, activity: str) -> Generator[None]:
     with progress_bar(console, "") as bar:
         bar.add_task(activity, total=None)
         yield
-
-
-def _say_beside(form: str, *values: object) -> None:
-    typer.echo(form % values, err=True)
-
-
-def _show_lines(bar: Progress, counted: TextColumn, over: Event) -> None:
-    display = WaitDisplay(say=_say_beside)
-    began_s = time.monotonic()
-    while not over.wait(display.interval_s):
-        for task in bar.tasks:
-            count = counted.render(task).plain
-            display.show(
-                time.monotonic() - began_s, Activity(f"{task.description}: {count}" if count else task.description)
-            )
-
-
-@contextmanager
-def verification_progress(console: Console) -> Generator[ProgressCallback]:
-    """Show a progress bar during the context, and yield the function that moves it on."""
-    with progress_bar(console, "{task.completed} microbatches") as bar:
-        task = bar.add_task("starting", total=None)
-        yield lambda phase, count: bar.update(task, description=phase, advance=count)
-
-
-def show_report(console: Console, report: ResumeReport) -> None:
-    """Print a table of the stops, then the report."""
-    if report.trials:
-        table = Table(
-            "stopped after",
-            "saved",
-            "resumed",
-            "compared",
-            "outcome",
-            caption="n/m ahead: n shards, m microbatches prefetched",
-        )
-        for trial in report.trials:
-            outcome = "exact" if trial.is_exact else "FAILED" if trial.error is not None else "DIFFERS"
-            row = (str(trial.stop), str(trial.saved), str(trial.resumed), str(trial.num_compared), outcome)
-            table.add_row(*row, style=None if trial.is_exact else "red")
-        console.print(table)
-    say(console, str(report), "green" if report.is_exact else "red")

@@ -3,7 +3,6 @@
 import json
 import math
 import tempfile
-from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,11 +16,10 @@ from fkat_data.arguments import count_of, size_bytes_of
 from fkat_data.errors import ConfigurationError
 from fkat_data.files.index import INDEX_NAME
 from fkat_data.streaming.dataset import StreamingDataset
-from fkat_data.tools.cli.audit_commands import Config, Key, Nodes, Overrides, Ranks, streaming_dataset
-from fkat_data.tools.cli.composition import target_of
+from fkat_data.tools.cli.composition import Config, Key, Nodes, Overrides, Ranks, streaming_dataset
 from fkat_data.tools.cli.presentation import exit_on_failure, long_work, say, terminal
-from fkat_data.tools.simulation.play import Simulation
-from fkat_data.tools.simulation.simulate import Resplit, simulate_dataset, simulate_resplit
+from fkat_data.tools.play import Simulation
+from fkat_data.tools.simulate import Resplit, simulate_dataset, simulate_resplit
 from fkat_data.wording import counted, readable_bytes, readable_duration
 
 _NUM_PIECES = 8
@@ -74,7 +72,6 @@ def simulate_command(
     ):
         replaced: dict[str, Any] = {}
         if shards is not None:
-            _check_dataset(config, overrides or [], key)
             write_synthetic_shards(Path(directory), shards, samples_per_shard, shard_bytes, compressed_bytes)
             replaced = {"local": directory, "remote": None, "streams": None, "stream_config": None}
         made, dataset = streaming_dataset(config, overrides or [], key, nodes, ranks_per_node, **replaced)
@@ -177,12 +174,6 @@ def _resplit(
     if not (step.isdecimal() and nodes_after.isdecimal()):
         raise ConfigurationError("--resplit", given, "STEP:NODES, such as 1200:896")
     return simulate_resplit(dataset, step=int(step), num_nodes_after=int(nodes_after), num_nodes=num_nodes, **numbers)
-
-
-def _check_dataset(config: str, overrides: Sequence[str], key: str | None) -> None:
-    target = target_of(config, overrides, key, default_key="dataset")
-    if target.endswith("Loader"):
-        raise ConfigurationError("--key", key, f"the node of a dataset (with --shards), not of a {target}")
 
 
 def _limit(dataset: StreamingDataset, given: str | None) -> int | None:
