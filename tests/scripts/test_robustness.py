@@ -13,8 +13,7 @@ sys.path.insert(0, str(SCRIPTS))
 
 from robustness.contestants import CONTESTANTS  # noqa: E402
 from robustness.faults import FAULTS  # noqa: E402
-from robustness.table import table, text_of  # noqa: E402
-from robustness.verdict import Life, Verdict, judge  # noqa: E402
+from robustness.verdict import Life, Verdict, judge, table, text_of  # noqa: E402
 
 DUE = [0, 1, 2, 3, 4, 5]
 SAYS = "disk"

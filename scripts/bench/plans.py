@@ -1,4 +1,4 @@
-"""Run one trial of planning an epoch, and measure its time and memory from the shards' sizes to a rank's first batch."""
+"""Measure how fast ours and MosaicML's streaming plan an epoch, and in what memory: to a rank's first batch."""
 
 import importlib
 import time
@@ -6,12 +6,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from measure import Result, Settings, Table, in_turn, medians
 from stand_ins import stand_in
 
 _SHARD_SIZE = 4096
 _BATCH_SIZE = 32
 _NODES, _RANKS = 8, 8
 _SEED = 9176
+_PEER = "mosaicml-streaming"
+#: What to plan: contestant, algorithm, samples, share of the epoch before the resume, rank of 64.
+_PLANS: dict[str, tuple[str, str, int, float, int]] = {
+    "block, 10^8 samples": ("ours", "block", 10**8, 0.0, 63),
+    "block, 10^8, resumed at 90 %": ("ours", "block", 10**8, 0.9, 63),
+    "block, 10^9 samples": ("ours", "block", 10**9, 0.0, 63),
+    "py1e, 10^8 samples": ("ours", "py1e", 10**8, 0.0, 63),
+    "py1e, 10^8 samples: mosaicml-streaming": ("mosaicml-streaming", "py1e", 10**8, 0.0, 63),
+}
 
 
 def trial(contestant: str, algorithm: str, count: int, resumed_at: float, rank: int) -> dict[str, Any]:
@@ -70,3 +80,22 @@ def _peak_kib(*, reset: bool = False) -> int:
         Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
+
+
+def run(settings: Settings) -> Result:
+    """Plan epochs, each to a rank's first batch."""
+    variants: dict[str, tuple[str, dict[str, Any]]] = {}
+    pythons: dict[str, Path] = {}
+    for name, (contestant, algorithm, count, resumed_at, rank) in _PLANS.items():
+        if contestant == _PEER and (settings.peers is None or not settings.wanted_contestants([contestant])):
+            continue
+        arguments = {"contestant": contestant, "algorithm": algorithm, "resumed_at": resumed_at, "rank": rank}
+        variants[name] = ("plans", arguments | {"count": settings.count(count, at_least=100_000)})
+        if contestant == _PEER and settings.peers:
+            pythons[name] = settings.peers
+    found = in_turn(settings, variants, pythons=pythons)
+    rows = [
+        [name, f"{medians(done)('wall_s'):.3f}", f"{medians(done)('memory_mib'):,.0f}"] for name, done in found.items()
+    ]
+    table = Table("An epoch planned in shards of 4,096, to a rank's first batch", ["order", "seconds", "MiB"], rows)
+    return Result([table], [trial for done in found.values() for trial in done])
