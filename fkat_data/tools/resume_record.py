@@ -285,5 +285,5 @@ def _copied(microbatch: Microbatch, most_bytes: int) -> tuple[tuple[Microbatch, 
 def _divergence(index: int, expected: Delivered, found: Delivered, microbatch: Microbatch) -> Divergence | None:
     if expected.digest == found.digest:
         return None
-    difference = first_difference(*expected.copy, microbatch) if expected.copy else None
+    difference = first_difference(expected.copy[0], microbatch) if expected.copy else None
     return Divergence(index, expected.place, found.place, difference)

@@ -13,7 +13,7 @@ sys.path.insert(0, str(SCRIPTS))
 
 from robustness.contestants import CONTESTANTS  # noqa: E402
 from robustness.faults import FAULTS  # noqa: E402
-from robustness.verdict import Life, Verdict, judge, table, text_of  # noqa: E402
+from robustness.verdict import Life, judge, text_of  # noqa: E402
 
 DUE = [0, 1, 2, 3, 4, 5]
 SAYS = "disk"
@@ -73,12 +73,6 @@ def test_interrupts_are_counted_and_timed():
     assert text_of(judge("interrupted", "", DUE, [ended([*seen[:3], WHOLE[-1]])])) == "**4 lost** (in silence)"
 
 
-def test_an_error_for_want_of_descriptors_may_pass():
-    events = [WHOLE[0], STRUCK, at(1.7, "error", text="OSError: disk"), *WHOLE[1:]]
-    assert text_of(judge("descriptors", SAYS, DUE, [ended(events)])) == "clear error (then exact), 0.2 s"
-    assert text_of(judge("descriptors", "other", DUE, [ended(events)])) == "unclear error (OSError; then exact), 0.2 s"
-
-
 @pytest.mark.parametrize(
     ("killed", "again", "verdict"),
     [
@@ -117,15 +111,6 @@ def test_a_resumed_loop_delivers_the_rest_of_its_epoch():
     verdict = judge("resumed", "", DUE, [first, ended([began, *WHOLE]), ended([began, WHOLE[1], *WHOLE[2:]])])
     assert (verdict.kind, verdict.num_lost, verdict.num_repeated) == ("repeated", 0, 4)
     assert judge("resumed", "", DUE, [ended(saved[:3], code=None)]).kind == "hangs"
-
-
-def test_the_table_has_a_row_a_fault_and_a_column_a_contestant():
-    verdicts = {("a", "f"): Verdict("exact"), ("b", "f"): Verdict("hangs")}
-    assert table(verdicts, {"a": "A 1", "b": "B"}, {"f": "fault"}).splitlines() == [
-        "|  | A 1 | B |",
-        "| --- | --- | --- |",
-        "| fault | exact | **hangs** |",
-    ]
 
 
 def test_the_documented_table_has_every_fault_and_every_contestant():

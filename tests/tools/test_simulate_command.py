@@ -72,6 +72,7 @@ def test_a_dataset_is_invented(config):
     assert found["num_steps"] == 1000
     assert found["num_epochs"] == 3
     assert found["whole_bytes"] == 40 << 20
+    assert numbers(config, *INVENTED, *LINE, "--key", "loader", "--steps", 9)["setup"]["workers_per_rank"] == 1
     compressed = numbers(config, *INVENTED, *LINE, "--compressed-bytes", "100kb", "--ranks-per-node", 2)
     assert compressed["nodes"][0]["fetched_bytes"] == 40 * 100 * 1024
 
@@ -135,7 +136,6 @@ def test_an_epoch_that_other_nodes_finish(config):
         (("--shard-bytes", "1kb"), "--shard-bytes"),
         (("dataset.shuffle_algo=best",), "shuffle_algo"),
         (("~dataset.batch_size",), "batch_size"),
-        (("--key", "loader"), "local"),
         (("--key", "nothing"), "--key"),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(map(str, value)),

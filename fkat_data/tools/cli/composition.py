@@ -29,7 +29,7 @@ Ranks = Annotated[int, typer.Option("--ranks-per-node", help="Number of ranks on
 
 
 def loader_maker(
-    path: str | Path, overrides: Sequence[str], key: str | None, default_key: str = "loader"
+    path: str | Path, overrides: Sequence[str], key: str | None, default_key: str = "loader", within: str = ""
 ) -> Callable[..., Any]:
     """Return a function that makes a new loader on each call. Its keywords replace arguments of the configuration.
 
@@ -39,6 +39,7 @@ def loader_maker(
         key: The loader's node, such as ``data.train.loader``; None: the whole file if it has a ``_target_``, else
             ``default_key``.
         default_key: See ``key``.
+        within: The node's own node whose arguments are replaced, if it has one of this name.
 
     Raises:
         ConfigurationError: The file or the node does not exist, or Hydra cannot compose the file.
@@ -51,8 +52,10 @@ def loader_maker(
     def make_loader(**arguments: Any) -> Any:
         # Copy the whole configuration: interpolations in the node point outside it.
         node = _node(copy.deepcopy(config), key)
-        with open_dict(node):
-            node.update(arguments)
+        inner = node.get(within)
+        changed = inner if isinstance(inner, DictConfig) else node
+        with open_dict(changed):
+            changed.update(arguments)
         return instantiate(node)
 
     return make_loader
@@ -82,7 +85,7 @@ def streaming_dataset(
         LOCAL_WORLD_SIZE=str(ranks_per_node),
         GROUP_WORLD_SIZE=str(num_nodes),
     )
-    made: Any = loader_maker(config, overrides, key, default_key="dataset")(**replaced)
+    made: Any = loader_maker(config, overrides, key, "dataset", within="dataset")(**replaced)
     dataset = made if isinstance(made, StreamingDataset) else getattr(made, "dataset", None)
     if not isinstance(dataset, StreamingDataset):
         raise ConfigurationError("--key", key, "the node of a StreamingDataset or a StreamingDataLoader")
