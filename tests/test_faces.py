@@ -25,7 +25,6 @@ INTERNAL = {
     *("fkat_data.files", "fkat_data.configs", "fkat_data.drop_in"),
     *("fkat_data.device", "fkat_data.loader", "fkat_data.plan", "fkat_data.transport", "fkat_data.worker"),
     *("fkat_data.streaming.epoch", "fkat_data.streaming.reading", "fkat_data.streaming.writing"),
-    "fkat_data.tools.cli",
 }
 IMPORT = re.compile(r"^[ ]*from (fkat_data[\w.]*) import (\([^)]*\)|[^\n#]*)", re.MULTILINE)
 DOTTED = re.compile(r"(?<![\w/.-])fkat_data(?:\.[A-Za-z_]\w*)+")

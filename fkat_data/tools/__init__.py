@@ -1,6 +1,6 @@
 """Tools for use outside a training job: the command line, conversion, simulation, reports, checks of a resume.
 
-Nothing else in the package imports this one. Begin with ``cli.commands``: each command calls what is exported here, and
+Nothing else in the package imports this one. Begin with ``commands``: each command calls what is exported here, and
 prints it. Each name is imported on its first use.
 
 ```python
@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fkat_data.tools.cli.commands import app
+    from fkat_data.tools.commands import app
     from fkat_data.tools.conversion import convert
     from fkat_data.tools.doctor import examine
     from fkat_data.tools.report import page
@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 _MODULES = {
-    "app": "cli.commands",
+    "app": "commands",
     "convert": "conversion",
     "examine": "doctor",
     "page": "report",

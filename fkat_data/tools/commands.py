@@ -19,14 +19,14 @@ from fkat_data import __version__, arguments
 from fkat_data.errors import ConfigurationError
 from fkat_data.location import machine_path
 from fkat_data.streaming.audit import Coverage
-from fkat_data.tools.cli.composition import Config, Key, Nodes, Overrides, Ranks, loader_maker, streaming_dataset
-from fkat_data.tools.cli.dataset_commands import dataset_app
-from fkat_data.tools.cli.presentation import exit_on, exit_on_failure, long_work, printable, progress_bar, say, terminal
-from fkat_data.tools.cli.simulate_commands import simulate_app
+from fkat_data.tools.composition import Config, Key, Nodes, Overrides, Ranks, loader_maker, streaming_dataset
+from fkat_data.tools.dataset_commands import dataset_app
 from fkat_data.tools.doctor import Finding, Level, examine, worst_of
+from fkat_data.tools.presentation import exit_on, exit_on_failure, long_work, printable, progress_bar, say, terminal
 from fkat_data.tools.report import page
 from fkat_data.tools.resume_check import ResumeReport, verify_resume
 from fkat_data.tools.saved_place import SavedPlace, places_in, read_checkpoint
+from fkat_data.tools.simulate_commands import simulate_app
 from fkat_data.tools.traced_run import read_run
 
 _NOT_EXACT = _INCOMPLETE = 1

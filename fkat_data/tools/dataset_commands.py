@@ -24,8 +24,8 @@ from fkat_data.location import machine_path
 from fkat_data.streaming.reading.shard_source import sources_of
 from fkat_data.streaming.reading.stream import NO_DATASET, Stream
 from fkat_data.streaming.writing.merge import IndexLocation, merge_index
-from fkat_data.tools.cli.presentation import exit_on_failure, long_work, printable, progress_bar, say, terminal
 from fkat_data.tools.conversion import KINDS, Kind, convert
+from fkat_data.tools.presentation import exit_on_failure, long_work, printable, progress_bar, say, terminal
 from fkat_data.wording import readable_bytes
 
 _DAMAGED = 1
