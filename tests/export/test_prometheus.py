@@ -88,30 +88,6 @@ def test_the_dashboard_asks_for_nothing_but_what_is_exported():
             assert set(re.findall(r"by \((.*?)\)", target["expr"])) <= {"le, loader", "loader"}
 
 
-def test_the_dashboard_has_what_grafanas_schema_requires():
-    dashboard = json.loads(DASHBOARD.read_text())
-    required = {  # of a panel's options, by its type: grafana/packages/grafana-schema
-        "timeseries": {"legend": {"calcs", "displayMode", "placement", "showLegend"}, "tooltip": {"mode", "sort"}},
-        "stat": {"reduceOptions": {"calcs"}},
-    }
-    panels = dashboard["panels"]
-    for panel in panels:
-        for name, keys in required[panel["type"]].items():
-            assert keys <= set(panel["options"][name]), panel["title"]
-    assert len({panel["id"] for panel in panels}) == len(panels)
-    cells = [
-        (panel["gridPos"]["x"] + x, panel["gridPos"]["y"] + y)
-        for panel in panels
-        for x in range(panel["gridPos"]["w"])
-        for y in range(panel["gridPos"]["h"])
-    ]
-    assert len(set(cells)) == len(cells)
-    assert max(x for x, _ in cells) < 24
-    assert 8 <= len(dashboard["uid"]) <= 40
-    variables = {variable["name"] for variable in dashboard["templating"]["list"]}
-    assert set(re.findall(r"\$\{?([a-z]\w*)", DASHBOARD.read_text())) == variables
-
-
 def test_the_file_follows_the_loader_and_stays(tmp_path):
     loader = make(["list-a-3"])
     with PrometheusFile(tmp_path / "run.prom", {"train": loader}, interval_s=0.01, labels={"run": "x"}) as file:

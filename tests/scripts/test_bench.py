@@ -23,15 +23,15 @@ CONTESTANTS = {
     "jpeg": {"ours", "torch"},
     "import": {"ours", "torch"},
 }
-SHORT = ["peers", "tracing"]
+RUNS = (
+    ["peers", "tracing"],
+    ["latency", "start", "growth", "formats"],
+    ["streaming", "shared", "scaling", "jpeg", "import"],
+)
 
 
 @pytest.mark.usefixtures("processes")
-@pytest.mark.parametrize(
-    "benchmarks",
-    [SHORT, pytest.param([name for name in CONTESTANTS if name not in SHORT], marks=pytest.mark.slow)],
-    ids=["short", "long"],
-)
+@pytest.mark.parametrize("benchmarks", [RUNS[0], *(pytest.param(names, marks=pytest.mark.slow) for names in RUNS[1:])])
 def test_every_benchmark_runs_and_prints_its_tables(tmp_path, benchmarks):
     command = [sys.executable, str(BENCH), "--scale", "0.001", "--repeats", "1", "--together", "--json", "report.json"]
     command += ["--only", *benchmarks, "--workers", "1", "--workloads", "tokens", "waiting", "windows"]
@@ -47,3 +47,7 @@ def test_every_benchmark_runs_and_prints_its_tables(tmp_path, benchmarks):
         assert all(number >= 0 for _, number in numbers if isinstance(number, float)), benchmark
         assert all(number > 0 for name, number in numbers if name.endswith("_per_s")), benchmark
     assert text.count("|---|") + text.count("| --- |") >= len(benchmarks)
+
+
+def test_every_benchmark_is_run_by_a_test():
+    assert sorted(name for names in RUNS for name in names) == sorted(CONTESTANTS)

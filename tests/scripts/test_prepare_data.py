@@ -119,13 +119,6 @@ prepare_data.prepare(pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[3]), seque
     assert sorted(path.name for path in data.iterdir()) == [".lock", "manifest.json", *shards]
 
 
-def test_other_files_in_the_folder_stay(prepare_data, source, tmp_path):
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "mine.parquet").write_bytes(b"precious")
-    prepare_data.prepare(tmp_path / "data", source, sequence_length=9, num_shards=2)
-    assert (tmp_path / "data" / "mine.parquet").read_bytes() == b"precious"
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

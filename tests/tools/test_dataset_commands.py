@@ -163,19 +163,6 @@ def test_a_conversion_that_cannot_work_is_told_as_such(tmp_path, arguments, text
     assert not (tmp_path / "out" / "index.json").exists()
 
 
-def test_nulls_are_refused_or_become_json(tmp_path):
-    (tmp_path / "rows.jsonl").write_text('{"id": 1}\n' * 1_000 + '{"id": null}\n')
-    code, output = run("convert", tmp_path / "rows.jsonl", "--out", tmp_path / "out")
-    assert (code, output.count("\n")) == (2, 1), output
-    assert "column 'id', value None: expected an int" in output
-    assert f"row 1000 (from 0) of {tmp_path / 'rows.jsonl'}" in output
-    code, output = run("convert", tmp_path / "rows.jsonl", "--out", tmp_path / "out", "--nulls", "json")
-    assert code == 0, output
-    code, output = run("convert", tmp_path / "rows.jsonl", "--out", tmp_path / "out", "--nulls", "none", "--exist-ok")
-    assert (code, output.count("\n")) == (2, 1), output
-    assert "nulls = 'none'" in output
-
-
 def test_files_of_a_store_are_not_converted(tmp_path):
     code, output = run("convert", "s3://bucket/rows.jsonl", "--out", tmp_path / "out")
     assert (code, output.count("\n")) == (2, 1), output
