@@ -21,7 +21,7 @@ class Contestant(NamedTuple):
         package: The distribution whose version the table shows.
         code: Module and function that make an iterable of an epoch's batches.
         settings: By fault, the arguments that its documentation has for that case.
-        state: Who has a state: ``loader``, ``iterator``, ``loader of a group``, or nobody.
+        state: What has a state: ``loader``, ``iterator`` or ``loader of a group``; empty: nothing has.
         is_peer: Whether it needs the peers' environment.
     """
 
