@@ -82,7 +82,7 @@ def _has_words(shard: Any) -> bool:
 
 def counted(number: int, noun: str) -> str:
     """Return a number and what it counts, such as ``1 shard`` or ``1,200 microbatches``."""
-    ending = "" if number == 1 else "es" if noun.endswith("ch") else "s"
+    ending = "" if number == 1 else "es" if noun.endswith("tch") else "s"
     return f"{number:,} {noun}{ending}"
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from dark_mode import add_dark_mode
 from demo_gpt.lines import edges_of_lines
+from drawing import save_plot
 from prepare_data import read_text
 
 from fkat_data.datasets import BufferSortedDataset, TokenBudgetBatchSampler
@@ -66,12 +66,7 @@ def budget_padding(lengths: npt.NDArray[np.int64], max_tokens: int) -> float:
     return 1 - float(lengths.sum() / sum(len(batch) * lengths[batch].max() for batch in batches))
 
 
-def draw(found: dict[int, dict[str, Any]], output: Path) -> None:
-    from matplotlib import rcParams  # noqa: PLC0415 - printing the numbers does not need it
-    from matplotlib.figure import Figure  # noqa: PLC0415  see above
-
-    rcParams["svg.hashsalt"] = "padding"  # the same numbers give the same file
-    figure = Figure(figsize=(7, 4), layout="constrained")
+def draw(figure: Any, found: dict[int, dict[str, Any]]) -> None:
     axes = figure.subplots()
     for batch_size, row in found.items():
         (line,) = axes.plot(
@@ -88,9 +83,6 @@ def draw(found: dict[int, dict[str, Any]], output: Path) -> None:
     axes.set_ylabel("padding, % of a microbatch")
     axes.set_title("Lines of the Python standard library")
     axes.legend(fontsize="small")
-    output.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(output, metadata={"Date": None} if output.suffix == ".svg" else None)
-    add_dark_mode(output)
 
 
 def main() -> None:
@@ -113,7 +105,7 @@ def main() -> None:
         print(f"| {batch_size} | " + " | ".join("" if share is None else f"{share:.1%}" for share in shares) + " |")
     print(f"\nBatches of 4,096 tokens: {budget_padding(lengths, 4096):.1%} padding.")
     if options.output:
-        draw(found, options.output)
+        save_plot(options.output, (7, 4), lambda figure: draw(figure, found))
 
 
 if __name__ == "__main__":

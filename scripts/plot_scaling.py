@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from dark_mode import add_dark_mode
+from drawing import save_plot
 
 TITLES = {
     "waiting": "items that wait 2 ms",
@@ -32,13 +32,8 @@ def rates(report: dict[str, Any]) -> dict[str, dict[str, dict[int, float]]]:
     }
 
 
-def draw(found: dict[str, dict[str, dict[int, float]]], cpus: int, output: Path) -> None:
-    from matplotlib import rcParams  # noqa: PLC0415 - reading the numbers does not need it
-    from matplotlib.figure import Figure  # noqa: PLC0415  see above
-
-    rcParams["svg.hashsalt"] = "scaling"  # the same numbers give the same file
+def draw(figure: Any, found: dict[str, dict[str, dict[int, float]]], cpus: int) -> None:
     kinds = [kind for kind in TITLES if kind in found]
-    figure = Figure(figsize=(3.2 * len(kinds), 3.4), layout="constrained")
     for axes, kind in zip(figure.subplots(1, len(kinds), squeeze=False)[0], kinds, strict=True):
         for name, row in found[kind].items():
             style = {"linewidth": 2.5} if name == "ours" else {"linewidth": 1.2}
@@ -54,9 +49,6 @@ def draw(found: dict[str, dict[str, dict[int, float]]], cpus: int, output: Path)
         axes.set_xlabel("workers (threads)")
         axes.legend(fontsize="small")
     figure.get_axes()[0].set_ylabel("microbatches/s")
-    output.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(output, metadata={"Date": None} if output.suffix == ".svg" else None)
-    add_dark_mode(output)
 
 
 def main() -> None:
@@ -71,7 +63,8 @@ def main() -> None:
             numbers = ", ".join(f"{workers}: {per_s:.1f}" for workers, per_s in row.items())
             print(f"{kind}, {name}: {numbers}")
     if options.output:
-        draw(found, report["machine"]["cpus"], options.output)
+        width = 3.2 * len(found.keys() & TITLES.keys())
+        save_plot(options.output, (width, 3.4), lambda figure: draw(figure, found, report["machine"]["cpus"]))
 
 
 if __name__ == "__main__":

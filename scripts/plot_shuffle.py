@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from dark_mode import add_dark_mode
+from drawing import save_plot
 
 from fkat_data.streaming.order import BlockShuffle, ReferenceShuffle
 
@@ -94,12 +94,7 @@ def measured(set_up: tuple[int, int, int], num_epochs: int) -> Iterator[tuple[st
         yield algorithm, Quality(*np.mean(found, axis=0).tolist()), order
 
 
-def draw(drawn: dict[str, tuple[_Integers, int]], output: Path) -> None:
-    from matplotlib import rcParams  # noqa: PLC0415 - printing the numbers does not need it
-    from matplotlib.figure import Figure  # noqa: PLC0415  see above
-
-    rcParams["svg.hashsalt"] = "shuffle"  # the same numbers give the same file
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
+def draw(figure: Any, drawn: dict[str, tuple[_Integers, int]]) -> None:
     distances, opened = figure.subplots(1, 2)
     for algorithm, (order, shard_size) in drawn.items():
         shards = order // shard_size
@@ -114,9 +109,6 @@ def draw(drawn: dict[str, tuple[_Integers, int]], output: Path) -> None:
     opened.set_ylabel("open shards")
     opened.set_ylim(bottom=0)
     opened.legend(fontsize="small")
-    output.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(output, metadata={"Date": None} if output.suffix == ".svg" else None)
-    add_dark_mode(output)
 
 
 def main() -> None:
@@ -135,7 +127,7 @@ def main() -> None:
             if set_up == SET_UPS[1]:
                 drawn[algorithm] = (order, set_up[0])
     if options.output:
-        draw(drawn, options.output)
+        save_plot(options.output, (9, 3.6), lambda figure: draw(figure, drawn))
 
 
 if __name__ == "__main__":

@@ -24,8 +24,6 @@ MATERIAL = sorted(
 INTERNAL = {
     *("fkat_data.files", "fkat_data.configs", "fkat_data.drop_in"),
     *("fkat_data.device", "fkat_data.loader", "fkat_data.plan", "fkat_data.transport", "fkat_data.worker"),
-    *("fkat_data.tools.cli", "fkat_data.tools.converting", "fkat_data.tools.report"),
-    *("fkat_data.tools.doctor", "fkat_data.tools.resume_check", "fkat_data.tools.simulation"),
 }
 IMPORT = re.compile(r"^[ ]*from (fkat_data[\w.]*) import (\([^)]*\)|[^\n#]*)", re.MULTILINE)
 DOTTED = re.compile(r"(?<![\w/.-])fkat_data(?:\.[A-Za-z_]\w*)+")

@@ -1,22 +1,24 @@
-"""Loaders' statistics in the text format of Prometheus, and a file of them for node_exporter's textfile collector."""
+"""Loaders' statistics as metrics of ``prometheus_client``, and a file of them for node_exporter's textfile collector."""
 
 import logging
+import math
 import os
 import re
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple, Protocol, Self, TypeAlias, cast, runtime_checkable
+from typing import Any, NamedTuple, Protocol, Self, cast, runtime_checkable
 
 from fkat_data import arguments
 from fkat_data.distributed import rank_and_world_size
 from fkat_data.dropped import WeakTable, after_end
 from fkat_data.errors import ConfigurationError
-from fkat_data.interruption import genuine, suppress
+from fkat_data.interruption import genuine
 from fkat_data.location import machine_path
+from fkat_data.machine import call_in_forks, required
 from fkat_data.observe.durations import SHORTEST_S, Durations
-from fkat_data.observe.statistics import DURATIONS, STATES, LoaderStatistics
+from fkat_data.observe.statistics import STATES, LoaderStatistics
 
 
 @runtime_checkable
@@ -78,37 +80,10 @@ METRICS: tuple[Metric, ...] = tuple(
 )
 """The numbers. How long each microbatch was waited for and made is exported besides."""
 
-WatchedLoaders: TypeAlias = Mapping[str, "weakref.ref[StatisticsSource]"]
-"""Loaders by their names; what is exported keeps none alive."""
-
-
-def watched(loaders: StatisticsSource | Mapping[str, StatisticsSource]) -> WatchedLoaders:
-    """Return loaders by their names; one alone is named ``loader``.
-
-    Raises:
-        ConfigurationError: It is no loader, or no mapping of loaders by their names.
-    """
-    found = loaders if isinstance(loaders, Mapping) else {"loader": loaders}
-    expected = "a loader with statistics(), or a dict of loaders by their names"
-    for loader in found.values():
-        if not isinstance(loader, StatisticsSource):
-            raise ConfigurationError("loaders", loader, expected)
-    return {str(name): weakref.ref(loader) for name, loader in found.items()}
-
-
-def present(loaders: WatchedLoaders) -> Iterator[tuple[str, LoaderStatistics]]:
-    """Yield the statistics of the loaders that are alive, with their names."""
-    for name, known in loaders.items():
-        loader = known()
-        if loader is not None:
-            yield name, loader.statistics()
-
-
-HISTOGRAMS = {
+_HISTOGRAMS = {
     "waiting": ("fkat_data_waiting_seconds", "How long the trainer waited for a microbatch"),
     "making": ("fkat_data_making_seconds", "How long a worker took to make a microbatch, stored bytes included"),
 }
-"""The names of histograms, and what they are."""
 
 # From 15 microseconds to four minutes, in steps of two.
 _DOUBLINGS = range(4, 29)
@@ -119,46 +94,46 @@ def prometheus_text(several: Iterable[tuple[Mapping[str, str], LoaderStatistics]
 
     Args:
         several: Each loader's labels and statistics.
+
+    Raises:
+        ConfigurationError: ``prometheus_client`` is not installed.
     """
-    found = [(_labels(labels), statistics) for labels, statistics in several]
-    lines: list[str] = []
-    for metric in METRICS:
-        lines += [f"# HELP {metric.name} {metric.text}.", f"# TYPE {metric.name} {_kind(is_total=metric.is_total)}"]
-        lines += [f"{metric.name}{{{labels}}} {getattr(statistics, metric.field)}" for labels, statistics in found]
-    for name in DURATIONS:
-        title, text = HISTOGRAMS[name]
-        lines += [f"# HELP {title} {text}.", f"# TYPE {title} histogram"]
-        for labels, statistics in found:
-            lines += _histogram(title, labels, getattr(statistics, name))
-    return "\n".join([*lines, ""])
+    return required("prometheus_client", "prometheus").generate_latest(_Collected(list(several))).decode()
 
 
-def _histogram(title: str, labels: str, durations: Durations) -> Iterator[str]:
-    comma = "," if labels else ""
-    for doublings, count in zip(_DOUBLINGS, durations.num_up_to(_DOUBLINGS), strict=True):
-        yield f'{title}_bucket{{{labels}{comma}le="{SHORTEST_S * 2**doublings!r}"}} {count}'
-    yield f'{title}_bucket{{{labels}{comma}le="+Inf"}} {durations.num}'
-    yield f"{title}_sum{{{labels}}} {durations.total_s!r}"
-    yield f"{title}_count{{{labels}}} {durations.num}"
+class _Collected:
+    """What ``prometheus_client`` asks for metrics."""
+
+    def __init__(self, several: list[tuple[Mapping[str, str], LoaderStatistics]]) -> None:
+        self._several = several
+
+    def collect(self) -> Iterator[Any]:
+        core = required("prometheus_client.core", "prometheus")
+        for metric in METRICS:
+            kind = "counter" if metric.is_total else "gauge"
+            family = core.Metric(metric.name.removesuffix("_total"), f"{metric.text}.", kind)
+            for labels, statistics in self._several:
+                family.add_sample(metric.name, dict(labels), getattr(statistics, metric.field))
+            yield family
+        for field, (name, text) in _HISTOGRAMS.items():
+            family = core.Metric(name, f"{text}.", "histogram")
+            for labels, statistics in self._several:
+                durations: Durations = getattr(statistics, field)
+                bounds_s = [*(SHORTEST_S * 2**doublings for doublings in _DOUBLINGS), math.inf]
+                counts = [*durations.num_up_to(_DOUBLINGS), durations.num]
+                for bound_s, count in zip(bounds_s, counts, strict=True):
+                    bound = "+Inf" if math.isinf(bound_s) else repr(bound_s)
+                    family.add_sample(f"{name}_bucket", {**labels, "le": bound}, count)
+                family.add_sample(f"{name}_sum", dict(labels), durations.total_s)
+                family.add_sample(f"{name}_count", dict(labels), durations.num)
+            yield family
 
 
-def _kind(*, is_total: bool) -> str:
-    return "counter" if is_total else "gauge"
+_logger = logging.getLogger(__name__)
 
-
-def _labels(labels: Mapping[str, str]) -> str:
-    return ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-
-
-logger: logging.Logger = logging.getLogger(__name__)
-
-# Those that this process writes; a fork of it writes none of them.
-_open_files: "WeakTable[tuple[int, Path], PrometheusFile]" = WeakTable()
-_opening = threading.Lock()
+# Those that this process writes.
+_open_files: "WeakTable[Path, PrometheusFile]" = WeakTable()
+call_in_forks(_open_files.clear)
 
 _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 
@@ -167,8 +142,7 @@ class PrometheusFile:
     """Writes loaders' statistics to a file every ``interval_s``, from a thread; also a context manager.
 
     A reader always sees a whole file: each is written beside it and renamed. Every line has the labels ``loader``
-    and ``rank``. A file that cannot be written, when its disk is full, is one warning in the log; training goes on. So
-    is a file that another process writes as well.
+    and ``rank``. A file that cannot be written, when its disk is full, is one warning in the log; training goes on.
 
     Args:
         path: The file, whose name ends with ``.prom``. Each of several ranks writes its own: ``run-rank3.prom`` for
@@ -178,8 +152,8 @@ class PrometheusFile:
         labels: More labels of every line, for example the name of the run.
 
     Raises:
-        ConfigurationError: The file cannot be written, another ``PrometheusFile`` of this process writes it, or an
-            argument cannot work.
+        ConfigurationError: The file cannot be written, another ``PrometheusFile`` of this process writes it, an
+            argument cannot work, or ``prometheus_client`` is not installed.
     """
 
     def __init__(
@@ -198,37 +172,31 @@ class PrometheusFile:
             file = file.with_name(f"{file.stem}-rank{rank}{file.suffix}")
         self.path: Path = file
         """The file of this rank."""
-        text = _Text(watched(loaders), {"rank": str(rank), **_checked(labels or {})})
+        self._text = _Text(file, loaders, {"rank": str(rank), **_checked(labels or {})})
         interval_s = arguments.seconds("interval_s", interval_s)
-        self._key = (os.getpid(), file.parent.resolve() / file.name)
-        with _opening:
-            if _open_files.get(self._key) is not None:
-                free = "a file that no other PrometheusFile of this process writes: close that one, or give one of them"
-                raise ConfigurationError("path", path, f"{free} all loaders, as a dict with their names")
-            _open_files[self._key] = self
+        self._key = file.parent.resolve() / file.name
+        if _open_files.get(self._key) is not None:
+            free = "a file that no other PrometheusFile of this process writes: close that one, or give one of them"
+            raise ConfigurationError("path", path, f"{free} all loaders, as a dict with their names")
         try:
-            text.write(file)
-        except BaseException as error:
-            _open_files.pop(self._key)
-            if isinstance(error, OSError):
-                raise ConfigurationError("path", path, f"a file that can be written ({error})") from error
-            raise
-        self._text = text
+            self._text.write()
+        except OSError as error:
+            raise ConfigurationError("path", path, f"a file that can be written ({error})") from error
+        _open_files[self._key] = self
+        self._pid = os.getpid()
         self._is_over = threading.Event()
-        arguments_of_thread = (file, text, interval_s, self._is_over)
-        self._thread = threading.Thread(
-            target=_write_often, args=arguments_of_thread, name="fkat_data export", daemon=True
-        )
+        several = (self._text, interval_s, self._is_over)
+        self._thread = threading.Thread(target=_write_often, args=several, name="fkat_data export", daemon=True)
         self._thread.start()
         after_end(self, self._is_over.set)
 
     def close(self) -> None:
         """Write the file a last time; it stays. Any number of calls."""
-        if self._is_over.is_set() or os.getpid() != self._key[0]:  # a fork has no such thread
+        if self._is_over.is_set() or os.getpid() != self._pid:  # a fork has no such thread
             return
         self._is_over.set()
         self._thread.join()
-        _write(self.path, self._text)
+        self._text.try_to_write()
         _open_files.pop(self._key)
 
     def __enter__(self) -> Self:
@@ -239,49 +207,44 @@ class PrometheusFile:
 
 
 class _Text:
-    def __init__(self, loaders: WatchedLoaders, labels: Mapping[str, str]) -> None:
-        self._loaders = loaders
+    """The content of a file; its thread holds this one, and not the ``PrometheusFile``."""
+
+    def __init__(
+        self, path: Path, loaders: StatisticsSource | Mapping[str, StatisticsSource], labels: Mapping[str, str]
+    ) -> None:
+        found = loaders if isinstance(loaders, Mapping) else {"loader": loaders}
+        for loader in found.values():
+            if not isinstance(loader, StatisticsSource):
+                expected = "a loader with statistics(), or a dict of loaders by their names"
+                raise ConfigurationError("loaders", loader, expected)
+        self._loaders = {str(name): weakref.ref(loader) for name, loader in found.items()}
         self._labels = labels
-        self._written: tuple[int, int] | None = None
-        self._has_company = False
-        self.has_failed = False
+        self._path = path
+        self._has_failed = False
 
-    def write(self, path: Path) -> None:
-        text = prometheus_text(({"loader": name, **self._labels}, now) for name, now in present(self._loaders))
-        found = _identity(path)
-        if None not in (self._written, found) and found != self._written and not self._has_company:
-            self._has_company = True
-            logger.warning(
-                "another process writes %s, too, so that it has the numbers of either: give each its own", path
-            )
-        beside = path.with_name(f"{path.name}.{os.getpid()}")
+    def write(self) -> None:
+        alive = ((name, loader) for name, known in self._loaders.items() if (loader := known()) is not None)
+        text = prometheus_text(({"loader": name, **self._labels}, loader.statistics()) for name, loader in alive)
+        beside = self._path.with_name(f"{self._path.name}.{os.getpid()}")
         beside.write_text(text, encoding="utf-8")
-        beside.replace(path)
-        self._written = _identity(path)
+        beside.replace(self._path)
+
+    def try_to_write(self) -> None:
+        try:
+            self.write()
+        except genuine(Exception) as error:  # numbers are no reason to end a training run
+            if not self._has_failed:
+                _logger.warning(
+                    "the statistics cannot be written to %s: %s: %s", self._path, type(error).__name__, error
+                )
+            self._has_failed = True
+        else:
+            self._has_failed = False
 
 
-def _identity(path: Path) -> tuple[int, int] | None:
-    """Return what differs between two files that had the same name; None if there is none."""
-    with suppress(OSError):
-        status = path.stat()
-        return status.st_ino, status.st_mtime_ns
-    return None
-
-
-def _write_often(path: Path, text: _Text, interval_s: float, is_over: threading.Event) -> None:
+def _write_often(text: _Text, interval_s: float, is_over: threading.Event) -> None:
     while not is_over.wait(interval_s):
-        _write(path, text)
-
-
-def _write(path: Path, text: _Text) -> None:
-    try:
-        text.write(path)
-    except genuine(Exception) as error:  # numbers are no reason to end a training run
-        if not text.has_failed:
-            logger.warning("the statistics cannot be written to %s: %s: %s", path, type(error).__name__, error)
-        text.has_failed = True
-    else:
-        text.has_failed = False
+        text.try_to_write()
 
 
 def _checked(labels: Mapping[str, str]) -> dict[str, str]:

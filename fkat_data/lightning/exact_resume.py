@@ -1,7 +1,6 @@
 """The callback that resumes a Trainer at the microbatch after the last one that it has trained on."""
 
 import logging
-import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
@@ -10,8 +9,7 @@ import torch
 from fkat_data.arguments import STATE_VERSION, saved_version
 from fkat_data.distributed import gather
 from fkat_data.errors import ConfigurationError
-from fkat_data.lightning.feed import EpochLimits, EvaluationFeed, FirstPlaces, TrainFeed, fed
-from fkat_data.lightning.feed_position import FeedPosition, FeedState, is_ours
+from fkat_data.lightning.feed import EvaluationFeed, FeedPosition, FeedState, FirstPlaces, TrainFeed, fed, is_ours
 from fkat_data.lightning.framework import Flavoured, package_of
 
 if TYPE_CHECKING:
@@ -113,8 +111,6 @@ class ExactResume(Flavoured, Callback):
         is_trained = progress.current.processed == progress.current.ready
         mend_counts(
             checkpoint["loops"]["fit_loop"],
-            # Epochs may differ in length: the number of microbatches does not say that this one has ended.
-            math.inf,
             has_open_validation=is_validation_open(trainer),
         )
         checkpoint["callbacks"][self.state_key] = {
@@ -167,7 +163,7 @@ class ExactResume(Flavoured, Callback):
         feed.first_places = self._first_places
         feed.is_made_again = self._has_trained and not trainer.overfit_batches
         feed.epoch = lambda: self._epoch(trainer)
-        feed.epoch_limits = EpochLimits(trainer, lambda: len(cast("Any", feed)))
+        feed.trainer = trainer
         progress = trainer.fit_loop.epoch_loop.batch_progress
         # Lightning's other fetcher, for training_step(dataloader_iter), keeps no batches.
         feed.position = FeedPosition(
@@ -341,12 +337,11 @@ def is_validation_open(trainer: Any) -> bool:
     return is_hook_after_training and loop._should_check_val_fx(trainer.fit_loop._data_fetcher)  # noqa: SLF001 - Lightning's decision
 
 
-def mend_counts(fit_loop: dict[str, Any], num_training_batches: float, *, has_open_validation: bool) -> None:
+def mend_counts(fit_loop: dict[str, Any], *, has_open_validation: bool) -> None:
     """Make the counts of a checkpoint say what is the case, for Lightning to go on as if it had not stopped.
 
     Args:
         fit_loop: The checkpoint's entry for the fit loop, which changes.
-        num_training_batches: Microbatches in an epoch; infinite if that is not known.
         has_open_validation: Whether a validation comes first when training goes on.
     """
     batches, epochs = fit_loop[f"{_LOOP}batch_progress"], fit_loop["epoch_progress"]
@@ -371,8 +366,9 @@ def mend_counts(fit_loop: dict[str, Any], num_training_batches: float, *, has_op
         return
     is_epoch_counted = epochs["current"]["processed"] == epochs["current"]["started"]
     if not is_epoch_counted:
-        # Lightning itself recognises the end by the number of microbatches, and after its hooks.
-        if not math.isinf(num_training_batches) or current["completed"] == current["processed"]:
+        # After its hooks, Lightning itself recognises the end. Epochs may differ in length: the number of microbatches
+        # does not say that this one has ended.
+        if current["completed"] == current["processed"]:
             return
         for counts in (epochs["total"], epochs["current"]):
             counts["processed"] += 1

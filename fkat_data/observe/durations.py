@@ -18,12 +18,14 @@ SHORTEST_S: float = 2.0**-20
 LONGEST_S: float = 2.0**10
 """Longer durations count as this one."""
 
-_PER_DOUBLING = 16
-_LOWEST = 20 * _PER_DOUBLING
-NUM_BUCKETS: int = 30 * _PER_DOUBLING
+BUCKETS_PER_DOUBLING = 16
+"""Buckets of durations from one to twice as long."""
+
+_LOWEST = 20 * BUCKETS_PER_DOUBLING
+NUM_BUCKETS: int = 30 * BUCKETS_PER_DOUBLING
 """Bucket ``b`` holds what lasts from ``2 ** (b / 16 - 20)`` seconds to less than ``2 ** ((b + 1) / 16 - 20)``."""
 
-_GROWTH = 2.0 ** (1 / _PER_DOUBLING)
+_GROWTH = 2.0 ** (1 / BUCKETS_PER_DOUBLING)
 RELATIVE_ERROR: float = (_GROWTH - 1) / (_GROWTH + 1)
 """How far a quantile may be from the duration that it stands for: 2.2 % of it."""
 
@@ -46,7 +48,7 @@ def bucket_of(duration_s: float) -> int:
     """Return the bucket of a duration."""
     if duration_s <= SHORTEST_S:
         return 0
-    bucket = int(_PER_DOUBLING * _log2(duration_s) + _LOWEST)
+    bucket = int(BUCKETS_PER_DOUBLING * _log2(duration_s) + _LOWEST)
     return bucket if bucket < NUM_BUCKETS else NUM_BUCKETS - 1
 
 
@@ -135,7 +137,7 @@ class Durations:
     def num_up_to(self, doublings: Iterable[int]) -> list[int]:
         """Return how many durations are shorter than ``SHORTEST_S``, doubled each of these numbers of times, from 1."""
         sums = [self.num_zero, *(np.cumsum(self._counts) + self.num_zero)]
-        return [int(sums[number * _PER_DOUBLING]) for number in doublings]
+        return [int(sums[number * BUCKETS_PER_DOUBLING]) for number in doublings]
 
     def as_dict(self) -> dict[str, int]:
         """Return the buckets that are not empty, for JSON."""

@@ -5,7 +5,6 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from fkat_data.distributed import rank_and_world_size
@@ -37,13 +36,11 @@ class WaitDisplay:
     """Shows one wait.
 
     Args:
-        bar_type: tqdm's class; None: lines.
-        say: Called with the format of a line and its values; None: lines go to the log.
+        bar_type: tqdm's class; None: lines in the log.
     """
 
-    def __init__(self, bar_type: Any = None, say: Callable[..., None] | None = None) -> None:
+    def __init__(self, bar_type: Any = None) -> None:
         self._bar_type = bar_type
-        self._say = logger.info if say is None else say
         self._bar: Any = None
         self.interval_s: float = _LOG_AFTER_S if bar_type is None else _BAR_AFTER_S
         """Seconds until ``show`` is to be called."""
@@ -57,7 +54,7 @@ class WaitDisplay:
         """
         if self._bar_type is None:
             counted = "" if doing.total is None else f": {doing.done:,} of {doing.total:,}"
-            self._say("waiting for %.0f s: %s%s", waited_s, doing.text, counted)
+            logger.info("waiting for %.0f s: %s%s", waited_s, doing.text, counted)
             self.interval_s *= _LOG_GROWTH
             return
         self.interval_s = _BAR_INTERVAL_S

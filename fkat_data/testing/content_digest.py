@@ -164,21 +164,8 @@ def _walk_tensor(tensor: torch.Tensor, path: str, above: tuple[int, ...]) -> _No
         yield _Node(path, kind, str(tensor.qscheme()).encode())
         yield from _walk(tensor.int_repr(), f"{path}.int_repr()", above)
         yield from _walk(tensor.dequantize(), f"{path}.dequantize()", above)
-    elif tensor.is_nested:
-        yield _Node(path, kind, b"")
-        yield from _walk(list(tensor.unbind()), f"{path}.unbind()", above)
-    elif tensor.layout is not torch.strided:
-        parts = {
-            torch.sparse_coo: ("coalesce().indices", "coalesce().values"),
-            torch.sparse_csr: ("crow_indices", "col_indices", "values"),
-            torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
-            torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
-            torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
-        }[tensor.layout]
-        yield _Node(path, f"{kind} {tensor.layout}", b"")
-        for part in parts:
-            owner = tensor.coalesce() if tensor.layout is torch.sparse_coo else tensor
-            yield from _walk(getattr(owner, part.rpartition(".")[2])(), f"{path}.{part}()", above)
+    elif tensor.is_nested or tensor.layout is not torch.strided:
+        yield from _walk_object(tensor.coalesce() if tensor.layout is torch.sparse_coo else tensor, path, above)
     else:
         dense = tensor.cpu().resolve_conj().resolve_neg().contiguous()
         content = _memory(dense.reshape(-1).view(torch.uint8).numpy()) if dense.numel() else b""

@@ -1,6 +1,7 @@
 """Tools for use outside a training job: the command line, conversion, simulation, reports, checks of a resume.
 
-Nothing else in the package imports this one. Each name is imported on its first use.
+Nothing else in the package imports this one. Begin with ``commands``: each command calls what is exported here, and
+prints it. Each name is imported on its first use.
 
 ```python
 from fkat_data.tools import verify_resume
@@ -14,25 +15,38 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fkat_data.tools.converting.convert import convert
-    from fkat_data.tools.resume_check.verify import ResumeReport, verify_resume
-    from fkat_data.tools.simulation.simulate import simulate_dataset, simulate_resplit
+    from fkat_data.tools.commands import app
+    from fkat_data.tools.conversion import convert
+    from fkat_data.tools.doctor import examine
+    from fkat_data.tools.report import page
+    from fkat_data.tools.resume_check import ResumeReport, verify_resume
+    from fkat_data.tools.saved_place import places_in, read_checkpoint
+    from fkat_data.tools.simulate import simulate_dataset, simulate_resplit
+    from fkat_data.tools.traced_run import read_run
 
 __all__ = [
     "ResumeReport",
+    "app",
     "convert",
+    "examine",
+    "page",
+    "places_in",
+    "read_checkpoint",
+    "read_run",
     "simulate_dataset",
     "simulate_resplit",
     "verify_resume",
 ]
 
-#: name -> the module below this package that defines it
 _MODULES = {
-    "ResumeReport": "resume_check.verify",
-    "convert": "converting.convert",
-    "simulate_dataset": "simulation.simulate",
-    "simulate_resplit": "simulation.simulate",
-    "verify_resume": "resume_check.verify",
+    "app": "commands",
+    "convert": "conversion",
+    "examine": "doctor",
+    "page": "report",
+    "read_run": "traced_run",
+    **dict.fromkeys(("ResumeReport", "verify_resume"), "resume_check"),
+    **dict.fromkeys(("places_in", "read_checkpoint"), "saved_place"),
+    **dict.fromkeys(("simulate_dataset", "simulate_resplit"), "simulate"),
 }
 
 

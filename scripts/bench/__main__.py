@@ -6,66 +6,27 @@ To measure peers too, make their environment first with scripts/bench/peers.
 """
 
 import argparse
+import importlib
 import json
 import os
 import platform
 import shlex
 import sys
-from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import cache_limits
-import changed_import
-import collate
-import costs
-import files
-import formats
-import growth
-import jpeg
-import latency
-import order
-import overlap
-import remote
-import scaling
-import shared
-import start
-import state
-import streaming_bench
-import threads
-import throughput
-import tracing
-import wrapping
-from batchers import BATCHERS
-from contestants import CONTESTANTS
-from format_contestants import CONTESTANTS as FORMATS
-from measure import Result, Settings
-from workloads import WORKLOADS
+from measure import Settings
 
-BENCHMARKS: dict[str, Callable[[Settings], Result]] = {
-    "shared": shared.run,
-    "throughput": throughput.run,
-    "collate": collate.run,
-    "threads": threads.run,
-    "scaling": scaling.run,
-    "jpeg": jpeg.run,
-    "import": changed_import.run,
-    "latency": latency.run,
-    "start": start.run,
-    "growth": growth.run,
-    "overlap": overlap.run,
-    "costs": costs.run,
-    "state": state.run,
-    "datasets": wrapping.run,
-    "files": files.run,
-    "formats": formats.run,
-    "tracing": tracing.run,
-    "streaming": streaming_bench.run,
-    "order": order.run,
-    "remote": remote.run,
-    "cache": cache_limits.run,
-    "peers": throughput.peers,
+#: By name: the module, whose ``run`` takes the settings.
+BENCHMARKS = {
+    **{
+        name: name
+        for name in ("shared", "scaling", "jpeg", "latency", "start", "growth", "formats", "tracing", "remote")
+    },
+    "import": "changed_import",
+    "streaming": "plans",
+    "peers": "throughput",
 }
 #: Trials of each contestant by default, where they take long.
 _REPEATS = {"shared": 3, "scaling": 1, "jpeg": 2}
@@ -88,7 +49,7 @@ def main() -> None:
     for name in options.only:
         repeats = options.repeats or _REPEATS.get(name, settings.repeats)
         print(f"\n`{name}`: medians of {repeats}, in turn", flush=True)
-        result = BENCHMARKS[name](settings._replace(repeats=repeats))
+        result = importlib.import_module(BENCHMARKS[name]).run(settings._replace(repeats=repeats))
         report["trials"][name] = result.trials
         for table in result.tables:
             print(f"\n{table.markdown()}", flush=True)
@@ -100,10 +61,8 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the numbers of every trial to this file")
     parser.add_argument("--only", nargs="+", choices=list(BENCHMARKS), default=list(BENCHMARKS), help="benchmarks")
-    workloads = [*WORKLOADS, *scaling.KINDS, *changed_import.KINDS]
-    contestants = sorted({*CONTESTANTS, *BATCHERS, *FORMATS, "memcpy"})
-    parser.add_argument("--workloads", nargs="+", choices=workloads, default=[], help="kinds of microbatches")
-    parser.add_argument("--contestants", nargs="+", choices=contestants, default=[], help="contestants")
+    parser.add_argument("--workloads", nargs="+", default=[], help="kinds of microbatches (default: all)")
+    parser.add_argument("--contestants", nargs="+", default=[], help="contestants (default: all)")
     parser.add_argument("--workers", nargs="+", type=int, default=[], help="numbers of workers, for scaling and jpeg")
     parser.add_argument("--repeats", type=int, help=f"trials of each contestant, in turn (default 5; {_less_often()})")
     parser.add_argument("--scale", type=float, default=1.0, help="factor on the number of microbatches (default 1)")

@@ -20,17 +20,12 @@ PREFETCHED = 8
 @contextmanager
 def _ours(workload: str, **options: Any) -> Generator[Iterable[Any]]:
     loader_type = importlib.import_module("fkat_data").ShardedDataLoader
-    factory = options.pop("factory", workloads.Factory)(workload)
-    with loader_type(0, ["shard"], factory, **options) as loader:
+    with loader_type(0, ["shard"], workloads.Factory(workload), **options) as loader:
         yield loader
 
 
 def _ours_bounded(workload: str) -> AbstractContextManager[Iterable[Any]]:
     return _ours(workload, num_microbatch_prefetches=PREFETCHED)
-
-
-def _ours_around_torch(workload: str) -> AbstractContextManager[Iterable[Any]]:
-    return _ours(workload, factory=workloads.DataLoaderInside)
 
 
 @contextmanager
@@ -77,10 +72,8 @@ _not_ended: list[Any] = []
 CONTESTANTS: dict[str, Callable[[str], AbstractContextManager[Iterable[Any]]]] = {
     "ours": _ours,
     "ours, 8 ahead": _ours_bounded,
-    "ours, DataLoader inside": _ours_around_torch,
     "torch": _torch,
     "torchdata": _torchdata,
     "fkat": _fkat,
 }
-OURS = ("ours", "ours, 8 ahead", "ours, DataLoader inside")
 PEERS = ("torchdata", "fkat")

@@ -1,4 +1,4 @@
-"""The contestants that read files as people have them: Parquet and tar, and litdata's copy; each by its plainest code."""
+"""The contestants that read files: MDS, Parquet and tar, and litdata's copy; each by its plainest code."""
 
 import contextlib
 import importlib
@@ -13,13 +13,24 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from stand_ins import stand_in
-from streaming_contestants import BATCH_SIZE, WORKLOADS, sample
+
+BATCH_SIZE = 32
+#: Columns of the MDS shards, by workload.
+WORKLOADS = {"tokens": {"tokens": "ndarray:uint16:1024"}, "text": {"number": "int", "text": "str"}}
+
+
+def sample(workload: str, number: int) -> dict[str, Any]:
+    if workload == "tokens":
+        return {"tokens": (np.arange(1024) * 31 + number).astype(np.uint16)}
+    return {"number": number, "text": f"{number:08d}" * 50}
+
 
 #: What each contestant reads.
 CONTESTANTS = {
     "ours, MDS": "mds",
     "ours, Parquet": "parquet",
     "ours, tar": "tar",
+    "mosaicml-streaming, MDS": "mds",
     "datasets, Parquet": "parquet",
     "webdataset, tar": "tar",
     "litdata, its own": "litdata",
@@ -61,6 +72,7 @@ def opened(contestant: str, path: str, workload: str) -> Reader:
     """Open a contestant's rows."""
     return {
         "ours": _ours,
+        "mosaicml-streaming": _mosaicml,
         "datasets": _datasets,
         "webdataset": _webdataset,
         "litdata": _litdata,
@@ -89,6 +101,16 @@ def _ours(path: str, workload: str) -> Reader:
 
     dataset = StreamingDataset(local=path, shuffle=True, shuffle_algo="block", batch_size=BATCH_SIZE)
     loader = StreamingDataLoader(dataset)
+    return Reader(loader, loader.state_dict, loader.load_state_dict)
+
+
+def _mosaicml(path: str, workload: str) -> Reader:
+    del workload
+    stand_in("streaming")
+    library = importlib.import_module("streaming")
+    library.base.util.clean_stale_shared_memory()
+    dataset = library.StreamingDataset(local=path, shuffle=True, batch_size=BATCH_SIZE)
+    loader = library.StreamingDataLoader(dataset, batch_size=BATCH_SIZE)
     return Reader(loader, loader.state_dict, loader.load_state_dict)
 
 

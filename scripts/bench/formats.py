@@ -13,9 +13,8 @@ from collections import Counter
 from itertools import islice
 from typing import Any
 
-from format_contestants import CONTESTANTS, PEERS, numbers_of, opened, prepared
+from format_contestants import BATCH_SIZE, CONTESTANTS, PEERS, WORKLOADS, numbers_of, opened, prepared
 from measure import Result, Settings, Table, in_turn, medians
-from streaming_contestants import BATCH_SIZE, WORKLOADS
 
 _COUNT = 20_000
 _FIRST_BATCHES = 20
@@ -46,7 +45,7 @@ def trial(folder: str, workload: str, count: int, contestant: str) -> dict[str, 
 
 def run(settings: Settings) -> Result:
     """Read both kinds of rows, by every contestant that is installed."""
-    contestants = [name for name in CONTESTANTS if name in _available(settings)]
+    contestants = [name for name in CONTESTANTS if settings.peers or name not in PEERS]
     contestants = settings.wanted_contestants(contestants) or contestants
     pythons = settings.pythons(name for name in contestants if name in PEERS)
     trials: list[dict[str, Any]] = []
@@ -60,13 +59,6 @@ def run(settings: Settings) -> Result:
             tables.append(_table(f"{count:,} rows of {workload}, shuffled, batches of {BATCH_SIZE}", found))
             trials += [trial for done in found.values() for trial in done]
     return Result(tables, trials)
-
-
-def _available(settings: Settings) -> set[str]:
-    from fkat_data.files.formats import FORMATS  # noqa: PLC0415 - peers do not have it
-
-    ours = {name for name, kind in CONTESTANTS.items() if name not in PEERS and kind in FORMATS}
-    return ours | set(PEERS if settings.peers else ())
 
 
 def _num_before_stop(count: int) -> int:

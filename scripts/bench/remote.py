@@ -1,14 +1,110 @@
-"""Measure how fast a cold cache fills: ours and MosaicML's streaming in turn, over S3, from a slow store on loopback."""
+"""Measure how fast a cold cache fills: ours and MosaicML's streaming in turn, over S3, from a slow store on loopback.
 
+A trial is a cold epoch, starting with the construction of the dataset, and a warm one.
+"""
+
+import contextlib
+import importlib
+import os
+import subprocess
+import sys
 import tempfile
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+from format_contestants import BATCH_SIZE, WORKLOADS, sample
 from measure import Result, Settings, Table, in_turn, medians
+from stand_ins import stand_in
 
 _COUNT = 40_000
 _PEER = "mosaicml-streaming"
 #: Bytes a second for all connections together, and seconds before each response.
 _STORES = {"100 MB/s": (100e6, 0.0), "100 MB/s, 50 ms": (100e6, 0.05), "20 MB/s": (20e6, 0.0)}
+_SHARD_BYTES = 4 << 20
+
+
+def trial(folder: str, count: int, contestant: str, bytes_per_s: float, latency_s: float) -> dict[str, Any]:
+    warnings.simplefilter("ignore")
+    data = Path(folder) / f"remote-{count}"
+    _prepare(data, count)
+    with _served(data, bytes_per_s, latency_s) as port, tempfile.TemporaryDirectory(dir=folder) as local:
+        os.environ |= {
+            "S3_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+            "AWS_ACCESS_KEY_ID": "anyone",
+            "AWS_SECRET_ACCESS_KEY": "nothing",
+            "AWS_REGION": "us-east-1",
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }
+        modules = _imported(contestant)
+        began_s = time.perf_counter()
+        loader = _loader(modules, contestant, f"{local}/cache")
+        cold = _epoch(loader, count, began_s)
+        warm = _epoch(loader, count, time.perf_counter())
+    size_bytes = sum(path.stat().st_size for path in data.glob("shard.*"))
+    return {
+        "first_s": cold[0],
+        "cold_s": cold[1],
+        "warm_samples_per_s": count / warm[1],
+        "transfer_s": size_bytes / bytes_per_s,
+    }
+
+
+def _imported(contestant: str) -> Any:
+    if contestant == "ours":
+        importlib.import_module("s3fs")
+        return importlib.import_module("fkat_data.streaming")
+    stand_in("streaming over S3")
+    importlib.import_module("boto3")
+    library = importlib.import_module("streaming")
+    library.base.util.clean_stale_shared_memory()
+    return library
+
+
+def _loader(library: Any, contestant: str, local: str) -> Any:
+    # The same order, so that both read the same shards in the same sequence.
+    options = {"remote": "s3://bucket", "local": local, "shuffle": True, "shuffle_algo": "py1e"}
+    if contestant == "ours":
+        options["validate_hash"] = None
+    dataset = library.StreamingDataset(batch_size=BATCH_SIZE, shuffle_block_size=4 * _rows_a_shard(), **options)
+    return library.StreamingDataLoader(dataset, batch_size=BATCH_SIZE)
+
+
+def _rows_a_shard() -> int:
+    return _SHARD_BYTES // 2056
+
+
+def _epoch(loader: Any, count: int, began_s: float) -> tuple[float, float]:
+    batches = iter(loader)
+    num_samples = len(next(batches)["tokens"])
+    first_s = time.perf_counter() - began_s
+    num_samples += sum(len(batch["tokens"]) for batch in batches)
+    if num_samples < count:
+        raise RuntimeError(f"{num_samples} of {count} samples")
+    return first_s, time.perf_counter() - began_s
+
+
+def _prepare(data: Path, count: int) -> None:
+    if data.is_dir():
+        return
+    from fkat_data.streaming import MDSWriter  # noqa: PLC0415 - the peers' environment does not have it
+
+    with MDSWriter(out=str(data), columns=WORKLOADS["tokens"], size_limit=_SHARD_BYTES) as writer:
+        for number in range(count):
+            writer.write(sample("tokens", number))
+
+
+@contextlib.contextmanager
+def _served(data: Path, bytes_per_s: float, latency_s: float) -> Iterator[int]:
+    program = Path(__file__).with_name("store_server.py")
+    command = [sys.executable, str(program), str(data), str(bytes_per_s), str(latency_s)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            yield int(server.stdout.readline() if server.stdout else 0)
+        finally:
+            server.kill()
 
 
 def run(settings: Settings) -> Result:
@@ -24,7 +120,7 @@ def run(settings: Settings) -> Result:
                 "bytes_per_s": bytes_per_s,
                 "latency_s": latency_s,
             }
-            variants = {name: ("remote_trial", arguments | {"contestant": name}) for name in contestants}
+            variants = {name: ("remote", arguments | {"contestant": name}) for name in contestants}
             pythons = {_PEER: settings.peers} if settings.peers else {}
             found = in_turn(settings, variants, pythons=pythons)
             for name, done in found.items():

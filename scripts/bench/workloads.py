@@ -51,13 +51,6 @@ WORKLOADS: dict[str, Callable[[], Iterator[Any]]] = {
 }
 
 
-def num_bytes(workload: str) -> int:
-    """Return the size of the tensors in a workload's first microbatch."""
-    microbatch = next(WORKLOADS[workload]())
-    tensors = (microbatch,) if isinstance(microbatch, torch.Tensor) else microbatch
-    return sum(tensor.nbytes for tensor in tensors)
-
-
 class Stream(IterableDataset[Any]):
     """A workload as a dataset for torch's DataLoader."""
 
@@ -77,14 +70,6 @@ class Factory:
     def __call__(self, shard: Any) -> Iterator[Any]:
         del shard
         return WORKLOADS[self._workload]()
-
-
-class DataLoaderInside(Factory):
-    """The same, through torch's DataLoader inside the worker."""
-
-    def __call__(self, shard: Any) -> Any:
-        del shard
-        return DataLoader(Stream(self._workload), batch_size=None)
 
 
 class ShardSamples(Dataset[Any]):

@@ -3,7 +3,7 @@
 import random
 import signal
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple
 
 KINDS = ("map", "iterable", "list", "generator", "nested")
 _LARGEST_MICROBATCH_BYTES = 300 << 10
@@ -94,20 +94,6 @@ class Case(NamedTuple):
     streams: str
     lives: list[Life]
     strikes: list[Strike]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the case as plain values."""
-        fields = self._asdict()
-        fields["lives"] = [life._asdict() for life in self.lives]
-        fields["strikes"] = [strike._asdict() for strike in self.strikes]
-        return fields
-
-    @classmethod
-    def of(cls, fields: dict[str, Any]) -> Self:
-        """Return the case that ``as_dict`` gave these fields of."""
-        lives = [Life(**life) for life in fields["lives"]]
-        strikes = [Strike(**strike) for strike in fields["strikes"]]
-        return cls(**{**fields, "lives": lives, "strikes": strikes})
 
 
 def draw(seed: int, number: int, kinds: Sequence[str] = KINDS, streams: str = "") -> Case:

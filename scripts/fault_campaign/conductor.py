@@ -2,6 +2,8 @@
 
 import json
 import os
+import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -11,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from fault_campaign.case import Case, Strike
-from fault_campaign.leavings import files_left, shared_memory_of
 from fault_campaign.ledger import audit, entries
 from fault_campaign.outcome import Hit, Outcome
 from fault_campaign.processes import MARK, marked, send, stacks, wait_until_gone
@@ -32,7 +33,7 @@ def play(case: Case, number: int, due: list[str]) -> Outcome:
         due: The digests of the microbatches that the trainer must deliver.
     """
     folder = Path(tempfile.mkdtemp(prefix=f"fault_campaign_{number}_"))
-    (folder / "case.json").write_text(json.dumps(case.as_dict()), encoding="utf-8")
+    (folder / "case").write_bytes(pickle.dumps(case))
     play = _Play(case, number, due, folder)
     try:
         play.run()
@@ -195,3 +196,32 @@ class _Play:
 
     def _fail(self, what: str, details: str) -> None:
         self.outcome.failures.append({"what": what, "details": details})
+
+
+#: Files of the workers of a nested torch DataLoader, which killed ones cannot remove. torch makes torchinductor's when
+#: it logs that its handler of such a death has interrupted one of its imports.
+_TORCHS = re.compile(r"pymp-|torch_|listener-|torchinductor_")
+#: The file with which Python's tempfile checks that a folder is writable; a kill may come before its removal.
+_PROBE = re.compile(r"[a-z0-9_]{8}")
+_PROBE_BYTES = 4
+
+
+def files_left(folder: Path) -> tuple[list[str], int]:
+    """Return what the loader left in a folder for temporary files, and how many entries torch and Python left."""
+    paths = sorted(folder.iterdir())
+    ours = [path.name for path in paths if not _TORCHS.match(path.name) and not _is_probe(path)]
+    return ours, len(paths) - len(ours)
+
+
+def _is_probe(path: Path) -> bool:
+    return bool(_PROBE.fullmatch(path.name)) and path.is_file() and path.stat().st_size <= _PROBE_BYTES
+
+
+def shared_memory_of(pids: set[int]) -> list[str]:
+    """Remove the files that torch left in /dev/shm for dead processes; return their names."""
+    names: list[str] = []
+    for path in Path("/dev/shm").glob("torch_*"):  # noqa: S108 - where torch makes them
+        if int(path.name.split("_")[1]) in pids:
+            names.append(path.name)
+            path.unlink(missing_ok=True)
+    return names

@@ -8,6 +8,7 @@ Exits with 0 after the last epoch, with 3 to be started again.
 import json
 import logging
 import os
+import pickle
 import sys
 import time
 from pathlib import Path
@@ -15,10 +16,10 @@ from typing import Any
 
 import torch
 
-from fault_campaign.case import Case
 from fault_campaign.ledger import Ledger
-from fault_campaign.workload import Factory, digest, loader_of
+from fault_campaign.workload import Factory, loader_of
 from fkat_data import WorkerDiedError
+from fkat_data.testing import digest
 
 AGAIN = 3
 
@@ -29,7 +30,7 @@ class _Trainer(logging.Handler):
     def __init__(self, folder: Path, number: int) -> None:
         super().__init__(logging.WARNING)
         self._folder = folder
-        self._case = case = Case.of(json.loads((folder / "case.json").read_text(encoding="utf-8")))
+        self._case = case = pickle.loads((folder / "case").read_bytes())
         self._life = life = case.lives[number % len(case.lives)]
         self._events = os.open(folder / "events", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
         self._next_began_s = 0.0

@@ -1,6 +1,5 @@
 """The data of a case: shards of every kind of product, whose samples name themselves and draw at random."""
 
-import hashlib
 import random
 import time
 from collections.abc import Iterable, Iterator
@@ -16,6 +15,7 @@ from fault_campaign.case import Case
 from fault_campaign.streams import STREAM_KINDS, number_of, opened
 from fkat_data import ShardedDataLoader, ShuffledShardSampler
 from fkat_data.streaming import StreamingDataset
+from fkat_data.testing import digest
 from fkat_data.types import Shard
 
 
@@ -121,28 +121,7 @@ def loader_of(
     )
 
 
-def digest(microbatch: Any) -> str:
-    """Return a hash of all bytes of a microbatch."""
-    hashed = hashlib.blake2b(digest_size=12)
-    _add(hashed, microbatch)
-    return hashed.hexdigest()
-
-
 def expected(case: Case) -> list[str]:
     """Return the digests of all microbatches of the case's epochs, made in this process."""
     with loader_of(case, Factory(case, is_plain=True), workers=False) as loader:
         return [digest(microbatch) for _ in range(case.num_epochs) for microbatch in loader]
-
-
-def _add(hashed: "hashlib.blake2b", value: Any) -> None:
-    if isinstance(value, dict):
-        for key, item in value.items():
-            hashed.update(str(key).encode())
-            _add(hashed, item)
-    elif isinstance(value, torch.Tensor):
-        _add(hashed, value.numpy())
-    elif isinstance(value, np.ndarray):
-        hashed.update(f"{value.dtype}{value.shape}".encode())
-        hashed.update(np.ascontiguousarray(value).tobytes())
-    else:
-        hashed.update(repr(value).encode())

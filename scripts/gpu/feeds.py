@@ -2,14 +2,11 @@
 
 import contextlib
 import importlib
-import importlib.util
 import itertools
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-import psutil
-import torch
 import workloads
 from torch.utils.data import DataLoader
 
@@ -40,29 +37,6 @@ def _torch(workload: str, num_workers: int) -> Generator[Iterator[Any]]:
 
 
 @contextmanager
-def _original(workload: str, num_workers: int) -> Generator[Iterator[Any]]:
-    """(c): fkat, whose public names this project keeps."""
-    module = importlib.import_module("fkat.data.sharded")
-    sampler = module.ShardSampler()
-    sampler.shards = [str(index) for index in range(4096)]
-    loader = module.ShardedDataLoader(
-        seed=0,
-        shard_sampler=sampler,
-        dataloader_factory=workloads.Shards(workload),
-        num_shard_prefetches=num_workers,
-        num_microbatch_prefetches=_PREFETCHED,
-        device=torch.device("cuda"),
-    )
-    before = set(psutil.Process().children(recursive=True))
-    try:
-        yield _epochs(loader)
-    finally:  # kill its workers: its own shutdown waits for the end of every shard
-        for worker in set(psutil.Process().children(recursive=True)) - before:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                worker.kill()
-
-
-@contextmanager
 def _ours(workload: str, num_workers: int) -> Generator[Iterator[Any]]:
     loader_type = importlib.import_module("fkat_data").ShardedDataLoader
     with loader_type(
@@ -73,19 +47,10 @@ def _ours(workload: str, num_workers: int) -> Generator[Iterator[Any]]:
         num_microbatch_prefetches=_PREFETCHED,
         device="cuda",
     ) as loader:
-        yield _epochs(loader)
-
-
-def _epochs(loader: Any) -> Iterator[Any]:
-    while True:
-        yield from loader
+        yield (microbatch for _ in itertools.count() for microbatch in loader)
 
 
 FEEDS: dict[str, Feed] = {"on the device": _on_device, "torch, pinned": _torch, "ours": _ours}
-"""By name. fkat is among them if it is installed."""
-
-if importlib.util.find_spec("fkat") is not None:
-    FEEDS["fkat"] = _original
 
 
 @contextmanager

@@ -22,8 +22,7 @@ from typing import Any
 from robustness.contestants import CONTESTANTS
 from robustness.faults import FAULTS
 from robustness.source import NUM_SAMPLES
-from robustness.table import table, text_of
-from robustness.verdict import Life, Verdict, judge
+from robustness.verdict import Life, Verdict, judge, table, text_of
 
 _ROOT = Path(__file__).resolve().parents[2]
 _PEERS_PYTHON = _ROOT / ".venvs/bench/bin/python"

@@ -7,11 +7,14 @@ import random
 import resource
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from robustness.source import BATCH_SIZE, NUM_SAMPLES
+
+if TYPE_CHECKING:
+    from robustness.trainer import Trainer
 
 #: The batch after which a fault strikes.
 _STRIKE = 5
@@ -21,48 +24,12 @@ _NUM_ERRORS = 3
 _LARGE_VALUES = (8 << 20) // 8
 
 
-class Run(Protocol):
-    """What a fault may use: a contestant's loader, and a record of all that happens."""
-
-    def loader(self) -> Any:
-        """Return the contestant's loader."""
-        ...
-
-    def workers(self) -> list[int]:
-        """Return the ids of the processes that have made samples."""
-        ...
-
-    def batches(self, loader: Any) -> Iterator[Any]:
-        """Yield an epoch's batches, and record each."""
-        ...
-
-    def record(self, batch: Any) -> None:
-        """Record a batch that was delivered."""
-        ...
-
-    def note(self, what: str, **facts: Any) -> None:
-        """Record an event."""
-        ...
-
-    def failed(self, error: BaseException) -> None:
-        """Record an exception."""
-        ...
-
-    def save(self, loader: Any, iterator: Any, name: str) -> None:
-        """Save the loader's state."""
-        ...
-
-    def resumed(self, loader: Any, name: str) -> Iterator[Any]:
-        """Return an iterator that goes on at a saved state."""
-        ...
-
-
-def _undisturbed(run: Run) -> None:
+def _undisturbed(run: "Trainer") -> None:
     for _ in run.batches(run.loader()):
         pass
 
 
-def _kill_a_worker(run: Run) -> None:
+def _kill_a_worker(run: "Trainer") -> None:
     for step, _ in enumerate(run.batches(run.loader())):
         if step == _STRIKE:
             workers = run.workers()
@@ -73,14 +40,14 @@ def _kill_a_worker(run: Run) -> None:
             os.kill(workers[0], signal.SIGKILL)
 
 
-def _kill_the_trainer(run: Run) -> None:
+def _kill_the_trainer(run: "Trainer") -> None:
     for step, _ in enumerate(run.batches(run.loader())):
         if step == _STRIKE:
             run.note("struck")
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _interrupt(run: Run) -> None:
+def _interrupt(run: "Trainer") -> None:
     """Ctrl-C in a terminal or a notebook reaches the whole process group; the next cell goes on with the iterator."""
     interrupt = _Interrupt()
     delays, iterator = random.Random(0), iter(run.loader())
@@ -130,7 +97,7 @@ class _Interrupt:
         raise KeyboardInterrupt
 
 
-def _flood_descriptors(run: Run) -> None:
+def _flood_descriptors(run: "Trainer") -> None:
     """The program opens files until none is left, asks for batches, closes them and goes on."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (_NUM_DESCRIPTORS, hard))
@@ -158,7 +125,7 @@ def _flood_descriptors(run: Run) -> None:
                 run.record(batch)
 
 
-def _break_off(run: Run) -> None:
+def _break_off(run: "Trainer") -> None:
     """Two loops end early; the two after them are whole."""
     loader = run.loader()
     for last in (_STRIKE, 1):
@@ -171,7 +138,7 @@ def _break_off(run: Run) -> None:
             pass
 
 
-def _save_at_random(run: Run) -> None:
+def _save_at_random(run: "Trainer") -> None:
     """Two epochs, in which a state is saved at three random steps."""
     loader, step, num_batches = run.loader(), 0, NUM_SAMPLES // BATCH_SIZE
     # One in the first epoch, two in the second; never at an epoch's end.
@@ -187,7 +154,7 @@ def _save_at_random(run: Run) -> None:
                 run.save(loader, iterator, f"state-{steps.index(step) + 1}")
 
 
-def _resume(run: Run, name: str) -> None:
+def _resume(run: "Trainer", name: str) -> None:
     loader = run.loader()
     iterator = run.resumed(loader, name)
     run.note("epoch")
@@ -209,7 +176,7 @@ class Fault(NamedTuple):
     """
 
     title: str
-    lives: tuple[Callable[[Run], None], ...] = (_undisturbed,)
+    lives: tuple[Callable[["Trainer"], None], ...] = (_undisturbed,)
     in_sample: str = ""
     says: str = ""
     num_values: int = 1024

@@ -5,8 +5,6 @@ python -m robustness.trainer CONTESTANT prepare DATA
 """
 
 import contextlib
-import importlib
-import importlib.metadata
 import json
 import os
 import pickle
@@ -16,6 +14,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +30,11 @@ class _NoStateError(Exception):
     pass
 
 
-class _Trainer:
+class Trainer:
+    """What a fault may use: a contestant's loader, and a record of all that happens."""
+
     def __init__(self, contestant: str, fault: str, folder: Path, life: int) -> None:
-        self._code: Any = importlib.import_module(f"robustness.contestants.{CONTESTANTS[contestant].module}")
+        self._contestant = CONTESTANTS[contestant]
         self._name = fault
         self._fault = FAULTS[fault]
         self._folder = folder
@@ -44,8 +45,8 @@ class _Trainer:
         self._source = Source(str(folder), self._fault.in_sample, self._fault.num_values)
 
     def run(self) -> None:
-        self.note("began", version=importlib.metadata.version(self._code.PACKAGE))
-        if self._fault.is_with_setting and self._name not in self._code.SETTINGS:
+        self.note("began", version=version(self._contestant.package))
+        if self._fault.is_with_setting and self._name not in self._contestant.settings:
             self.note("unsupported", why="no such setting")
             return
         try:
@@ -62,8 +63,8 @@ class _Trainer:
         random.seed(0)
         np.random.seed(0)  # noqa: NPY002 - a contestant may draw from it
         torch.manual_seed(0)
-        setting = self._code.SETTINGS[self._name] if self._fault.is_with_setting else {}
-        return self._code.loader(self._source, str(self._folder / "data"), **setting)
+        setting = self._contestant.settings[self._name] if self._fault.is_with_setting else {}
+        return self._contestant.loader(self._source, str(self._folder / "data"), **setting)
 
     def workers(self) -> list[int]:
         return self._source.workers()
@@ -93,25 +94,18 @@ class _Trainer:
             self.note(what, text="".join(said))
 
     def save(self, loader: Any, iterator: Any, name: str) -> None:
-        if not hasattr(self._code, "save"):
+        if not self._contestant.state:
             raise _NoStateError
-        (self._folder / name).write_bytes(pickle.dumps(self._code.save(loader, iterator)))
+        (self._folder / name).write_bytes(pickle.dumps(self._contestant.save(loader, iterator)))
         self.note("saved", name=name)
 
     def resumed(self, loader: Any, name: str) -> Iterator[Any]:
-        return self._code.resumed(loader, pickle.loads((self._folder / name).read_bytes()))
-
-
-def _prepare(contestant: str, data: str) -> None:
-    code: Any = importlib.import_module(f"robustness.contestants.{CONTESTANTS[contestant].module}")
-    if hasattr(code, "prepare"):
-        code.prepare(data)
-    else:
-        Path(data).mkdir(parents=True)
+        return self._contestant.resumed(loader, pickle.loads((self._folder / name).read_bytes()))
 
 
 if __name__ == "__main__":
     if sys.argv[2] == "prepare":
-        _prepare(sys.argv[1], sys.argv[3])
+        CONTESTANTS[sys.argv[1]].prepare(sys.argv[3])
+        Path(sys.argv[3]).mkdir(parents=True, exist_ok=True)
     else:
-        _Trainer(sys.argv[1], sys.argv[2], Path(sys.argv[4]), int(sys.argv[3])).run()
+        Trainer(sys.argv[1], sys.argv[2], Path(sys.argv[4]), int(sys.argv[3])).run()

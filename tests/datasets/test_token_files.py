@@ -238,8 +238,8 @@ def test_wrong_arguments_name_what_they_should_be(tmp_path):
         TokenWindows(path, 4)
     with pytest.raises(ConfigurationError, match="dtype = 'float32'"):
         TokenWindows(path, 4, dtype="float32")
+    Path(path).write_bytes(b"abc")
     with pytest.raises(ShardCorruptError, match="a multiple of 8 bytes"):
-        Path(path).write_bytes(b"abc")
         TokenWindows(path, 4, dtype="int64")
     for options in ({"window_size": 0}, {"window_size": 4, "stride": 0}, {"window_size": 4, "vocab_size": 0}):
         with pytest.raises(ConfigurationError, match=[*options][-1]):

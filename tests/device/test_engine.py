@@ -25,7 +25,7 @@ from torch.nn.utils.rnn import pack_sequence
 
 from fkat_data.device import AcceleratorMover, StreamEngine
 from fkat_data.device.page_lock import PageLocks
-from fkat_data.tools.report.traced_run import read_run
+from fkat_data.tools import read_run
 
 # They run in a process of their own, so there is no test among them for the fast lane.
 pytestmark = pytest.mark.usefixtures("processes")

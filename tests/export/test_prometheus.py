@@ -3,6 +3,7 @@ import gc
 import json
 import logging
 import re
+import threading
 import time
 from pathlib import Path
 
@@ -12,16 +13,12 @@ from loader_examples import epoch, make
 from fkat_data import LoaderStatistics
 from fkat_data.errors import ConfigurationError
 from fkat_data.export import METRICS, PrometheusFile, prometheus_text
-from fkat_data.export.prometheus import HISTOGRAMS
 from fkat_data.observe import Durations
-from fkat_data.observe.durations import bucket_of
 
 DASHBOARD = Path(__file__).parents[2] / "docs" / "dashboards" / "fkat_data.json"
-SEEN = LoaderStatistics(
-    delivered=10,
-    waited_s=0.1 + 0.2,
-    waiting=Durations.of({"0 s": 7, str(bucket_of(0.05)): 2, str(bucket_of(0.2)): 1}),
-)
+#: By bucket: seven of nothing, two of 50 ms, one of 200 ms.
+SEEN = LoaderStatistics(delivered=10, waited_s=0.1 + 0.2, waiting=Durations.of({"0 s": 7, "250": 2, "282": 1}))
+HISTOGRAMS = {"waiting", "making"}
 
 
 class Source:
@@ -53,13 +50,13 @@ def test_every_number_of_the_statistics_is_exported():
 def test_numbers_and_histograms_are_written_with_their_labels():
     found = samples(prometheus_text([({"loader": 'a "b"\n\\', "rank": "3"}, SEEN)]))
     labels = r'loader="a \"b\"\n\\",rank="3"'
-    assert found[f"fkat_data_delivered_total{{{labels}}}"] == "10"
+    assert found[f"fkat_data_delivered_total{{{labels}}}"] == "10.0"
     assert float(found[f"fkat_data_waited_seconds_total{{{labels}}}"]) == 0.1 + 0.2
-    buckets = [int(count) for name, count in found.items() if name.startswith("fkat_data_waiting_seconds_bucket")]
+    buckets = [float(count) for name, count in found.items() if name.startswith("fkat_data_waiting_seconds_bucket")]
     assert buckets == sorted(buckets)
     assert (buckets[0], buckets[-1]) == (7, 10)
-    assert found[f'fkat_data_waiting_seconds_bucket{{{labels},le="0.0625"}}'] == "9"
-    assert found[f"fkat_data_waiting_seconds_count{{{labels}}}"] == "10"
+    assert found[f'fkat_data_waiting_seconds_bucket{{le="0.0625",{labels}}}'] == "9.0"
+    assert found[f"fkat_data_waiting_seconds_count{{{labels}}}"] == "10.0"
     assert float(found[f"fkat_data_waiting_seconds_sum{{{labels}}}"]) == pytest.approx(0.3, rel=0.03)
 
 
@@ -91,45 +88,21 @@ def test_the_dashboard_asks_for_nothing_but_what_is_exported():
             assert set(re.findall(r"by \((.*?)\)", target["expr"])) <= {"le, loader", "loader"}
 
 
-def test_the_dashboard_has_what_grafanas_schema_requires():
-    dashboard = json.loads(DASHBOARD.read_text())
-    required = {  # of a panel's options, by its type: grafana/packages/grafana-schema
-        "timeseries": {"legend": {"calcs", "displayMode", "placement", "showLegend"}, "tooltip": {"mode", "sort"}},
-        "stat": {"reduceOptions": {"calcs"}},
-    }
-    panels = dashboard["panels"]
-    for panel in panels:
-        for name, keys in required[panel["type"]].items():
-            assert keys <= set(panel["options"][name]), panel["title"]
-    assert len({panel["id"] for panel in panels}) == len(panels)
-    cells = [
-        (panel["gridPos"]["x"] + x, panel["gridPos"]["y"] + y)
-        for panel in panels
-        for x in range(panel["gridPos"]["w"])
-        for y in range(panel["gridPos"]["h"])
-    ]
-    assert len(set(cells)) == len(cells)
-    assert max(x for x, _ in cells) < 24
-    assert 8 <= len(dashboard["uid"]) <= 40
-    variables = {variable["name"] for variable in dashboard["templating"]["list"]}
-    assert set(re.findall(r"\$\{?([a-z]\w*)", DASHBOARD.read_text())) == variables
-
-
 def test_the_file_follows_the_loader_and_stays(tmp_path):
     loader = make(["list-a-3"])
     with PrometheusFile(tmp_path / "run.prom", {"train": loader}, interval_s=0.01, labels={"run": "x"}) as file:
         delivered = 'fkat_data_delivered_total{loader="train",rank="0",run="x"}'
-        assert samples(file.path.read_text())[delivered] == "0"
+        assert samples(file.path.read_text())[delivered] == "0.0"
         epoch(loader)
         deadline_s = time.monotonic() + 10
-        while samples(file.path.read_text())[delivered] != "3" and time.monotonic() < deadline_s:
+        while samples(file.path.read_text())[delivered] != "3.0" and time.monotonic() < deadline_s:
             time.sleep(0.005)
-        assert samples(file.path.read_text())[delivered] == "3"
+        assert samples(file.path.read_text())[delivered] == "3.0"
         epoch(loader)
     file.close()
-    assert samples(file.path.read_text())[delivered] == "6"
+    assert samples(file.path.read_text())[delivered] == "6.0"
     assert [path.name for path in tmp_path.iterdir()] == ["run.prom"]
-    assert not file._thread.is_alive()
+    assert "fkat_data export" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_no_loader_is_kept_alive(tmp_path):
@@ -174,19 +147,6 @@ def test_two_files_of_one_path_are_refused_until_the_first_is_closed_or_gone(tmp
     PrometheusFile(tmp_path / "nowhere" / "run.prom", source).close()
 
 
-def test_another_writer_is_said_once(tmp_path, caplog):
-    path = tmp_path / "run.prom"
-    path.write_text("of an earlier run")
-    with caplog.at_level(logging.WARNING), PrometheusFile(path, Source(), interval_s=60) as file:
-        path.unlink()  # as an operator may do
-        for _ in range(3):
-            file._text.write(path)
-            file._text.write(path)
-            path.with_name("beside").write_text("theirs")
-            path.with_name("beside").replace(path)
-    assert [record.getMessage().partition(",")[0] for record in caplog.records] == [f"another process writes {path}"]
-
-
 @pytest.mark.parametrize(
     ("changed", "argument"),
     [
@@ -205,3 +165,20 @@ def test_what_cannot_work_is_refused(changed, argument, tmp_path):
     given = {"path": "run.prom", "loaders": source} | changed
     with pytest.raises(ConfigurationError, match=argument):
         PrometheusFile(**given | {"path": tmp_path / given["path"]})
+
+
+def test_tensorboard_takes_the_flat_numbers_as_they_are(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from torch.utils.tensorboard import SummaryWriter
+
+    loader = make(["list-a-3"])
+    epoch(loader)
+    numbers = loader.statistics().as_dict()
+    with SummaryWriter(str(tmp_path)) as writer:
+        for name, value in numbers.items():
+            writer.add_scalar(f"loader/{name}", value, 3)
+    found = EventAccumulator(str(tmp_path)).Reload()
+    assert {tag.removeprefix("loader/") for tag in found.Tags()["scalars"]} == set(numbers)
+    (event,) = found.Scalars("loader/making_p99_s")
+    assert (event.step, event.value) == (3, pytest.approx(numbers["making_p99_s"]))

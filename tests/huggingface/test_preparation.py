@@ -1,8 +1,6 @@
 """Loaders under an ``Accelerator``: each checkpoint of two epochs resumes to the same data and weights."""
 
 import copy
-import importlib.util
-import sys
 import weakref
 from functools import partial
 
@@ -27,7 +25,6 @@ from huggingface_examples import (
     write_streams,
 )
 
-import fkat_data.huggingface.accelerated
 from fkat_data import ConfigurationError, DataLoader, StateMismatchError
 from fkat_data.huggingface import prepare
 
@@ -136,7 +133,6 @@ def test_the_attributes_that_accelerate_reads_of_a_loader_that_it_leaves_alone(f
         assert accelerator.prepare(loader) is loader
     loader = data_loader()
     assert accelerator.prepare_data_loader(loader) is loader
-    assert loader._is_accelerate_prepared
     assert accelerator.prepare(others) is not others
     assert accelerator.prepare_data_loader(own) is own
     face = prepare(accelerator, sharded())
@@ -152,7 +148,6 @@ def test_what_accelerate_makes_of_a_data_loaders_parts_is_refused(folder):
     with pytest.raises(ConfigurationError, match="dispatch_batches"):
         Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(dispatch_batches=True)).prepare(data_loader())
     assert loader.pin_memory_device == ""  # for others than accelerate
-    assert not data_loader()._is_accelerate_prepared
 
 
 @pytest.mark.parametrize("options", [{}, {"shuffle": True}, {"shuffle": True, "seed": 3}, {"sampler": [3, 1, 4, 5, 9]}])
@@ -387,18 +382,9 @@ def test_torch_loaders_and_the_order_of_results_are_as_for_accelerate():
     assert [type(result).__name__ for result in results] == ["DataLoaderShard", "Linear", "LoaderFace"]
 
 
-def test_a_missing_accelerate_is_one_clear_line(monkeypatch):
-    class Nowhere:
-        def find_spec(self, name, path, target=None):
-            if name.partition(".")[0] == "accelerate":
-                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-    for name in [name for name in sys.modules if name.partition(".")[0] == "accelerate"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr(sys, "meta_path", [Nowhere(), *sys.meta_path])
-    specification = importlib.util.spec_from_file_location(
-        "without_accelerate", fkat_data.huggingface.accelerated.__file__
+def test_a_missing_accelerate_is_one_clear_line(run_script):
+    text = "import sys\nsys.modules['accelerate'] = None\nimport fkat_data.huggingface"
+    done = run_script(text, check=False)
+    assert done.stderr.strip().endswith(
+        "ImportError: fkat_data.huggingface needs accelerate: pip install 'accelerate>=1.15'"
     )
-    with pytest.raises(ImportError) as caught:
-        specification.loader.exec_module(importlib.util.module_from_spec(specification))
-    assert str(caught.value) == "fkat_data.huggingface needs accelerate: pip install 'accelerate>=1.15'"

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, RandomSampler, Sampler
 
-from fkat_data import ConfigurationError, DataLoader, RankMismatchError, StateMismatchError
-from fkat_data.drop_in.rank_share import first_state
+from fkat_data import ConfigurationError, DataLoader, StateMismatchError
 
 
 class Uneven(Sampler):
@@ -155,16 +154,3 @@ def test_a_loader_goes_to_an_epoch_that_its_seed_decides_on():
     loaded.set_epoch(2)
     with pytest.raises(StateMismatchError, match="epoch"):
         loaded.set_epoch(0)
-
-
-def test_ranks_begin_with_the_first_ones_state_and_other_seeds_and_lengths_are_refused():
-    def state(seed, num_samples=9):
-        return {"seed": seed, "sampler": {"num_samples": num_samples}}
-
-    assert first_state([(state(4), False), (state(5), False)])["seed"] == 4
-    assert first_state([(state(4), True), (state(4), True)])["seed"] == 4
-    for second in ((state(5), True), (state(4), False)):
-        with pytest.raises(ConfigurationError, match="the same on all ranks"):
-            first_state([(state(4), True), second])
-    with pytest.raises(RankMismatchError, match="9 on rank 0, 8 on rank 1"):
-        first_state([(state(4), False), (state(5, 8), False)])

@@ -1,14 +1,10 @@
 import cProfile
-import logging
 import pstats
 from collections import Counter
-from pathlib import Path
 
 import pytest
 import torch
 from loader_examples import epoch, make
-
-from fkat_data.observe.profile import TrainerProfile, WorkerProfile
 
 both_modes = pytest.mark.parametrize("multiprocessing", [False, True], ids=["in process", "worker process"])
 
@@ -111,54 +107,6 @@ def test_torchs_profiler_sees_the_named_ranges(multiprocessing):
     seen = {event.key for event in profile.key_averages()}
     assert {"ShardedDataLoader.wait", "ShardedDataLoader.move"} <= seen
     assert ("ShardedDataLoader.decode" in seen) == multiprocessing
-
-
-def test_without_a_profiler_a_range_is_nothing():
-    profile = TrainerProfile(None)
-    assert profile.range("wait") is profile.range("decode")
-
-
-def test_an_error_inside_a_range_stops_it():
-    profiler = lightning_like("")
-    profile = TrainerProfile(profiler)
-    with pytest.raises(ValueError), profile.range("wait"):
-        raise ValueError
-    assert profiler.running == {}
-
-
-@pytest.mark.parametrize("kind", [str, Path])
-def test_a_workers_profiler_keeps_the_type_of_its_filename(kind, tmp_path):
-    profiler = lightning_like(kind(tmp_path / "p.json"))
-    WorkerProfile(profiler, 3)
-    assert profiler.filename == kind(tmp_path / "p-worker3.json")
-    assert type(profiler.filename) is type(kind("x"))
-
-
-def test_a_summary_is_logged_where_there_is_no_describe(caplog):
-    class Summing:
-        def start(self, action_name): ...
-
-        def stop(self, action_name): ...
-
-        def summary(self):
-            return "took long"
-
-    profile = WorkerProfile(Summing(), 0)
-    profile.mark("build")
-    with caplog.at_level(logging.INFO):
-        profile.finish()
-    assert "took long" in caplog.text
-
-
-def test_a_filename_that_cannot_be_set_is_left_alone():
-    class Fixed:
-        filename = property(lambda self: "here.txt")
-
-        def start(self, action_name): ...
-
-        def stop(self, action_name): ...
-
-    assert WorkerProfile(Fixed(), 0)._profiler.filename == "here.txt"
 
 
 def test_in_process_a_profile_of_the_trainer_shows_the_datasets_functions():

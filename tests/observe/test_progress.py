@@ -1,9 +1,7 @@
 import io
-import itertools
 import logging
 import os
 import pty
-import re
 import subprocess
 import sys
 import termios
@@ -11,9 +9,7 @@ import time
 
 import pytest
 
-from fkat_data import ShardedDataLoader
-from fkat_data.observe import progress
-from fkat_data.observe.progress import Activity, ReplayDisplay, WaitDisplay, display_for
+from fkat_data.observe.progress import Activity, WaitDisplay, display_for
 
 SCRIPT = """
 import os, sys, time, torch
@@ -105,40 +101,3 @@ def test_a_bar_needs_a_terminal_of_its_own(stream, world_size, is_bar, monkeypat
 def test_without_tqdm_there_are_lines(monkeypatch):
     monkeypatch.setitem(sys.modules, "tqdm", None)
     assert display_for(Terminal()).interval_s == 10.0
-
-
-def test_a_closed_stream_is_no_terminal():
-    stream = Terminal()
-    stream.close()
-    stream.isatty = io.StringIO.isatty.__get__(stream)
-    assert display_for(stream).interval_s == 10.0
-
-
-def test_in_process_a_resume_that_makes_microbatches_again_is_shown(monkeypatch, caplog):
-    monkeypatch.setattr(progress, "_LOG_AFTER_S", 0.05)
-
-    def factory(shard):
-        for index in range(6):
-            time.sleep(0.03)
-            yield index
-
-    with ShardedDataLoader(0, ["a"], factory, multiprocessing=False) as loader:
-        assert list(itertools.islice(loader, 5)) == [0, 1, 2, 3, 4]
-        state = loader.state_dict()
-    with ShardedDataLoader(0, ["a"], factory, multiprocessing=False) as resumed:
-        resumed.load_state_dict(state)
-        with caplog.at_level(logging.INFO):
-            assert list(resumed) == [5]
-    shown = [record.getMessage() for record in caplog.records if "making again" in record.getMessage()]
-    # After 0.05 s, and 0.1 s later; on a busy machine the naps are longer.
-    assert 1 <= len(shown) <= 2
-    assert re.search(r"what was delivered before the resume, of shard 'a': [1-4] of 5$", shown[0])
-
-
-def test_a_short_replay_shows_nothing_and_may_be_ended_twice(caplog):
-    replay = ReplayDisplay()
-    with caplog.at_level(logging.INFO):
-        replay.show("'a'", 0, 5)
-        replay.end()
-        replay.end()
-    assert caplog.records == []

@@ -1,4 +1,5 @@
 import logging
+import threading
 import time
 
 import pytest
@@ -211,6 +212,19 @@ def test_an_epochs_end_is_one_line_with_the_verdict(multiprocessing, caplog):
     assert "the trainer waited" in lines[1]
 
 
-def test_reading_anywhere_else_does_nothing():
-    with reading():
-        pass
+def test_what_threads_of_a_dataset_read_is_not_measured_and_reading_elsewhere_does_nothing():
+    def read():
+        with reading():
+            time.sleep(0.05)
+
+    def factory(shard):
+        thread = threading.Thread(target=read)
+        thread.start()
+        thread.join()
+        yield shard
+
+    read()
+    loader = make(["a"], factory)
+    assert epoch(loader) == ["a"]
+    assert loader.statistics().store_s == 0
+    assert loader.statistics().produce_s + loader.statistics().build_s >= 0.05

@@ -1,6 +1,5 @@
 """What of the checks for CUDA devices runs without one; the rest is in tests/device/test_cuda.py."""
 
-import json
 import os
 import subprocess
 import sys
@@ -15,9 +14,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.mark.usefixtures("processes")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")
-def test_without_a_device_the_tests_skip_and_nothing_is_measured(tmp_path):
+def test_without_a_device_the_tests_skip_and_nothing_is_measured():
     done = subprocess.run(
-        [ROOT / "scripts" / "gpu_check", "--json", tmp_path / "report.json"],
+        [ROOT / "scripts" / "gpu_check"],
         env={**os.environ, "PYTHON": sys.executable},
         capture_output=True,
         text=True,
@@ -27,11 +26,6 @@ def test_without_a_device_the_tests_skip_and_nothing_is_measured(tmp_path):
     assert done.returncode == 3, done.stdout + done.stderr
     assert "skipped" in done.stdout
     assert "no CUDA device" in done.stdout
-    report = json.loads((tmp_path / "report.json").read_text())
-    assert report["tests"]["exit_code"] == report["tests"]["passed"] == report["tests"]["failed"] == 0
-    assert report["tests"]["skipped"] > 10
-    assert report["machine"]["device"] == "none"
-    assert report["benchmarks"] == {}
 
 
 def test_every_loader_is_given_the_same_microbatches(monkeypatch):

@@ -1,4 +1,3 @@
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -133,13 +132,3 @@ def test_what_cannot_work_is_said_in_one_line(prepare_data, source, tmp_path, se
     source = tmp_path / settings.pop("source", "source")
     with pytest.raises(SystemExit, match=message):
         prepare_data.prepare(tmp_path / "data", source, **settings)
-
-
-@pytest.mark.usefixtures("processes")
-def test_the_command_line_takes_the_same_settings(source, tmp_path):
-    command = [sys.executable, SCRIPTS / "prepare_data.py", "--destination", tmp_path / "data", "--source", source]
-    done = subprocess.run(
-        [*command, "--sequence-length", "9", "--num-shards", "2"], capture_output=True, text=True, check=True
-    )
-    assert "wrote 2 shards" in done.stdout
-    assert json.loads((tmp_path / "data" / "manifest.json").read_text())["settings"]["sequence_length"] == 9

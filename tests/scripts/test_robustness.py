@@ -13,8 +13,7 @@ sys.path.insert(0, str(SCRIPTS))
 
 from robustness.contestants import CONTESTANTS  # noqa: E402
 from robustness.faults import FAULTS  # noqa: E402
-from robustness.table import text_of  # noqa: E402
-from robustness.verdict import Life, judge  # noqa: E402
+from robustness.verdict import Life, judge, text_of  # noqa: E402
 
 DUE = [0, 1, 2, 3, 4, 5]
 SAYS = "disk"
@@ -65,6 +64,13 @@ def ended(events, code=0, **facts):
 )
 def test_a_loop_is_judged_by_what_came_and_how_it_ended(life, verdict):
     assert text_of(judge("none", SAYS, DUE, [life])) == verdict
+
+
+def test_interrupts_are_counted_and_timed():
+    seen = [WHOLE[0], at(1, "struck"), at(1.3, "interrupted"), at(2, "struck"), at(2.1, "interrupted"), *WHOLE[1:]]
+    assert text_of(judge("interrupted", "", DUE, [ended(seen)])) == "exact, 0.3 s"
+    assert text_of(judge("interrupted", "", DUE, [ended([*seen[:4], *seen[5:]])])) == "ignores it (1 of 2)"
+    assert text_of(judge("interrupted", "", DUE, [ended([*seen[:3], WHOLE[-1]])])) == "**4 lost** (in silence)"
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 import functools
-import json
 import os
-import re
 import shlex
 import signal
 import subprocess
@@ -12,7 +10,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 from prepared import PreparedInterpreter
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -155,12 +152,6 @@ def test_the_last_line_says_what_was_done(uninterrupted):
     assert line.endswith("uninterrupted/checkpoints/step-000030.pt")
 
 
-def test_the_bar_shows_loss_speed_and_the_share_of_time_that_was_waited(uninterrupted):
-    bars = [bar for bar in re.split(r"[\r\n]", uninterrupted) if "step/s" in bar or "s/step" in bar]
-    shown = r"30/30 .*, loss \d+\.\d{3}, [\d,]+ tokens/s, waited for data \d+\.\d%"
-    assert re.search(shown, bars[-1]), bars[-3:]
-
-
 @pytest.mark.usefixtures("processes")
 def test_a_run_killed_at_the_worst_moments_loses_nothing(folder, python, uninterrupted):
     # Each is resumed and killed again; worker and in-process mode take turns.
@@ -277,29 +268,6 @@ def scripts(monkeypatch):
     monkeypatch.syspath_prepend(SCRIPTS)
 
 
-def test_sequences_of_another_length_are_refused(scripts, tmp_path):
-    from train import check_data
-
-    (tmp_path / "manifest.json").write_text(json.dumps({"settings": {"sequence_length": 128}}))
-    data = {"uri": "data/stdlib", "manifest": str(tmp_path / "manifest.json"), "sequence_length": 256}
-    with pytest.raises(SystemExit, match=r"have 128 bytes: set data.sequence_length=128, or run .* 256"):
-        check_data(OmegaConf.create(data))
-    check_data(OmegaConf.create(data | {"sequence_length": 128}))
-    check_data(OmegaConf.create({"uri": "another kind of data"}))
-
-
-def test_an_epoch_without_microbatches_ends_the_run(scripts):
-    from train import endless
-
-    from fkat_data import ShardedDataLoader
-
-    with (
-        ShardedDataLoader(0, ["empty"], lambda _shard: [], multiprocessing=False) as loader,
-        pytest.raises(SystemExit, match="an epoch has no microbatches"),
-    ):
-        next(endless(loader))
-
-
 def test_only_the_latest_checkpoints_stay_and_half_written_ones_are_no_checkpoints(scripts, tmp_path):
     from demo_gpt.checkpoints import Checkpoints
 
@@ -319,24 +287,3 @@ def test_only_the_latest_checkpoints_stay_and_half_written_ones_are_no_checkpoin
     }
     assert (tmp_path / "earlier-1" / "losses").read_text() == "a line"
     assert checkpoints.latest().name == "step-000007.pt"
-
-
-@pytest.mark.parametrize(
-    ("before", "step", "after"),
-    [
-        ("", 0, ""),
-        ("one\ntwo\n", 0, ""),
-        ("one\ntwo\n", 1, "one\n"),
-        ("one\ntwo\n", 2, "one\ntwo\n"),
-        ("one\ntwo\nthr", 2, "one\ntwo\n"),  # killed within a line
-        ("one\ntw", 2, "one\n"),  # a machine that lost its power
-    ],
-)
-def test_the_losses_after_the_checkpoint_are_cut_off(scripts, tmp_path, before, step, after):
-    from demo_gpt.losses import LossLog
-
-    (tmp_path / "losses.jsonl").write_text(before)
-    log = LossLog(tmp_path / "losses.jsonl", step)
-    log.append(step + 1, 0.1)
-    log.close()
-    assert (tmp_path / "losses.jsonl").read_text() == after + json.dumps({"step": step + 1, "loss": 0.1}) + "\n"

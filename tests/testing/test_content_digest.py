@@ -10,6 +10,7 @@ import pathlib
 import re
 from typing import NamedTuple
 
+import cloudpickle
 import numpy as np
 import pytest
 import torch
@@ -18,7 +19,6 @@ from hypothesis import strategies as st
 from torch.nn.utils.rnn import pack_sequence
 
 from fkat_data.testing import digest, first_difference
-from fkat_data.transport.codec import dumps, loads
 
 
 @dataclasses.dataclass
@@ -119,8 +119,8 @@ def test_digests_are_equal_if_and_only_if_the_values_are(first, second):
 @given(TREES)
 def test_a_copy_and_what_crosses_a_process_keep_their_digest(value):
     assert digest(copy.deepcopy(value)) == digest(value)
-    assert digest(loads(dumps(value))) == digest(value)
-    assert first_difference(value, loads(dumps(value))) is None
+    assert digest(cloudpickle.loads(cloudpickle.dumps(value))) == digest(value)
+    assert first_difference(value, cloudpickle.loads(cloudpickle.dumps(value))) is None
 
 
 @given(TREES, st.data())
@@ -195,24 +195,6 @@ def test_any_object_that_pickles_has_a_digest_of_its_own(index):
     saved.seek(0)
     assert digest(torch.load(saved, weights_only=False)) == digest(value)
     assert [other for other in range(len(OTHERS)) if digest(OTHERS[other]) == digest(value)] == [index]
-
-
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        (torch.ones(1).to(torch.float8_e4m3fn), torch.zeros(1).to(torch.float8_e4m3fn)),
-        (torch.eye(3).to_sparse(), (2 * torch.eye(3)).to_sparse()),
-        (np.ma.masked_array([1, 2], [False, True]), np.ma.masked_array([1, 2], [True, False])),
-        (np.array([(1, 2)], "i1,i2"), np.array([(1, 3)], "i1,i2")),
-        (collections.deque([1, 2]), collections.deque([2, 1])),
-        (dt.date(2020, 1, 1), dt.date(2020, 1, 2)),
-        ({1, 2}, {1, 3}),
-        (slice(1, 2), slice(1, 3)),
-    ],
-)
-def test_objects_of_other_content_differ(first, second):
-    assert digest(first) != digest(second)
-    assert first_difference(first, second) is not None
 
 
 @pytest.mark.filterwarnings("ignore:Sparse", "ignore:.*quantized", "ignore:The PyTorch API of nested", "ignore:Typed")

@@ -4,10 +4,7 @@ A contract is a plain class of tests. Give the subclass a name that begins with 
 raise ``NotImplementedError``. The tests of this library hold its own implementations to the same contracts.
 """
 
-from fkat_data.testing.contracts.format_contract import FormatContract
-from fkat_data.testing.contracts.mover_contract import MoverContract
-from fkat_data.testing.contracts.shuffle_contract import ShuffleContract
-from fkat_data.testing.contracts.state_contract import StateContract
-from fkat_data.testing.contracts.store_contract import StoreContract
+from fkat_data.testing.contracts.data_contracts import FormatContract, ShuffleContract, StateContract
+from fkat_data.testing.contracts.transfer_contracts import MoverContract, StoreContract
 
 __all__ = ["FormatContract", "MoverContract", "ShuffleContract", "StateContract", "StoreContract"]

@@ -1,6 +1,5 @@
 """litdata's ``StreamingDataset`` and ``StreamingDataLoader``, with local chunks."""
 
-from collections.abc import Iterator
 from typing import Any
 
 from stand_ins import stand_in
@@ -10,9 +9,6 @@ from robustness.source import BATCH_SIZE, NUM_SAMPLES, NUM_WORKERS, Source
 stand_in("litdata")
 
 from litdata import StreamingDataLoader, StreamingDataset, optimize  # noqa: E402 - needs the stand-ins
-
-PACKAGE = "litdata"
-SETTINGS = {"sample-hangs-setting": {"timeout": 10}}
 
 
 class Samples(StreamingDataset):
@@ -35,13 +31,3 @@ def prepare(data: str) -> None:
 def loader(source: Source, data: str, **setting: Any) -> Any:
     dataset = Samples(source, data, shuffle=True)
     return StreamingDataLoader(dataset, batch_size=BATCH_SIZE, num_workers=NUM_WORKERS, **setting)
-
-
-def save(loader: Any, iterator: Any) -> Any:
-    del iterator
-    return loader.state_dict()
-
-
-def resumed(loader: Any, state: Any) -> Iterator[Any]:
-    loader.load_state_dict(state)
-    return iter(loader)

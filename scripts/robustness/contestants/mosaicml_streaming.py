@@ -1,6 +1,5 @@
 """MosaicML's ``StreamingDataset`` and ``StreamingDataLoader``, with local shards."""
 
-from collections.abc import Iterator
 from typing import Any
 
 from stand_ins import stand_in
@@ -10,9 +9,6 @@ from robustness.source import BATCH_SIZE, NUM_SAMPLES, NUM_WORKERS, Source
 stand_in("streaming")
 
 from streaming import MDSWriter, StreamingDataLoader, StreamingDataset  # noqa: E402 - needs the stand-ins
-
-PACKAGE = "mosaicml-streaming"
-SETTINGS = {"sample-hangs-setting": {"timeout": 10}}
 
 
 class Samples(StreamingDataset):
@@ -33,13 +29,3 @@ def prepare(data: str) -> None:
 def loader(source: Source, data: str, **setting: Any) -> Any:
     dataset = Samples(source, local=data, shuffle=True, batch_size=BATCH_SIZE)
     return StreamingDataLoader(dataset, batch_size=BATCH_SIZE, num_workers=NUM_WORKERS, **setting)
-
-
-def save(loader: Any, iterator: Any) -> Any:
-    del iterator
-    return loader.state_dict()
-
-
-def resumed(loader: Any, state: Any) -> Iterator[Any]:
-    loader.load_state_dict(state)
-    return iter(loader)

@@ -1,1 +1,0 @@
-"""The program ``fkat-data``: its commands and what they print. It needs the extra ``cli``."""

@@ -1,0 +1,339 @@
+"""Convert files to a dataset of MDS shards."""
+
+import multiprocessing
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from glob import escape, glob, has_magic
+from pathlib import Path, PurePath
+from typing import Any, Literal, Self, TypeAlias, Unpack, get_args
+
+from fkat_data import arguments
+from fkat_data.datasets import TarDataset
+from fkat_data.errors import ConfigurationError, SampleError, ShardCorruptError, ShardNotFoundError
+from fkat_data.files.formats import FORMATS
+from fkat_data.files.tar import DecoderName
+from fkat_data.location import machine_path
+from fkat_data.samplers.listing import files_below
+from fkat_data.streaming.writing import IndexLocation, MDSWriter, WriterSettings, natural_key, write_parallel
+from fkat_data.tools.conversion_texts import JsonLinesSource, RowSource, SeparatedSource
+
+_COMPRESSED = (".gz", ".zst", ".zstd")
+#: The kinds of input.
+Kind: TypeAlias = Literal["jsonl", "csv", "tsv", "parquet", "arrow", "tar", "folder"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+_PARTS_FOR_EACH_WORKER = 4
+_ROWS_BETWEEN_CALLS = 100
+
+
+def convert(
+    paths: str | Path | Sequence[str | Path],
+    out: IndexLocation,
+    *,
+    kind: Kind | None = None,
+    columns: Mapping[str, str] | None = None,
+    only: Sequence[str] = (),
+    nulls: Literal["refuse", "json"] = "refuse",
+    num_workers: int = 1,
+    progress: Callable[[int], None] | None = None,
+    **settings: Unpack[WriterSettings],
+) -> int:
+    """Write the rows of files as one MDS dataset, in the order of ``paths``.
+
+    Args:
+        paths: One or more files, patterns of files such as ``shards/*.tar``, or directories. If a directory has tables
+            (JSON lines, CSV, ...) or tar files, they are converted in natural order. Otherwise every file below it is a
+            sample. Hidden files are left out.
+        out: The dataset's place, as for ``MDSWriter``.
+        kind: One of ``KINDS``; None: by file name.
+        columns: Encodings that replace those inferred from the data. An inferred number keeps every value: of
+            separated values, a later ``007`` is an error, and a chosen ``int`` takes it for 7.
+        only: The columns to keep; empty: all of them.
+        nulls: What happens to null, and to an empty list of numbers, in a column whose encoding cannot store it.
+            ``"refuse"``: it is an error. ``"json"``: the whole column is ``json``, in all files. Finding these columns
+            takes a second look at all rows. A column of bytes refuses null in any case.
+        num_workers: The number of processes. More than 1 write a directory of shards for each file, and one index.
+        progress: Called with the number of rows so far, from time to time; with several processes, each time the next
+            file is written.
+        settings: The other arguments of ``MDSWriter``.
+
+    Returns:
+        The number of samples.
+
+    Raises:
+        ConfigurationError: An argument is invalid, or a file's kind is unknown.
+        FileExistsError: ``out`` is not empty.
+        ShardNotFoundError: A file does not exist.
+        ShardCorruptError: A file is invalid, or separated values have a text that does not fit its column's encoding.
+            The message names the row, the column and the text.
+        SampleError: A row does not fit the encodings of its columns, or has a column that the first rows lack. The
+            message names the column and the value, and notes name the file and the row.
+    """
+    allows_nulls = arguments.choice("nulls", nulls, ("refuse", "json")) == "json"
+    num_workers = arguments.integer("num_workers", num_workers, minimum=1)
+    # A string is a sequence of strings, too.
+    places = [paths] if isinstance(paths, (str, Path)) else paths
+    sources = [source for place in places for source in sources_of(place, kind, num_workers, columns or ())]
+    if not sources:
+        raise ConfigurationError("paths", paths, "at least one file")
+    chosen = _chosen(sources if allows_nulls else sources[:1], columns or {}, only, allows_nulls)
+    if not chosen:
+        raise ConfigurationError(
+            "paths", sources[0].name, "a first file with at least one row, which tells the columns"
+        )
+    if num_workers == 1:
+        with MDSWriter(columns=chosen, out=out, **settings) as writer:
+            for source in sources:
+                _write(writer, source, chosen, not only, progress)
+        return writer.num_samples
+    keep_local, exist_ok = settings.pop("keep_local", False), settings.pop("exist_ok", False)
+    make_writer = partial(MDSWriter, columns=chosen, **settings)
+    with ProcessPoolExecutor(num_workers, mp_context=multiprocessing.get_context("spawn")) as executor:
+        return write_parallel(
+            make_writer,
+            partial(_rows_of, chosen, not only),
+            sources,
+            out=out,
+            executor=executor,
+            keep_local=keep_local,
+            exist_ok=exist_ok,
+            storage_options=settings.get("storage_options"),
+            progress=progress,
+        )
+
+
+def sources_of(
+    path: str | Path, kind: Kind | None = None, num_workers: int = 1, given: Collection[str] = ()
+) -> list[RowSource]:
+    """Return the sources to convert at a path.
+
+    Args:
+        path: A file, a pattern of files, or a directory.
+        kind: One of ``KINDS``; None: by file name.
+        num_workers: The number of processes, which decides into how many parts a folder of samples is divided.
+        given: The columns whose encoding the user has chosen.
+
+    Raises:
+        ConfigurationError: The kind is unknown.
+        ShardNotFoundError: A folder has no files, or a pattern matches none.
+    """
+    if kind is not None:
+        arguments.choice("kind", kind, KINDS)
+    place = machine_path("paths", path, "files or directories of this machine")
+    if place.is_dir():
+        files = sorted(place.iterdir(), key=lambda file: natural_key(file.name))
+        found = {file: _kind_of(file) for file in files if not file.name.startswith(".")}
+        tables = [file for file, its_kind in found.items() if its_kind and kind in (None, its_kind)]
+        if kind == "folder" or not tables:
+            num_parts = 1 if num_workers == 1 else num_workers * _PARTS_FOR_EACH_WORKER
+            return list(FolderSource.parts_of(str(place), num_parts))
+        return [_source(str(file), kind or _kind_of(file), given) for file in tables]
+    if not place.exists() and has_magic(str(place)):
+        # What comes before the pattern is no pattern, whatever the working directory is called.
+        here = f"{Path.cwd()}/"
+        pattern = f"{escape(here)}{str(place).removeprefix(here)}" if str(place).startswith(here) else str(place)
+        # Path.glob takes no absolute pattern.
+        files = sorted(glob(pattern, recursive=True), key=natural_key)  # noqa: PTH207 - see above
+        if not files:
+            raise ShardNotFoundError(str(place), "no file matches")
+        return [_source(file, kind or _kind_of(Path(file)), given) for file in files]
+    return [_source(str(place), kind or _kind_of(place), given)]
+
+
+def _kind_of(path: Path) -> str | None:
+    suffixes = path.name.lower().split(".")[1:]
+    if suffixes and f".{suffixes[-1]}" in _COMPRESSED:
+        suffixes = suffixes[:-1]
+    last = f".{suffixes[-1]}" if suffixes else None
+    return next((name for name, kind in FORMATS.items() if last in kind.suffixes), None)
+
+
+def _source(path: str, kind: str | None, given: Collection[str]) -> RowSource:
+    makers: dict[str, Callable[[str], RowSource]] = {
+        "jsonl": partial(JsonLinesSource, given=given),
+        "csv": partial(SeparatedSource, separator=",", given=given),
+        "tsv": partial(SeparatedSource, separator="\t", given=given),
+        "parquet": partial(_table, "parquet"),
+        "arrow": partial(_table, "arrow"),
+        "tar": TarSource,
+    }
+    if kind not in makers:
+        known = [suffix for name in makers for suffix in FORMATS[name].suffixes]
+        raise ConfigurationError("paths", path, f"a file that ends in {', '.join(known)}, or kind=…")
+    return makers[kind](path)
+
+
+def _table(kind: str, path: str) -> RowSource:
+    # Imported here: files of other kinds need no pyarrow.
+    from fkat_data.tools.conversion_tables import ArrowSource, ParquetSource  # noqa: PLC0415 - see above
+
+    return ParquetSource(path) if kind == "parquet" else ArrowSource(path)
+
+
+def _chosen(
+    sources: Sequence[RowSource], columns: Mapping[str, str], only: Sequence[str], allows_nulls: bool
+) -> dict[str, str]:
+    in_sources = [source.columns(allows_nulls=allows_nulls) for source in sources]
+    are_texts = all(isinstance(source, SeparatedSource) for source in sources)
+    found: dict[str, str] = {}
+    for name in dict.fromkeys(name for in_source in in_sources for name in in_source):
+        first, *others = {in_source.get(name, "") for in_source in in_sources}
+        # In files of texts, a number is a text as well.
+        joined = "str" if are_texts and "str" in (first, *others) and "" not in (first, *others) else "json"
+        found[name] = joined if others else first
+    for name in (*columns, *only):
+        if name not in found:
+            raise ConfigurationError("columns", name, f"one of {', '.join(map(repr, found))}")
+    return {name: columns.get(name, encoding) for name, encoding in found.items() if not only or name in only}
+
+
+def _rows_of(columns: Mapping[str, str], is_whole: bool, source: RowSource) -> Iterator[dict[str, Any]]:
+    """Yield a source's rows; if all columns are kept, one with another column is an error and not lost."""
+    if is_whole:
+        _check_names(source.names(), columns, f"in {source.name}")
+    for row, sample in enumerate(source.rows(columns)):
+        if is_whole and not sample.keys() <= columns.keys():
+            _check_names(sample, columns, f"row {row} (from 0) of {source.name}")
+        yield sample
+
+
+def _check_names(names: Iterable[str], columns: Mapping[str, str], place: str) -> None:
+    for name in names:
+        if name not in columns:
+            error = SampleError(
+                name,
+                "<any>",
+                f"one of the columns that the first rows have ({', '.join(map(repr, columns))}): pass nulls='json' to "
+                "look for columns in all rows, or name the columns to keep with only",
+            )
+            error.add_note(place)
+            raise error
+
+
+def _write(
+    writer: MDSWriter,
+    source: RowSource,
+    columns: Mapping[str, str],
+    is_whole: bool,
+    progress: Callable[[int], None] | None,
+) -> None:
+    for row, sample in enumerate(_rows_of(columns, is_whole, source)):
+        try:
+            writer.write(sample)
+        except SampleError as error:
+            error.add_note(f"row {row} (from 0) of {source.name}")
+            raise
+        if progress is not None and writer.num_samples % _ROWS_BETWEEN_CALLS == 0:
+            progress(writer.num_samples)
+
+
+class FolderSource(RowSource):
+    """The files below a folder, sorted by path, with the columns ``content`` and ``path``.
+
+    Args:
+        root: The folder.
+        names: The files' paths relative to the folder.
+    """
+
+    def __init__(self, root: str, names: list[str]) -> None:
+        self.name = root
+        self._names = names
+
+    @classmethod
+    def parts_of(cls, root: str, num_parts: int) -> list[Self]:
+        """Return the folder divided into at most ``num_parts`` parts, without hidden files and folders.
+
+        Raises:
+            ShardNotFoundError: The folder has no files.
+            OSError: A folder in it cannot be read and is not hidden.
+        """
+        paths = (PurePath(path).relative_to(root) for path in files_below(root))
+        names = sorted(path.as_posix() for path in paths if not any(part.startswith(".") for part in path.parts))
+        if not names:
+            raise ShardNotFoundError(root, "the folder has no files")
+        size = -(-len(names) // num_parts)
+        return [cls(root, names[begin : begin + size]) for begin in range(0, len(names), size)]
+
+    def columns(self, *, allows_nulls: bool = False) -> dict[str, str]:
+        """Return the columns of every folder."""
+        del allows_nulls  # there are none
+        return {"content": "bytes", "path": "str"}
+
+    def rows(self, columns: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+        """Yield a sample for each file.
+
+        Raises:
+            ShardCorruptError: A file is a pipe, a socket or a device, which may have no end.
+        """
+        for name in self._names:
+            path = Path(self.name, name)
+            if path.exists() and not path.is_file():
+                raise ShardCorruptError(str(path), "not a regular file; remove it from the folder")
+            sample: dict[str, Any] = {"path": name}
+            if "content" in columns:
+                sample["content"] = path.read_bytes()
+            yield sample
+
+
+_ROWS_AT_ONCE = 100
+#: The encodings of extensions; all others are bytes. ``bytes`` of a JPEG file are what its encoding stores.
+_ENCODINGS = {
+    "__key__": "str",
+    "txt": "str",
+    "cls": "int",
+    "json": "json",
+    "npy": "ndarray",
+    "jpg": "jpeg",
+    "jpeg": "jpeg",
+    "png": "png",
+}
+
+#: The encodings of columns that become ``json`` where a sample lacks the member.
+_NULLABLE = ("str", "int", "ndarray")
+
+
+class TarSource(RowSource):
+    """A tar file without compression; each sample is a row. Nothing in it is unpickled."""
+
+    def __init__(self, path: str) -> None:
+        self.name = path
+
+    def columns(self, *, allows_nulls: bool = False) -> dict[str, str]:
+        """Return encodings by the extensions of the file's members."""
+        dataset = TarDataset(self.name, decode="bytes")
+        found = {name: _ENCODINGS.get(name.rpartition(".")[2], "bytes") for name in dataset.columns}
+        if allows_nulls:
+            for row in _rows(dataset):
+                lacking = [name for name, value in row.items() if value is None and found[name] in _NULLABLE]
+                found.update(dict.fromkeys(lacking, "json"))
+        return found
+
+    def names(self) -> Iterable[str]:
+        """Return the extensions of the file's members."""
+        return TarDataset(self.name, decode="bytes").columns
+
+    def rows(self, columns: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+        """Yield the samples. A missing member of a ``json`` column is null."""
+        present = TarDataset(self.name, decode="bytes").columns
+        chosen = [name for name in columns if name in present]
+        decode: dict[str, DecoderName | Callable[[bytes], Any]] = {
+            name: _decoder_of(columns[name])
+            for name in chosen
+            # As JSON, a value is what its extension says.
+            if columns[name] != "json" and not name.startswith("__")
+        }
+        absent = {name: None for name, encoding in columns.items() if encoding == "json"}
+        for row in _rows(TarDataset(self.name, chosen, decode=decode)):
+            yield {**absent, **{name: value for name, value in row.items() if value is not None}}
+
+
+def _rows(dataset: TarDataset) -> Iterator[dict[str, Any]]:
+    for begin in range(0, len(dataset), _ROWS_AT_ONCE):
+        yield from dataset.__getitems__(range(begin, min(begin + _ROWS_AT_ONCE, len(dataset))))
+
+
+def _decoder_of(encoding: str) -> DecoderName:
+    """Return the decoder of what a writer takes; it takes bytes that the encoding can decode."""
+    if encoding.startswith("ndarray"):
+        return "npy"
+    return "integer" if encoding.startswith(("int", "uint", "str_int")) else "bytes"

@@ -1,0 +1,481 @@
+"""Read Parquet files, and Arrow files as Hugging Face datasets write them: their encodings, and their rows."""
+
+import contextlib
+import datetime as dt
+import json
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from decimal import Decimal
+from functools import partial
+from typing import Any, cast
+from uuid import UUID
+
+import numpy as np
+
+from fkat_data.errors import SampleError, ShardCorruptError, ShardNotFoundError
+from fkat_data.files.arrow import ArrowValues
+from fkat_data.files.parquet import is_damage
+from fkat_data.machine import required
+from fkat_data.tools.conversion_texts import RowSource
+from fkat_data.wording import made_from_text
+
+# pyarrow ships no types: required() returns Any.
+_arrow = required("pyarrow", "parquet")
+_parquet = required("pyarrow.parquet", "parquet")
+_types = _arrow.types
+
+#: Arrow type of numbers -> dtype
+NUMBERS = {
+    **{name: name for name in ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")},
+    "halffloat": "float16",
+    "float": "float32",
+    "double": "float64",
+}
+_TEXTS = ("string", "large_string", "string_view")
+_BYTES = ("binary", "large_binary", "binary_view")
+#: The fields of the struct in which Hugging Face datasets store an image or a recording.
+_FILE_FIELDS = ["bytes", "path"]
+_EXTENSIONS = {"arrow.json": "json", "arrow.uuid": "str"}
+
+
+def encodings_of_schema(schema: Any) -> dict[str, str]:
+    """Return an encoding for each field of a schema.
+
+    Args:
+        schema: The schema. Its metadata say which files of a Hugging Face dataset are images.
+    """
+    features = _hugging_face_features(schema.metadata or {})
+    found: dict[str, str] = {}
+    for field in schema:
+        extension = _EXTENSIONS.get(extension_name(field))
+        encoding = extension or _encoding_of(stored_type(field.type))
+        is_image = features.get(field.name, "Image") == "Image"
+        found[field.name] = "bytes" if encoding == "jpeg" and not is_image else encoding
+    return found
+
+
+def stored_type(kind: Any) -> Any:
+    """Return the type under dictionaries and extensions, such as categoricals and periods."""
+    while True:
+        if hasattr(kind, "storage_type"):
+            kind = kind.storage_type
+        elif hasattr(kind, "index_type"):
+            kind = kind.value_type
+        else:
+            return kind
+
+
+def is_text(kind: Any) -> bool:
+    """Return whether a type is one of those of strings."""
+    return str(kind) in _TEXTS
+
+
+def is_file(kind: Any) -> bool:
+    """Return whether a type is the struct in which Hugging Face datasets store an image or a recording."""
+    return _types.is_struct(kind) and sorted(field.name for field in kind) == _FILE_FIELDS
+
+
+def _encoding_of(kind: Any) -> str:
+    tests: dict[str, bool] = {
+        "str": is_text(kind) or _types.is_temporal(kind),
+        "bytes": str(kind) in _BYTES or _types.is_fixed_size_binary(kind),
+        "str_decimal": _types.is_decimal(kind),
+        "jpeg": is_file(kind),
+    }
+    found = next((encoding for encoding, is_true in tests.items() if is_true), None)
+    return found or _encoding_of_numbers(kind)
+
+
+def _encoding_of_numbers(kind: Any) -> str:
+    if str(kind) in NUMBERS:
+        return "int" if str(kind) == "int64" else NUMBERS[str(kind)]
+    shape, leaf = list[int](), kind
+    while _types.is_fixed_size_list(leaf):
+        shape.append(leaf.list_size)
+        leaf = leaf.value_type
+    if shape and all(shape) and str(leaf) in NUMBERS:
+        return f"ndarray:{NUMBERS[str(leaf)]}:{','.join(map(str, shape))}"
+    if (_types.is_list(kind) or _types.is_large_list(kind)) and str(kind.value_type) in NUMBERS:
+        return f"ndarray:{NUMBERS[str(kind.value_type)]}"
+    return "json"
+
+
+def extension_name(field: Any) -> str:
+    """Return the name of a field's extension type; "" if it has none."""
+    # A version of pyarrow that does not know the extension leaves its name in the field's metadata.
+    metadata: dict[bytes, bytes] = field.metadata or {}
+    in_metadata = metadata.get(b"ARROW:extension:name", b"").decode(errors="replace")
+    return str(getattr(field.type, "extension_name", "")) or in_metadata
+
+
+def _hugging_face_features(metadata: Mapping[bytes, bytes]) -> dict[str, str]:
+    """Return the kind of each feature that a Hugging Face dataset's metadata name."""
+    try:
+        features = json.loads(metadata[b"huggingface"])["info"]["features"]
+        return {name: str(feature["_type"]) for name, feature in features.items() if "_type" in feature}
+    except (KeyError, ValueError, TypeError, AttributeError):
+        return {}  # no such dataset, or one of an unknown version
+
+
+_NO_NULL = "a value without null (nulls='json' stores such a column as JSON)"
+_NO_NULL_IN_BYTES = "bytes (JSON cannot store a column of bytes that has nulls)"
+_NO_PATH = "an image or a recording in the table (this is the path of a file elsewhere)"
+_NO_EMPTY = "a list of at least one number (nulls='json' stores such a column as JSON)"
+_IN_PYTHON = "a value that Python can represent"
+
+
+@made_from_text
+class UnfitValueError(Exception):
+    """A column has a value that its encoding cannot store.
+
+    Args:
+        row: Its row in the batch.
+        error: What is wrong with it.
+    """
+
+    def __init__(self, row: int, error: SampleError) -> None:
+        self.row = row
+        self.error = error
+        super().__init__(row, error)
+
+
+def values_of_column(name: str, column: Any, extension: str, encoding: str) -> list[Any]:
+    """Return the values of a column in the form that a writer takes.
+
+    Lists of numbers become arrays, images the bytes of their files, and times and UUIDs text.
+
+    Args:
+        name: Its name.
+        column: A pyarrow array.
+        extension: The name of its extension type; "" if it has none.
+        encoding: The column's encoding in the dataset.
+
+    Raises:
+        UnfitValueError: A value is null, an empty list or beyond Python's range, and the encoding cannot store that.
+    """
+    column = _stored(column, extension)
+    if encoding.startswith("ndarray"):
+        values = _arrays(column)
+    elif extension == "arrow.json" and encoding == "json":
+        # The writer checks bytes as ready-made JSON.
+        values = [None if text is None else text.encode() for text in column.to_pylist()]
+    else:
+        values = _objects(name, column)
+        if encoding == "json" and not is_plain(column.type):
+            values = _each(name, values, partial(plain_value, column.type))
+        elif is_file(column.type):
+            values = _each(name, values, _content)
+    if encoding not in ("json", "pkl") and (column.null_count or encoding.startswith(("ndarray", "jpeg", "png"))):
+        for row, value in enumerate(values):
+            expected = _reason_against(value, encoding)
+            if expected is not None:
+                raise UnfitValueError(row, SampleError(name, value, expected))
+    return values
+
+
+def has_unfit_value(name: str, column: Any, extension: str, encoding: str) -> bool:
+    """Return whether a column has a null, or another value that its encoding cannot store and JSON can."""
+    if not encoding.startswith("ndarray"):
+        return bool(_stored(column, extension).null_count)
+    try:
+        values_of_column(name, column, extension, encoding)
+    except UnfitValueError:
+        return True
+    return False
+
+
+def _reason_against(value: Any, encoding: str) -> str | None:
+    if value is None:
+        return _NO_NULL_IN_BYTES if encoding in ("bytes", "jpeg", "png") else _NO_NULL
+    if not encoding.startswith("ndarray"):
+        return None
+    if isinstance(value, list):
+        return _NO_NULL if _has_null(value) else None
+    return _NO_EMPTY if isinstance(value, np.ndarray) and not value.size else None
+
+
+def _has_null(value: Any) -> bool:
+    return value is None or (isinstance(value, list) and any(map(_has_null, cast("list[Any]", value))))
+
+
+def _stored(column: Any, extension: str) -> Any:
+    """Return the array under dictionaries and extensions; UUIDs as text."""
+    while True:
+        if hasattr(column, "storage"):
+            column = column.storage
+        elif _arrow.types.is_dictionary(column.type):
+            dictionary = column.dictionary
+            # pyarrow cannot look up views of strings.
+            if str(dictionary.type) == "string_view":
+                dictionary = dictionary.cast(_arrow.large_string())
+            column = dictionary.take(column.indices)
+        elif extension == "arrow.uuid":
+            texts = [None if value is None else str(UUID(bytes=value)) for value in column.to_pylist()]
+            return _arrow.array(texts, _arrow.string())
+        else:
+            return column
+
+
+def _arrays(column: Any) -> list[Any]:
+    """Return lists of numbers as arrays; a list that contains null stays a list, and null stays None."""
+    leaf = column.type
+    while hasattr(leaf, "value_type"):
+        leaf = leaf.value_type
+    dtype = NUMBERS.get(str(leaf))
+    values = ArrowValues(column).listed(np.arange(len(column)), arrays="numpy", is_writable=True)
+    return [_array(value, dtype) if isinstance(value, list) and dtype else value for value in values]
+
+
+def _array(value: Any, dtype: str) -> Any:
+    """Return nested lists as an array; the lists themselves if they contain null or have no common shape."""
+    if isinstance(value, list) and not _has_null(value):
+        with contextlib.suppress(ValueError):
+            return np.array(value, dtype)
+    return cast("object", value)
+
+
+def _objects(name: str, column: Any) -> list[Any]:
+    """Return the Python values of a column, with times as text."""
+    try:
+        return time_texts(column) if _types.is_temporal(column.type) else column.to_pylist()
+    except (ValueError, OverflowError, OSError, LookupError):
+        return list(_one_by_one(name, column))
+
+
+def _one_by_one(name: str, column: Any) -> Iterator[Any]:
+    for row in range(len(column)):
+        part = column.slice(row, 1)
+        try:
+            yield from time_texts(part) if _types.is_temporal(column.type) else part.to_pylist()
+        except (ValueError, OverflowError, OSError, LookupError) as error:
+            shown = f"<{getattr(part[0], 'value', '?')} of type {column.type}>"
+            raise UnfitValueError(row, SampleError(name, shown, f"{_IN_PYTHON} ({error})")) from error
+
+
+def _each(name: str, values: list[Any], change: Any) -> list[Any]:
+    changed: list[Any] = []
+    for row, value in enumerate(values):
+        try:
+            changed.append(change(value))
+        except ValueError as error:
+            raise UnfitValueError(row, SampleError(name, value, str(error))) from None
+    return changed
+
+
+def _content(value: Any) -> Any:
+    """Return the bytes of a file that Hugging Face datasets store."""
+    if value is not None and value["bytes"] is None and value["path"] is not None:
+        raise ValueError(_NO_PATH)
+    return None if value is None else value["bytes"]
+
+
+def is_plain(kind: Any) -> bool:
+    """Return whether JSON has all values of an Arrow type."""
+    if _types.is_struct(kind):
+        return all(is_plain(field.type) for field in kind)
+    if _is_list(kind):
+        return is_plain(kind.value_type)
+    return is_text(kind) or str(kind) in NUMBERS or _types.is_boolean(kind) or _types.is_null(kind)
+
+
+def plain_value(kind: Any, value: Any) -> Any:
+    """Return a value with what JSON lacks as text, and a map with texts as keys as a dict.
+
+    Args:
+        kind: Its Arrow type.
+        value: What pyarrow makes of it.
+
+    Raises:
+        ValueError: A key of a map comes twice.
+    """
+    kind = stored_type(kind)
+    if value is None:
+        return None
+    if _types.is_map(kind):
+        return _plain_map(kind, value)
+    if _types.is_struct(kind):
+        return {field.name: plain_value(field.type, value[field.name]) for field in kind}
+    if _is_list(kind):
+        return [plain_value(kind.value_type, item) for item in value]
+    return _plain_leaf(value)
+
+
+def _plain_map(kind: Any, value: Any) -> Any:
+    pairs = [(plain_value(kind.key_type, key), plain_value(kind.item_type, item)) for key, item in value]
+    if not is_text(stored_type(kind.key_type)):
+        return pairs
+    if len(dict(pairs)) < len(pairs):
+        raise ValueError("a map with each key once")
+    return dict(pairs)
+
+
+def _plain_leaf(value: Any) -> Any:
+    if isinstance(value, (dt.date, dt.time)):
+        return value.isoformat()
+    return str(value) if isinstance(value, (dt.timedelta, Decimal, UUID)) else value
+
+
+def _is_list(kind: Any) -> bool:
+    return _types.is_list(kind) or _types.is_large_list(kind) or _types.is_fixed_size_list(kind)
+
+
+def time_texts(column: Any) -> list[str | None]:
+    """Return the times of a column as text: ISO 8601, and durations such as ``1 day, 0:00:02.5``.
+
+    Args:
+        column: A pyarrow array of dates, times, timestamps, durations or intervals.
+
+    Raises:
+        ValueError: A time is beyond the years 1 to 9999.
+        OverflowError: A time is far beyond them.
+        LookupError: The time zone is unknown.
+    """
+    if not str(column.type).startswith(("timestamp[ns", "time64[ns", "duration[ns")):
+        return [None if value is None else _text(value) for value in column.to_pylist()]
+    # pyarrow returns another type for nanoseconds if pandas is installed, and an error otherwise.
+    whole = column.cast(_arrow.int64()).to_pylist()
+    parts = [(None, 0) if value is None else divmod(value, 1_000) for value in whole]
+    rounded = _in_microseconds(column.type, [part[0] for part in parts])
+    return [None if value is None else _fine_text(value, part[1]) for value, part in zip(rounded, parts, strict=True)]
+
+
+def _in_microseconds(kind: Any, counts: list[int | None]) -> list[Any]:
+    if _types.is_timestamp(kind):
+        coarse = _arrow.timestamp("us", kind.tz)
+    else:
+        coarse = _arrow.time64("us") if _types.is_time(kind) else _arrow.duration("us")
+    return _arrow.array(counts, _arrow.int64()).cast(coarse).to_pylist()
+
+
+def _text(value: Any) -> str:
+    return value.isoformat() if isinstance(value, (dt.date, dt.time)) else str(value)
+
+
+def _fine_text(value: Any, nanoseconds: int) -> str:
+    if not nanoseconds:
+        return _text(value)
+    if isinstance(value, dt.timedelta):
+        return f"{value}{'' if value.microseconds else '.000000'}{nanoseconds:03}"
+    if isinstance(value, dt.time):
+        return f"{value.isoformat('microseconds')}{nanoseconds:03}"
+    local = value.replace(tzinfo=None)
+    zone = value.isoformat()[len(local.isoformat()) :]
+    return f"{local.isoformat(timespec='microseconds')}{nanoseconds:03}{zone}"
+
+
+_ROWS_AT_ONCE = 1_000
+#: JSON has no bytes, and the others store null.
+_NOT_FOR_JSON = ("bytes", "jpeg", "json", "pkl")
+
+
+class TableSource(RowSource):
+    """A file that pyarrow reads in batches of rows."""
+
+    def __init__(self, path: str) -> None:
+        self.name = path
+
+    def columns(self, *, allows_nulls: bool = False) -> dict[str, str]:
+        """Return the encodings that follow from the file's schema."""
+        with self._errors():
+            schema = self._schema()
+            names: list[str] = schema.names
+            for name, count in Counter(names).items():
+                if count > 1:
+                    raise ShardCorruptError(self.name, f"column {name!r} comes {count} times")
+            encodings = encodings_of_schema(schema)
+            if allows_nulls:
+                encodings |= dict.fromkeys(self._unfit(schema, encodings), "json")
+            return encodings
+
+    def names(self) -> Iterable[str]:
+        """Return the columns of the schema."""
+        with self._errors():
+            return self._schema().names
+
+    def rows(self, columns: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+        """Yield the rows, with lists of numbers as arrays, images as the bytes of their files, and times as text."""
+        num_rows = 0
+        with self._errors():
+            schema = self._schema()
+            chosen = [name for name in schema.names if name in columns]
+            absent = {name: None for name, encoding in columns.items() if name not in chosen and encoding == "json"}
+            extensions = {name: extension_name(schema.field(name)) for name in chosen}
+            for batch in self._batches(chosen):
+                try:
+                    values = [
+                        values_of_column(name, batch.column(name), extensions[name], columns[name]) for name in chosen
+                    ]
+                except UnfitValueError as unfit:
+                    unfit.error.add_note(f"row {num_rows + unfit.row} (from 0) of {self.name}")
+                    raise unfit.error from unfit.__cause__
+                for row in zip(*values, strict=True):
+                    yield absent | dict(zip(chosen, row, strict=True))
+                num_rows += batch.num_rows
+
+    def _unfit(self, schema: Any, encodings: Mapping[str, str]) -> list[str]:
+        """Return the columns with a value that JSON can store and their encoding cannot. It reads them."""
+        unknown = [name for name, encoding in encodings.items() if encoding not in _NOT_FOR_JSON]
+        found: list[str] = []
+        for batch in self._batches(unknown) if unknown else ():
+            for name in unknown:
+                extension = extension_name(schema.field(name))
+                if has_unfit_value(name, batch.column(name), extension, encodings[name]):
+                    found.append(name)
+            unknown = [name for name in unknown if name not in found]
+        return found
+
+    @contextmanager
+    def _errors(self) -> Generator[None]:
+        """Name the file in pyarrow's errors."""
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise ShardNotFoundError(self.name, "no such file") from error
+        except (_arrow.ArrowException, OSError) as error:
+            if not is_damage(error):
+                raise
+            raise ShardCorruptError(self.name, str(error)) from error
+
+    @abstractmethod
+    def _schema(self) -> Any: ...
+
+    @abstractmethod
+    def _batches(self, names: list[str]) -> Iterator[Any]: ...
+
+
+class ParquetSource(TableSource):
+    """A Parquet file."""
+
+    def _schema(self) -> Any:
+        return _parquet.read_schema(self.name)
+
+    def _batches(self, names: list[str]) -> Iterator[Any]:
+        with _parquet.ParquetFile(self.name) as file:
+            yield from file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=names)
+
+
+class ArrowSource(TableSource):
+    """An Arrow IPC file or stream."""
+
+    def _schema(self) -> Any:
+        with self._opened() as reader:
+            return reader.schema
+
+    def _batches(self, names: list[str]) -> Iterator[Any]:
+        del names  # the file is mapped: a column that is not read costs nothing
+        with self._opened() as reader:
+            if hasattr(reader, "num_record_batches"):
+                whole: Iterator[Any] = map(reader.get_batch, range(reader.num_record_batches))
+            else:
+                whole = iter(reader)
+            for batch in whole:
+                for begin in range(0, batch.num_rows, _ROWS_AT_ONCE):
+                    yield batch.slice(begin, _ROWS_AT_ONCE)
+
+    def _opened(self) -> Any:
+        try:
+            return _arrow.ipc.open_stream(_arrow.memory_map(self.name))
+        except _arrow.ArrowInvalid:
+            return _arrow.ipc.open_file(_arrow.memory_map(self.name))

@@ -1,1 +1,0 @@
-"""Check that a loader resumes exactly, and find the cause if it does not."""

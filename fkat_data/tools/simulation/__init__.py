@@ -1,1 +1,0 @@
-"""Simulate a streaming run without data: what it waits for, fetches and caches, and what to change."""

@@ -1,6 +1,0 @@
-"""Modules here can be imported by tests of this folder."""
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))

@@ -1,0 +1,446 @@
+"""Files of every kind become datasets with the same rows."""
+
+import datetime as dt
+import gzip
+import io
+import json
+import os
+import re
+import tarfile
+from decimal import Decimal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+from PIL import Image
+
+from fkat_data.errors import ConfigurationError, SampleError, ShardCorruptError, ShardNotFoundError
+from fkat_data.streaming import LocalDataset
+from fkat_data.tools import convert
+
+ROWS = [{"id": number, "text": f"été {number}", "ratio": number / 7} for number in range(25)]
+
+
+def read(directory):
+    return list(LocalDataset(directory))
+
+
+def encodings(directory):
+    shards = json.loads((directory / "index.json").read_text())["shards"]
+    ((names, kinds),) = {(tuple(shard["column_names"]), tuple(shard["column_encodings"])) for shard in shards}
+    return dict(zip(names, kinds, strict=True))
+
+
+def json_lines(rows):
+    return "".join(f"{json.dumps(row)}\n" for row in rows).encode()
+
+
+def separated(rows, separator):
+    lines = [separator.join(rows[0]), *(separator.join(map(str, row.values())) for row in rows)]
+    return "\r\n".join(lines).encode()
+
+
+def parquet(rows, **options):
+    buffer = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows) if isinstance(rows, list) else rows, buffer, **options)
+    return buffer.getvalue()
+
+
+def arrow(rows, opened=pa.ipc.new_stream):
+    table = pa.Table.from_pylist(rows) if isinstance(rows, list) else rows
+    buffer = io.BytesIO()
+    with opened(buffer, table.schema) as writer:
+        writer.write_table(table, max_chunksize=7)
+    return buffer.getvalue()
+
+
+FILES = {
+    "rows.jsonl": json_lines(ROWS),
+    "rows.ndjson": b"\n" + json_lines(ROWS).replace(b"}\n", b"}\r\n \n")[:-4],
+    "rows.json.gz": gzip.compress(json_lines(ROWS)),
+    "rows.jsonl.zst": zstandard.compress(json_lines(ROWS)),
+    "rows.csv": separated(ROWS, ","),
+    "rows.csv.gz": gzip.compress(b"\xef\xbb\xbf" + separated(ROWS, ",")),
+    "rows.tsv": separated(ROWS, "\t"),
+    "rows.parquet": parquet(ROWS, row_group_size=10),
+    "rows.arrow": arrow(ROWS),
+    "file.arrow": arrow(ROWS, pa.ipc.new_file),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_of_any_kind_becomes_a_dataset_with_its_rows(tmp_path, name):
+    (tmp_path / name).write_bytes(FILES[name])
+    assert convert([tmp_path / name], tmp_path / "out", size_limit=500) == len(ROWS)
+    assert encodings(tmp_path / "out") == {"id": "int", "ratio": "float64", "text": "str"}
+    assert read(tmp_path / "out") == ROWS
+
+
+def test_several_files_are_taken_in_the_order_in_which_they_are_given(tmp_path):
+    for name, rows in (("b.jsonl", ROWS[:10]), ("a.jsonl", ROWS[10:])):
+        (tmp_path / name).write_bytes(json_lines(rows))
+    convert([tmp_path / "b.jsonl", tmp_path / "a.jsonl"], tmp_path / "out")
+    assert read(tmp_path / "out") == ROWS
+
+
+def test_the_tables_of_a_folder_are_taken_in_natural_order(tmp_path):
+    (tmp_path / "data").mkdir()
+    for number in (10, 2, 1):
+        (tmp_path / "data" / f"part-{number}.parquet").write_bytes(parquet([{"id": number}]))
+    (tmp_path / "data" / "part-11.PARQUET").write_bytes(parquet([{"id": 11}]))
+    (tmp_path / "data" / "README.md").write_text("about")
+    (tmp_path / "data" / "._part-1.parquet").write_text("what a file manager knows about it")
+    convert([tmp_path / "data"], tmp_path / "out")
+    assert [row["id"] for row in read(tmp_path / "out")] == [1, 2, 10, 11]
+
+
+def test_the_working_directory_is_no_part_of_a_pattern(tmp_path, monkeypatch):
+    folder = tmp_path / "runs [1]"
+    folder.mkdir()
+    (folder / "a b.jsonl").write_bytes(json_lines(ROWS))
+    monkeypatch.chdir(folder)
+    assert convert("*.jsonl", tmp_path / "out") == len(ROWS)
+
+
+def test_texts_that_a_number_would_change_stay_texts(tmp_path):
+    lines = ["zip,id,count,ratio,negative", "01234,1_000,10,0.5,-0.25", "94105,7,0,1e3,0"]
+    (tmp_path / "rows.csv").write_text("\n".join(lines))
+    convert([tmp_path / "rows.csv"], tmp_path / "out")
+    kinds = {"zip": "str", "id": "str", "count": "int", "ratio": "float64", "negative": "float64"}
+    assert encodings(tmp_path / "out") == kinds
+    assert [(row["zip"], row["id"]) for row in read(tmp_path / "out")] == [("01234", "1_000"), ("94105", "7")]
+
+
+def converted_column(tmp_path, *files, **options):
+    """The column "a" of a dataset that is made of files with these texts in it, each text beside another column."""
+    tmp_path.mkdir(exist_ok=True)
+    paths = [tmp_path / f"rows.{number}.csv" for number in range(len(files))]
+    for path, texts in zip(paths, files, strict=True):
+        path.write_text("".join(f"{text},k\n" for text in ("a", *texts)) if texts else "b\nk\n")
+    convert(paths, tmp_path / "out", **options)
+    return [row["a"] for row in read(tmp_path / "out")]
+
+
+ONES, HALVES = ("1",) * 1_000, ("0.5",) * 1_000
+
+
+@pytest.mark.parametrize("text", ["007", "+007", "1_000", "7.0", "x", ""])
+def test_a_late_text_that_an_int_would_change_is_an_error(tmp_path, text):
+    with pytest.raises(ShardCorruptError, match=r"rows\.0\.csv'.* row 1001 .* column 'a' is '.*columns={'a': 'str'}"):
+        converted_column(tmp_path, (*ONES, text))
+
+
+@pytest.mark.parametrize("text", ["007.5", "9007199254740993", "1e999", "0_1.5"])
+def test_a_text_that_a_float_would_change_stays_or_is_an_error(tmp_path, text):
+    with pytest.raises(ShardCorruptError, match=r"rows\.0\.csv'.* row 1001 .* column 'a' is '"):
+        converted_column(tmp_path, (*HALVES, text))
+    assert converted_column(tmp_path / "again", ("0.5", text)) == ["0.5", text]
+
+
+@pytest.mark.parametrize(("first", "late"), [("1", "true"), ("0.5", "false"), ("0.5", "9007199254740993")])
+def test_a_late_value_of_json_that_a_number_would_change_is_an_error(tmp_path, first, late):
+    lines = [f'{{"a": {value}}}' for value in (first, *(first,) * 1_000, late)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
+    with pytest.raises(ShardCorruptError, match=r"rows\.jsonl'.* row 1002 .* column 'a' is .*columns={'a': 'json'}"):
+        convert(tmp_path / "rows.jsonl", tmp_path / "out")
+    convert(tmp_path / "rows.jsonl", tmp_path / "out", columns={"a": "json"})
+    assert read(tmp_path / "out")[-1] == {"a": json.loads(late)}
+
+
+def test_texts_of_numbers_keep_their_value(tmp_path):
+    texts = (*HALVES, " 7", "-0.0", "9007199254740992", "1e300", "inf", "nan")
+    found = converted_column(tmp_path, texts)[1_000:]
+    assert list(map(repr, map(float, found))) == [repr(float(text)) for text in texts[1_000:]]
+
+
+@pytest.mark.parametrize(
+    ("encoding", "expected"), [("int", [1, 7]), ("float64", [1.0, 7.0]), ("json", [1, 7]), ("str", ["1", "007"])]
+)
+def test_a_chosen_encoding_takes_texts_as_python_does(tmp_path, encoding, expected):
+    assert converted_column(tmp_path, ("1", "007"), columns={"a": encoding}) == expected
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ((("1",), ("007",)), ["1", "007"]),
+        ((("1", ""), ("x",), ("2",)), ["1", "", "x", "2"]),
+        ((("1", ""), ("2.5",)), [1, None, 2.5]),
+        (((), ("007", "8"), ("7", "")), [None, "007", "8", 7, None]),  # the first file lacks the column
+    ],
+)
+def test_files_that_differ_keep_their_texts(tmp_path, files, expected):
+    assert converted_column(tmp_path, *files, nulls="json") == expected
+
+
+def test_several_processes_make_the_same_dataset(run_script, tmp_path):
+    for number in range(3):
+        (tmp_path / f"{number}.jsonl").write_bytes(json_lines(ROWS[10 * number : 10 * number + 10]))
+    done = run_script(
+        f"""
+from pathlib import Path
+from fkat_data.tools import convert
+if __name__ == "__main__":
+    print(convert([Path({str(tmp_path)!r}, name) for name in ("0.jsonl", "1.jsonl", "2.jsonl")],
+                  Path({str(tmp_path / "out")!r}), num_workers=2, compression=None))
+"""
+    )
+    assert done.stdout == "25\n"
+    assert read(tmp_path / "out") == ROWS
+
+
+def images():
+    buffer = io.BytesIO()
+    Image.new("L", (3, 2), 7).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+COLUMNS = {
+    "i8": (pa.int8(), [1, -2], "int8", [np.int8(1), np.int8(-2)]),
+    "u64": (pa.uint64(), [1, 2**64 - 1], "uint64", [np.uint64(1), np.uint64(2**64 - 1)]),
+    "f16": (pa.float16(), [np.float16(0.5), np.float16(2)], "float16", [np.float16(0.5), np.float16(2)]),
+    "f32": (pa.float32(), [0.5, 2], "float32", [np.float32(0.5), np.float32(2)]),
+    "flag": (pa.bool_(), [True, False], "json", [True, False]),
+    "blob": (pa.large_binary(), [b"a", b""], "bytes", [b"a", b""]),
+    "kind": (pa.dictionary(pa.int8(), pa.string()), ["x", "y"], "str", ["x", "y"]),
+    "price": (pa.decimal128(5, 2), [Decimal("1.20"), Decimal(0)], "str_decimal", [Decimal("1.20"), Decimal("0.00")]),
+    "day": (pa.date32(), [dt.date(2026, 1, 2)] * 2, "str", ["2026-01-02"] * 2),
+    "tokens": (pa.list_(pa.uint16()), [[1, 2, 3], [4]], "ndarray:uint16", [np.uint16([1, 2, 3]), np.uint16([4])]),
+    "pair": (pa.list_(pa.int64(), 2), [[1, 2], [3, 4]], "ndarray:int64:2", [np.int64([1, 2]), np.int64([3, 4])]),
+    "grid": (
+        pa.list_(pa.list_(pa.float32(), 1), 2),
+        [[[1], [2]], [[3], [4]]],
+        "ndarray:float32:2,1",
+        [np.float32([[1], [2]]), np.float32([[3], [4]])],
+    ),
+    "names": (pa.list_(pa.string()), [["a"], []], "json", [["a"], []]),
+    "record": (
+        pa.struct([("a", pa.int8()), ("b", pa.string())]),
+        [{"a": 1, "b": None}] * 2,
+        "json",
+        [{"a": 1, "b": None}] * 2,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_a_column_of_a_table_keeps_its_type(tmp_path, kind, name):
+    arrow_type, values, encoding, expected = COLUMNS[name]
+    table = pa.table({name: pa.array(values, arrow_type), "other": pa.array([1, 2])})
+    (tmp_path / f"data.{kind}").write_bytes({"parquet": parquet, "arrow": arrow}[kind](table))
+    convert([tmp_path / f"data.{kind}"], tmp_path / "out", only=[name])
+    assert encodings(tmp_path / "out") == {name: encoding}
+    for row, value in zip(read(tmp_path / "out"), expected, strict=True):
+        assert type(row[name]) is type(value)
+        np.testing.assert_array_equal(row[name], value)
+
+
+def test_lists_of_numbers_are_cut_where_a_batch_is_a_slice_of_a_larger_one(tmp_path):
+    lists = [list(range(number % 5 + 1)) for number in range(2_500)]
+    table = pa.table({"tokens": pa.array(lists, pa.list_(pa.int32()))})
+    buffer = io.BytesIO()
+    with pa.ipc.new_stream(buffer, table.schema) as writer:
+        writer.write_table(table)
+    (tmp_path / "data.arrow").write_bytes(buffer.getvalue())
+    convert([tmp_path / "data.arrow"], tmp_path / "out")
+    assert [row["tokens"].tolist() for row in read(tmp_path / "out")] == lists
+
+
+def test_images_of_hugging_face_datasets_are_image_files(tmp_path):
+    struct = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    table = pa.table({"image": pa.array([{"bytes": images(), "path": "a.png"}] * 2, struct), "label": [0, 1]})
+    (tmp_path / "data.arrow").write_bytes(arrow(table))
+    convert([tmp_path / "data.arrow"], tmp_path / "out")
+    first, second = read(tmp_path / "out")
+    assert (first["image"].size, first["image"].format, first["label"], second["label"]) == ((3, 2), "PNG", 0, 1)
+
+
+@pytest.mark.parametrize("num_workers", [1, pytest.param(3, marks=pytest.mark.with_processes)])
+def test_a_folder_of_files_is_a_dataset_of_their_contents(tmp_path, num_workers):
+    for folder in ("data/.git", "elsewhere"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "data" / "cat").symlink_to(tmp_path / "elsewhere")
+    for name in ("b.png", "cat/a.png", ".hidden", ".git/object"):
+        (tmp_path / "data" / name).write_bytes(images())
+    convert([tmp_path / "data"], tmp_path / "out", columns={"content": "png"}, num_workers=num_workers)
+    rows = read(tmp_path / "out")
+    assert [(row["path"], row["content"].size) for row in rows] == [("b.png", (3, 2)), ("cat/a.png", (3, 2))]
+
+
+def test_the_first_rows_suggest_the_encodings(tmp_path):
+    rows = [{"a": 1, "b": 1, "c": None, "d": 2**70, "e": [1]}, {"a": 2, "b": 1.5, "d": 3, "e": [2]}]
+    (tmp_path / "rows.jsonl").write_bytes(json_lines(rows))
+    convert([tmp_path / "rows.jsonl"], tmp_path / "out")
+    assert encodings(tmp_path / "out") == {"a": "int", "b": "json", "c": "json", "d": "str_int", "e": "json"}
+    assert read(tmp_path / "out") == [rows[0], {**rows[1], "c": None}]
+
+
+def test_an_encoding_may_be_chosen(tmp_path):
+    (tmp_path / "rows.csv").write_bytes(b"id,score,tags\n1,2,[3]\n4,5,[]\n")
+    columns = {"id": "uint8", "score": "float32", "tags": "json"}
+    seen = []
+    convert(
+        [tmp_path / "rows.csv"], tmp_path / "out", columns=columns, only=["id", "score", "tags"], progress=seen.append
+    )
+    assert encodings(tmp_path / "out") == columns
+    assert read(tmp_path / "out") == [{"id": 1, "score": 2.0, "tags": [3]}, {"id": 4, "score": 5.0, "tags": []}]
+
+
+BAD_FILES = [
+    (
+        "rows.jsonl",
+        b'{"a": 1}\n{"a": \n',
+        ShardCorruptError,
+        "rows.jsonl': line 1 (from 0, blank lines not counted), at byte 9 of the text: ",
+    ),
+    ("rows.jsonl", b'{"a": 1}\n[1]\n', ShardCorruptError, "rows.jsonl is [1]: expected a JSON object"),
+    ("rows.jsonl.gz", b"nonsense", ShardCorruptError, "rows.jsonl.gz': "),
+    ("rows.jsonl.zst", b"nonsense", ShardCorruptError, "rows.jsonl.zst': "),
+    ("rows.csv.zst", zstandard.compress(b"a\n" + b"1\n" * 9)[:-6], ShardCorruptError, "in the middle of a frame"),
+    ("rows.csv", b"a,b\n1\n", ShardCorruptError, "fewer or more values than the header"),
+    ("rows.csv", b"a\n1\n\xff\n", ShardCorruptError, "rows.csv': "),
+    (
+        "rows.csv",
+        b"a\n" + b"1\n" * 1_000 + b"x\n",
+        ShardCorruptError,
+        "row 1001 (from 1, without the header), column 'a'",
+    ),
+    ("rows.parquet", b"nonsense", ShardCorruptError, "rows.parquet': "),
+    ("rows.arrow", b"nonsense", ShardCorruptError, "rows.arrow': "),
+    ("rows.jsonl", b'{"a": 1}\n' * 1_000 + b'{"a": "x"}\n', SampleError, "column 'a', value 'x': expected an int"),
+    ("rows.jsonl", b'{"a": 1}\n' * 1_000 + b"{}\n", SampleError, "column 'a', value <missing>"),
+    ("rows.jsonl", b'{"a": 1}\n' * 1_000 + b'{"a": 1, "b": 2}\n', SampleError, "column 'b', value <any>"),
+    ("rows.xlsx", b"", ConfigurationError, "expected a file that ends in .jsonl"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "error", "text"), BAD_FILES, ids=lambda value: str(value)[:20])
+def test_a_file_that_makes_no_sense_is_named_and_nothing_looks_whole(tmp_path, name, content, error, text):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(error, match=re.escape(text)) as caught:
+        convert([tmp_path / name], tmp_path / "out")
+    if error is SampleError:
+        assert caught.value.__notes__ == [f"row 1000 (from 0) of {tmp_path / name}"]
+    assert not (tmp_path / "out" / "index.json").exists()
+
+
+@pytest.mark.parametrize("name", ["none.jsonl", "none.csv", "none.parquet", "none.arrow"])
+def test_a_file_that_is_not_there_is_named(tmp_path, name):
+    with pytest.raises(ShardNotFoundError, match=re.escape(name)):
+        convert([tmp_path / name], tmp_path / "out")
+
+
+def test_arguments_are_checked(tmp_path):
+    (tmp_path / "rows.jsonl").write_bytes(json_lines(ROWS))
+    (tmp_path / "empty").mkdir()
+    wrong = [
+        (([],), {}, "paths = []"),
+        (([tmp_path / "rows.jsonl"],), {"kind": "excel"}, "kind = 'excel'"),
+        (([tmp_path / "rows.jsonl"],), {"columns": {"none": "int"}}, "columns = 'none': expected one of 'id'"),
+        (([tmp_path / "rows.jsonl"],), {"only": ["none"]}, "columns = 'none'"),
+        (([tmp_path / "rows.jsonl"],), {"num_workers": 0}, "num_workers = 0"),
+    ]
+    for paths, arguments, text in wrong:
+        with pytest.raises(ConfigurationError, match=re.escape(text)):
+            convert(*paths, tmp_path / "out", **arguments)
+    with pytest.raises(ShardNotFoundError, match="the folder has no files"):
+        convert([tmp_path / "empty"], tmp_path / "out")
+    (tmp_path / "none.csv").touch()
+    with pytest.raises(ConfigurationError, match=r"none\.csv': expected a first file with at least one row"):
+        convert([tmp_path / "none.csv"], tmp_path / "out")
+    os.mkfifo(tmp_path / "empty" / "pipe")
+    with pytest.raises(ShardCorruptError, match="not a regular file"):
+        convert([tmp_path / "empty"], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def tar(rows, **more):
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as writer:
+        for row in rows:
+            members = {"cls": b"%d" % row["id"], "txt": row["text"].encode(), "json": json.dumps(row).encode(), **more}
+            for name, content in members.items():
+                info = tarfile.TarInfo(f"{row['id']:03}.{name}")
+                info.size = len(content)
+                writer.addfile(info, io.BytesIO(content))
+    return file.getvalue()
+
+
+def test_tar_files_of_a_pattern_become_a_dataset(tmp_path):
+    array, image = io.BytesIO(), io.BytesIO()
+    np.save(array, np.arange(3))
+    Image.new("RGB", (4, 3)).save(image, "JPEG")
+    more = {"npy": array.getvalue(), "jpg": image.getvalue(), "pth": b"never unpickled", "flac": b"raw"}
+    (tmp_path / "s").mkdir()
+    for number in (10, 9):
+        (tmp_path / "s" / f"{number}.tar").write_bytes(
+            tar([row for row in ROWS if row["id"] % 2 == number % 2], **more)
+        )
+    for name, place in {"pattern": tmp_path / "s" / "*.tar", "folder": tmp_path / "s"}.items():
+        out = tmp_path / name
+        assert convert([place], out, size_limit=5000) == len(ROWS)
+        rows = LocalDataset(out)
+        assert [row["cls"] for row in rows] == [*range(1, 25, 2), *range(0, 25, 2)]
+        assert rows[0]["__key__"] == "001"
+        assert rows[0]["json"] == ROWS[1]
+        assert rows[0]["txt"] == "été 1"
+        assert rows[0]["jpg"].size == (4, 3)
+        assert rows[0]["npy"].tolist() == [0, 1, 2]
+        assert (rows[0]["pth"], rows[0]["flac"]) == (b"never unpickled", b"raw")
+    assert convert([tmp_path / "s"], tmp_path / "raw", columns={"jpg": "bytes"}, only=["jpg", "cls"]) == len(ROWS)
+    assert read(tmp_path / "raw")[3] == {"cls": 7, "jpg": image.getvalue()}
+
+
+def test_tar_files_that_lack_a_member_or_a_value_name_it(tmp_path):
+    (tmp_path / "a.tar").write_bytes(tar(ROWS[:2])[: 2 * 512 * 6] + tar([{"id": 2, "text": "t"}], txt=b"t", x=b"1"))
+    with pytest.raises(SampleError, match="column 'x'"):
+        convert([tmp_path / "a.tar"], tmp_path / "out")
+    (tmp_path / "b.tar").write_bytes(tar(ROWS[:2], cls=b"one"))
+    with pytest.raises(ShardCorruptError, match=r"b\.tar.*row 0, member '000\.cls'"):
+        convert([tmp_path / "b.tar"], tmp_path / "out2")
+    with pytest.raises(ShardNotFoundError, match="no file matches"):
+        convert([tmp_path / "z*.tar"], tmp_path / "out3")
+    (tmp_path / "c.tar.gz").write_bytes(gzip.compress(tar(ROWS[:2])))
+    with pytest.raises(ConfigurationError, match="without compression"):
+        convert([tmp_path / "c.tar.gz"], tmp_path / "out4")
+
+
+def test_missing_members_become_null_where_that_is_allowed(tmp_path):
+    rows = [{"id": 0, "text": "été"}, {"id": 1, "text": "t"}]
+    first, second = tar(rows[:1]), tar(rows[1:], seg=b"")
+    end = first.rstrip(b"\0")
+    end = first[: -(-len(end) // 512) * 512]
+    # The label of the second sample is missing.
+    (tmp_path / "b.tar").write_bytes(end + second[1024:])
+    with pytest.raises(SampleError, match="column 'cls'"):
+        convert([tmp_path / "b.tar"], tmp_path / "out", only=["cls", "txt"])
+    assert convert([tmp_path / "b.tar"], tmp_path / "out2", only=["cls", "txt"], nulls="json") == 2
+    assert encodings(tmp_path / "out2") == {"cls": "json", "txt": "str"}
+    assert read(tmp_path / "out2") == [{"cls": 0, "txt": "été"}, {"cls": None, "txt": "t"}]
+
+
+@pytest.mark.usefixtures("processes")
+@pytest.mark.parametrize(("suffix", "num_workers"), [("jsonl", 1), ("csv", 1), ("parquet", 1), ("jsonl", 2)])
+def test_a_column_that_only_later_rows_have_is_an_error_and_not_lost(suffix, num_workers, tmp_path):
+    def write(name, row):
+        path = tmp_path / f"{name}.{suffix}"
+        if suffix == "parquet":
+            pq.write_table(pa.table({column: [value] for column, value in row.items()}), path)
+        elif suffix == "csv":
+            path.write_text(f"{','.join(row)}\n{','.join(map(str, row.values()))}\n")
+        else:
+            path.write_text(json.dumps(row))
+        return path
+
+    paths = [write("a", {"x": 1}), write("b", {"x": 1, "z": 5})]
+    with pytest.raises(SampleError, match="column 'z'") as raised:
+        convert(paths, tmp_path / "refused", num_workers=num_workers)
+    assert any("b." in note for note in raised.value.__notes__)
+    seen = []
+    assert convert(paths, tmp_path / "chosen", only=["x"], num_workers=num_workers, progress=seen.append) == 2
+    assert num_workers == 1 or seen == [1, 2]
+    assert convert(paths, tmp_path / "all", nulls="json", num_workers=num_workers) == 2
+    assert sorted(LocalDataset(str(tmp_path / "all"))[1]) == ["x", "z"]

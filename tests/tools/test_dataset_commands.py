@@ -1,0 +1,183 @@
+"""The commands about datasets of shards: what they print, and their exit codes."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fkat_data.streaming import MDSWriter
+from fkat_data.tools import app
+
+SHARDS = Path(__file__).parents[1] / "golden" / "streaming" / "shards"
+
+
+def run(*arguments):
+    done = CliRunner().invoke(app, list(map(str, arguments)))
+    return done.exit_code, done.output
+
+
+def golden(case, tmp_path):
+    return Path(shutil.copytree(SHARDS / case / "data", tmp_path / "data"))
+
+
+def test_a_dataset_is_shown(tmp_path):
+    code, output = run("inspect", golden("mds-simple", tmp_path), "--samples", "1")
+    assert code == 0, output
+    assert "11 samples in 3 shards (mds) of 3 to 4 samples" in output
+    assert "hashes: sha1, xxh64" in output
+    assert "str_decimal" in output
+    assert "s_dec: Decimal('0.10')" in output
+    assert "sample 1" not in output
+
+
+@pytest.mark.parametrize("case", ["json-zstd", "xsv-br", "mds-images", "mds-ndarray", "mds-all-hashes", "mds-merged"])
+def test_datasets_of_every_kind_are_shown_and_verified(tmp_path, case):
+    data = golden(case, tmp_path)
+    assert run("inspect", data)[0] == 0
+    code, output = run("verify", data)
+    assert code == 0, output
+    assert "0 of " in output
+    assert {path.name for path in data.rglob("*")} == {path.name for path in (SHARDS / case / "data").rglob("*")}
+
+
+def test_splits_are_shown_and_verified_one_by_one(tmp_path):
+    data = golden("mds-splits", tmp_path)
+    for command in ("inspect", "verify"):
+        code, output = run(command, data)
+        assert code == 0, output
+        assert f"{data}/train" in output
+        assert f"{data}/val" in output
+
+
+def flip_a_byte(data):
+    path = data / "shard.00001.mds"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    return "shard.00001.mds': sha1 is '"
+
+
+def cut_a_shard(data):
+    path = data / "shard.00001.mds"
+    path.write_bytes(path.read_bytes()[:-1])
+    return "shard.00001.mds': size in bytes is 1100: expected 1101, as in the index"
+
+
+def lose_a_shard(data):
+    (data / "shard.00001.mds").unlink()
+    return "shard.00001.mds': no such file"
+
+
+@pytest.mark.parametrize("damage", [flip_a_byte, cut_a_shard, lose_a_shard])
+def test_damage_is_named_and_the_other_shards_are_verified(tmp_path, damage):
+    data = golden("mds-simple", tmp_path)
+    text = damage(data)
+    code, output = run("verify", data)
+    assert code == 1, output
+    assert text in output
+    assert "7 samples decoded" in output
+    assert "1 of 3 shards damaged" in output
+
+
+def test_a_sample_that_cannot_be_decoded_is_named(tmp_path):
+    with MDSWriter(columns={"image": "jpeg", "id": "int"}, out=tmp_path) as writer:
+        writer.write({"image": b"no image", "id": 0})
+    code, output = run("verify", tmp_path)
+    assert code == 1
+    assert "row 0, column 'image': Pillow cannot open the image" in output
+
+
+def test_an_image_whose_pixels_are_cut_off_is_found(tmp_path):
+    content = (SHARDS / "mds-images" / "data" / "shard.00000.mds").read_bytes()
+    begin = content.index(b"\x89PNG")
+    end = content.index(b"IEND", begin) + 8
+    with MDSWriter(columns={"image": "png"}, out=tmp_path) as writer:
+        writer.write({"image": content[begin:end]})
+        writer.write({"image": content[begin : end - 25]})
+    code, output = run("verify", tmp_path)
+    assert code == 1, output
+    assert "row 1, column 'image': " in output
+
+
+def test_pickles_are_read_only_if_that_is_said(tmp_path):
+    data = golden("mds-pkl", tmp_path)
+    for command in ("inspect", "verify"):
+        code, output = run(command, data)
+        assert code == 2, output
+        assert "allow_unsafe_types = False" in output
+        assert run(command, data, "--allow-unsafe-types")[0] == 0
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify"])
+def test_what_is_no_dataset_is_told_as_such(tmp_path, command):
+    code, output = run(command, tmp_path)
+    assert code == 2
+    assert f"{tmp_path}/index.json': no such file, and no files of a format that needs no index (.parquet" in output
+    (tmp_path / "index.json").write_text('{"version": 1}')
+    code, output = run(command, tmp_path)
+    assert code == 2
+    assert "index.json': version is 1: expected 2" in output
+
+
+def test_a_dataset_without_samples_is_well(tmp_path):
+    data = golden("mds-no-samples", tmp_path)
+    assert run("inspect", data)[0] == run("verify", data)[0] == 0
+
+
+def test_files_are_converted(tmp_path):
+    (tmp_path / "rows.jsonl").write_text("".join(f'{{"id": {number}, "text": "t"}}\n' for number in range(250)))
+    out = tmp_path / "out"
+    options = ["--compression", "zstd:1", "--hash", "xxh64", "--hash", "sha1", "--size-limit", "1kb", "-c", "id=uint16"]
+    code, output = run("convert", tmp_path / "rows.jsonl", "--out", out, *options)
+    assert code == 0, output
+    assert f"wrote 250 samples to {out}" in output
+    index = json.loads((out / "index.json").read_text())
+    assert len(index["shards"]) > 3
+    assert {shard["compression"] for shard in index["shards"]} == {"zstd:1"}
+    assert index["shards"][0]["column_encodings"] == ["uint16", "str"]
+    assert run("verify", out)[0] == 0
+    code, output = run("convert", tmp_path / "rows.jsonl", "--out", out)
+    assert code == 2
+    assert "pass --exist-ok to" in output
+    assert run("convert", tmp_path / "rows.jsonl", "--out", out, "--exist-ok", "--only", "id")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--column", "id"], "--column = 'id': expected NAME=ENCODING"),
+        (["--column", "id=integer"], "columns['id'] = 'integer'"),
+        (["--kind", "excel"], "kind = 'excel'"),
+        (["--size-limit", "big"], "size_limit = 'big'"),
+        (["--hash", "crc"], "hashes = 'crc'"),
+        (["--column", "id=uint8"], "column 'id', value 300: expected a number that uint8 can represent"),
+    ],
+)
+def test_a_conversion_that_cannot_work_is_told_as_such(tmp_path, arguments, text):
+    (tmp_path / "rows.jsonl").write_text('{"id": 1}\n{"id": 300}\n')
+    code, output = run("convert", tmp_path / "rows.jsonl", "--out", tmp_path / "out", *arguments)
+    assert code == 2, output
+    assert text in output
+    assert not (tmp_path / "out" / "index.json").exists()
+
+
+def test_files_of_a_store_are_not_converted(tmp_path):
+    code, output = run("convert", "s3://bucket/rows.jsonl", "--out", tmp_path / "out")
+    assert (code, output.count("\n")) == (2, 1), output
+    assert "paths = 's3://bucket/rows.jsonl': expected files or directories of this machine" in output
+
+
+def test_indices_are_merged(tmp_path):
+    data = golden("mds-merged", tmp_path)
+    expected = (data / "index.json").read_bytes()
+    code, output = run("merge-index", data)
+    assert (code, output) == (0, f"{data} has 30 samples\n")
+    assert (data / "index.json").read_bytes() == expected
+    code, output = run("merge-index", data / "2", data / "0", data)
+    assert (code, output) == (0, f"{data} has 20 samples\n")
+    assert run("verify", data)[0] == 0
+    code, output = run("merge-index", tmp_path / "nowhere")
+    assert code == 2
+    assert "expected at least one index.json" in output

@@ -1,0 +1,113 @@
+"""What the program says of the states in a checkpoint."""
+
+import json
+from pathlib import Path
+
+import torch
+from typer.testing import CliRunner
+
+from fkat_data import DataLoader, ShardedDataLoader, samplers
+from fkat_data.tools import app, places_in, read_checkpoint
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "states" / "version_1"
+
+
+def run(*arguments):
+    done = CliRunner().invoke(app, ["explain", *map(str, arguments)])
+    return done.exit_code, done.output
+
+
+def dealt(rank, num_ranks, num_delivered):
+    """Return the state of a rank that has had so many microbatches."""
+    loader = DataLoader(list(range(20)), 2, shuffle=True, seed=1)
+    loader.deal_out(num_ranks, rank)
+    iterator = iter(loader)
+    for _ in range(num_delivered):
+        next(iterator)
+    return loader.local_state_dict()
+
+
+def test_each_state_that_was_ever_saved_is_explained():
+    paths = sorted(GOLDEN.rglob("*.*"))
+    assert paths
+    for path in paths:
+        places = list(places_in(read_checkpoint(path)))
+        assert places or path.name == "labelled.json" or path.with_suffix(".pt").exists(), path
+        assert all(place.loads_on and place.ranks for place in places), path
+        assert all(rank.epoch >= 0 and rank.left for place in places for rank in place.ranks), path
+
+
+def test_a_checkpoint_says_where_its_loaders_stand_and_who_can_load_them(tmp_path):
+    merged = DataLoader.merge_state_dicts([dealt(rank, 2, 3) for rank in range(2)])
+    torch.save({"step": 3, "model": {"weight": torch.ones(3)}, "loaders": [merged]}, tmp_path / "last.ckpt")
+    code, output = run(tmp_path / "last.ckpt")
+    assert code == 0, output
+    assert "loaders.0: DataLoader" in output
+    assert output.count("2 of 5 microbatches") == 2
+    assert "loads on any number of ranks" in output
+
+
+def test_what_the_program_says_is_left_is_what_comes(tmp_path):
+    for num_delivered in range(5):
+        state = dealt(1, 3, min(num_delivered, 4))
+        loader = DataLoader(list(range(20)), 2, shuffle=True, seed=1)
+        loader.deal_out(3, 1)
+        loader.load_state_dict(state)
+        num_left = sum(1 for _ in loader)
+        (place,) = places_in({"": state})
+        if state["step"]:
+            assert place.ranks[0].left == f"{num_left} of 4 microbatches", num_delivered
+
+
+def test_one_rank_alone_says_what_is_missing():
+    (place,) = places_in(dealt(0, 2, 1))
+    assert place.loads_on.startswith("2 ranks; merge_state_dicts()")
+
+
+def test_shards_are_counted_by_rank(tmp_path):
+    states = []
+    for rank in range(2):
+        sampler = samplers.DistributedDataParallelShardSampler(["a", "b", "c", "d"], 2, rank)
+        with ShardedDataLoader(
+            0, sampler, lambda shard: [f"{shard}{n}" for n in range(3)], multiprocessing=False
+        ) as loader:
+            iterator = iter(loader)
+            for _ in range(1 + 3 * rank):
+                next(iterator)
+            states.append(loader.local_state_dict())
+    (tmp_path / "state.json").write_text(json.dumps(states[1]))
+    code, output = run(tmp_path / "state.json")
+    assert (code, "each with its own state" in output) == (0, True), output
+    (place,) = places_in(ShardedDataLoader.merge_state_dicts(states))
+    assert [rank.left for rank in place.ranks] == [
+        "2 of 2 shards, the first of them from microbatch 1 on",
+        "1 of 2 shards, the first of them from microbatch 1 on",
+    ]
+    assert place.loads_on == "any number of ranks"
+
+
+class Code:
+    pass
+
+
+def test_what_cannot_be_explained_is_an_error_with_a_way_out(tmp_path):
+    torch.save({"object": Code(), "loader": dealt(0, 1, 1)}, tmp_path / "objects.pt")
+    (tmp_path / "empty.json").write_text("{}")
+    code, output = run(tmp_path / "objects.pt")
+    assert (code, "--trusted" in output) == (2, True), output
+    assert run(tmp_path / "objects.pt", "--trusted")[0] == 0
+    code, output = run(tmp_path / "empty.json")
+    assert (code, "state_dict()" in output) == (2, True), output
+    newer = {**dealt(0, 1, 1), "version": 99, "all_rank_indices": [0]}
+    torch.save(newer, tmp_path / "newer.pt")
+    code, output = run(tmp_path / "newer.pt")
+    assert (code, "99" in output) == (2, True), output
+
+
+def test_a_folder_is_explained_file_by_file(tmp_path):
+    torch.save({"loader": dealt(0, 1, 2)}, tmp_path / "one.pt")
+    (tmp_path / "two.json").write_text(json.dumps(dealt(0, 1, 4)))
+    code, output = run(tmp_path)
+    assert code == 0, output
+    assert "one.pt.loader: DataLoader" in output
+    assert "two.json: DataLoader" in output

@@ -1,0 +1,153 @@
+"""The command that plays a run without data: what it prints, and its exit codes."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from fkat_data.streaming import MDSWriter
+from fkat_data.tools import app
+
+INVENTED = ("--shards", 40, "--samples-per-shard", 100, "--shard-bytes", "1mb")
+LINE = ("--step-time", 0.1, "--bandwidth", "10mb")
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        "dataset:\n"
+        "  _target_: fkat_data.streaming.StreamingDataset\n"
+        f"  local: {tmp_path / 'data'}\n"
+        "  batch_size: 5\n"
+        "  shuffle: true\n"
+        "  shuffle_algo: block\n"
+        "  shuffle_block_size: 400\n"
+        "loader:\n"
+        "  _target_: fkat_data.streaming.StreamingDataLoader\n"
+        "  dataset: ${dataset}\n"
+        "  num_workers: 1\n"
+    )
+    return path
+
+
+def run(*arguments):
+    done = CliRunner().invoke(app, ["simulate", *map(str, arguments)], terminal_width=200)
+    return done.exit_code, done.output
+
+
+def numbers(*arguments):
+    code, output = run(*arguments, "--json")
+    assert code == 0, output
+    return json.loads(output)
+
+
+def write(directory, **options):
+    with MDSWriter(out=str(directory), columns={"number": "int"}, size_limit=400, **options) as writer:
+        for number in range(300):
+            writer.write({"number": number})
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_a_dataset_is_simulated_from_its_index(config, tmp_path, compression):
+    write(tmp_path / "data", compression=compression)
+    for path in (tmp_path / "data").glob("shard*"):
+        path.unlink()
+    found = numbers(config, *LINE, "--nodes", 2)
+    assert found["num_steps"] == 30
+    assert len(found["nodes"]) == 2
+    assert found["setup"]["workers_per_rank"] == 0
+    assert sum(node["fetched_bytes"] for node in found["nodes"]) > 0
+
+
+def test_the_workers_are_those_of_the_loader_unless_others_are_given(config, tmp_path):
+    write(tmp_path / "data")
+    assert numbers(config, *LINE, "--key", "loader")["setup"]["workers_per_rank"] == 1
+    assert numbers(config, *LINE, "--key", "loader", "--workers", 3)["setup"]["workers_per_rank"] == 3
+
+
+@pytest.mark.long
+def test_a_dataset_is_invented(config):
+    found = numbers(config, *INVENTED, *LINE, "--ranks-per-node", 2, "--steps", 1000, "--latency", 0)
+    assert found["num_steps"] == 1000
+    assert found["num_epochs"] == 3
+    assert found["whole_bytes"] == 40 << 20
+    assert numbers(config, *INVENTED, *LINE, "--key", "loader", "--steps", 9)["setup"]["workers_per_rank"] == 1
+    compressed = numbers(config, *INVENTED, *LINE, "--compressed-bytes", "100kb", "--ranks-per-node", 2)
+    assert compressed["nodes"][0]["fetched_bytes"] == 40 * 100 * 1024
+
+
+@pytest.mark.long
+def test_what_the_configuration_says_can_be_said_otherwise(config):
+    given = numbers(config, *INVENTED, *LINE, "+dataset.predownload=70", "+dataset.cache_limit=20mb")["setup"]
+    assert (given["predownload"], given["cache_limit_bytes"]) == (70, 20 << 20)
+    options = ("--predownload", "1k", "--cache-limit", "30mb")
+    other = numbers(config, *INVENTED, *LINE, "+dataset.predownload=70", *options)["setup"]
+    assert (other["predownload"], other["cache_limit_bytes"]) == (1000, 30 << 20)
+    assert (
+        numbers(config, *INVENTED, *LINE, "+dataset.cache_limit=20mb", "--cache-limit", "none")["setup"][
+            "cache_limit_bytes"
+        ]
+        is None
+    )
+
+
+def test_the_terminal_shows_numbers_time_and_nodes(config):
+    code, output = run(config, *INVENTED, "--step-time", 0.01, "--bandwidth", "1mb", "--nodes", 2, "--epochs", 2)
+    assert code == 0, output
+    for words in ("800 steps, simulated", "to the first batch", "over time", "nodes"):
+        assert words in output
+
+
+@pytest.mark.long
+def test_an_epoch_that_other_nodes_finish(config):
+    given = (config, *INVENTED, *LINE, "--nodes", 4, "--resplit", "60:3")
+    found = numbers(*given)
+    assert found["num_steps"] == 60
+    assert len(found["nodes"]) == 4
+    split = found["resplit"]
+    assert split["step"] == 60
+    assert len(split["after"]["nodes"]) == 3
+    # 2,800 samples are left, and the last step fills up to as many for each rank.
+    assert split["samples"] == {
+        "num_before": 1200,
+        "num_after": 2802,
+        "num_due": 4000,
+        "num_missing": 0,
+        "num_repeated": 2,
+    }
+    code, output = run(*given)
+    assert code == 0, output
+    for words in ("re-split at step 60", "before", "after", "All 4,000 samples of the epoch are delivered."):
+        assert words in output
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--bandwidth", "fast"), "--bandwidth"),
+        (("--bandwidth", "0"), "bandwidth_bytes_per_s"),
+        (("--steps", 5, "--epochs", 2), "num_steps"),
+        (("--cache-limit", "10kb"), "cache_limit"),
+        (("--resplit", "60"), "STEP:NODES"),
+        (("--resplit", "60:2", "--steps", 100), "--resplit"),
+        (("--resplit", "800:2"), "step"),
+        (("--shard-bytes", "1kb"), "--shard-bytes"),
+        (("dataset.shuffle_algo=best",), "shuffle_algo"),
+        (("~dataset.batch_size",), "batch_size"),
+        (("--key", "nothing"), "--key"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else " ".join(map(str, value)),
+)
+def test_what_cannot_be_simulated_is_said(config, options, words):
+    code, output = run(config, *INVENTED, *LINE, *options)
+    assert code == 2, output
+    assert "nothing was simulated" in output
+    assert words in output
+
+
+def test_a_dataset_that_is_not_there_is_said(config):
+    code, output = run(config, *LINE)
+    assert code == 2, output
+    assert "nothing was simulated" in output
