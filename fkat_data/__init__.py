@@ -28,7 +28,7 @@ from fkat_data.observe.statistics import LoaderStatistics
 from fkat_data.samplers.base import ShardSampler
 from fkat_data.samplers.data_parallel import DistributedDataParallelShardSampler
 from fkat_data.samplers.listing import FsShardSampler
-from fkat_data.samplers.shuffled import ShuffledShardSampler
+from fkat_data.samplers.sequence import ShuffledShardSampler
 from fkat_data.seeding import ItemGenerators, item_generators
 from fkat_data.types import RandomAccess, Shard
 

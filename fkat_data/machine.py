@@ -1,7 +1,7 @@
 """What one call tells on Linux, and another one elsewhere: the CPUs, a process's start, the machine's start.
 
 Four files hold what else differs between systems: ``fkat_data.transport.record_locks``, ``fkat_data.transport.anonymous``,
-``fkat_data.transport.socket_calls`` and ``fkat_data.worker.child``.
+``fkat_data.transport.channel`` and ``fkat_data.worker.child``.
 """
 
 import os

@@ -8,20 +8,24 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fkat_data.datasets.buffer_sorted import BufferSortedDataset, DatasetImplementingSortKeyProtocol
-    from fkat_data.datasets.chain import DatasetChain
-    from fkat_data.datasets.counting import count_parallel
-    from fkat_data.datasets.dictionary import DictDataset
     from fkat_data.datasets.distributed_sharded import DistributedShardedDataset
     from fkat_data.datasets.json_lines import IterableJsonDataset, JsonDataset
-    from fkat_data.datasets.map import IterableMapDataset, MapDataset
+    from fkat_data.datasets.lengths import count_parallel
     from fkat_data.datasets.packed import Fragment, PackedDataset, collate_packed
     from fkat_data.datasets.padding import PaddingCollate, PaddingSide1D, pad_stack_1d
     from fkat_data.datasets.parquet import IterableParquetDataset, ParquetDataset
     from fkat_data.datasets.resumable import ResumableSequentialSampler
-    from fkat_data.datasets.shard_view import ShardedDataset, ShardIndexingMode
     from fkat_data.datasets.tar import TarDataset
     from fkat_data.datasets.token_budget import TokenBudgetBatchSampler
     from fkat_data.datasets.token_files import TokenDocuments, TokenWindows
+    from fkat_data.datasets.views import (
+        DatasetChain,
+        DictDataset,
+        IterableMapDataset,
+        MapDataset,
+        ShardedDataset,
+        ShardIndexingMode,
+    )
 
 __all__ = [
     "BufferSortedDataset",
@@ -54,29 +58,29 @@ __all__ = [
 #: name -> its module in this package
 _MODULES = {
     "BufferSortedDataset": "buffer_sorted",
-    "DatasetChain": "chain",
+    "DatasetChain": "views",
     "DatasetImplementingSortKeyProtocol": "buffer_sorted",
-    "DictDataset": "dictionary",
+    "DictDataset": "views",
     "DistributedShardedDataset": "distributed_sharded",
     "Fragment": "packed",
     "IterableJsonDataset": "json_lines",
-    "IterableMapDataset": "map",
+    "IterableMapDataset": "views",
     "IterableParquetDataset": "parquet",
     "JsonDataset": "json_lines",
-    "MapDataset": "map",
+    "MapDataset": "views",
     "PackedDataset": "packed",
     "PaddingCollate": "padding",
     "PaddingSide1D": "padding",
     "ParquetDataset": "parquet",
     "ResumableSequentialSampler": "resumable",
-    "ShardIndexingMode": "shard_view",
-    "ShardedDataset": "shard_view",
+    "ShardIndexingMode": "views",
+    "ShardedDataset": "views",
     "TarDataset": "tar",
     "TokenBudgetBatchSampler": "token_budget",
     "TokenDocuments": "token_files",
     "TokenWindows": "token_files",
     "collate_packed": "packed",
-    "count_parallel": "counting",
+    "count_parallel": "lengths",
     "pad_stack_1d": "padding",
 }
 

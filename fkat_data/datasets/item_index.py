@@ -1,11 +1,18 @@
 """Normalize indices as a list does, and read several items of a dataset at once."""
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
+from torch.utils.data import Dataset
+
+from fkat_data.files.counted_file import CountedFile
+from fkat_data.files.opening import locations_of
+from fkat_data.wording import Described, place_of
 
 
 def counted_from_start(index: int, length: int) -> int:
@@ -76,3 +83,99 @@ def items_at(dataset: Any, indices: Sequence[int]) -> list[Any]:
     """Return a dataset's items at ``indices``, in one call if it has ``__getitems__``, as torch does."""
     fetch = cast("Callable[[Sequence[int]], list[Any]] | None", getattr(dataset, "__getitems__", None))
     return fetch(indices) if fetch else [dataset[index] for index in indices]
+
+
+class DatasetOfFiles(Described):
+    """One or more files, and how to open them.
+
+    Args:
+        paths: Local paths, or URIs that fsspec supports.
+        storage_options: Options for fsspec, for files that are not local.
+        argument: What the caller's argument with the paths is called.
+
+    Raises:
+        ConfigurationError: ``paths`` is empty, or repeats a file.
+    """
+
+    def __init__(
+        self, paths: str | Sequence[str], storage_options: Mapping[str, Any] | None, *, argument: str = "paths"
+    ) -> None:
+        super().__init__()
+        self.paths: list[str] = locations_of(argument, paths)
+        self.storage_options: dict[str, Any] = dict(storage_options or {})
+
+    def _repr_facts(self) -> Iterator[tuple[str, object]]:
+        yield "first_file", place_of(self.paths[0])
+        yield "num_files", len(self.paths)
+
+
+class IndexedFiles(DatasetOfFiles, Dataset[Any], ABC):
+    """The samples of files by their numbers. A subclass sets ``_ends`` once it knows how many each file has."""
+
+    #: Samples up to and including each file, or each part of one: int64.
+    _ends: npt.NDArray[np.int64]
+
+    def _repr_facts(self) -> Iterator[tuple[str, object]]:
+        yield from super()._repr_facts()
+        # The __len__ of a subclass may take long.
+        yield "num_samples", IndexedFiles.__len__(self)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def __getitem__(self, index: int) -> Any:
+        return self.__getitems__([index])[0]
+
+    @abstractmethod
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Return the samples at ``indices``, in that order.
+
+        Args:
+            indices: Indices of samples; negative ones count from the end.
+
+        Raises:
+            IndexError: An index is out of range.
+            ShardCorruptError: A sample is invalid, or its file has changed since it was indexed.
+        """
+
+    def _by_file(self, indices: Sequence[int], samples_of: Callable[[int, list[int]], Iterable[Any]]) -> list[Any]:
+        """Return samples in the order of their indices, given what returns those of a file."""
+        numbers = counted_from_starts(indices, len(self), "sample")
+        found: list[Any] = [None] * len(numbers)
+        for file_number, positions, rows in in_parts(numbers, self._ends):
+            samples = samples_of(file_number, cast("list[int]", rows.tolist()))
+            for position, sample in zip(positions.tolist(), samples, strict=True):
+                found[position] = sample
+        return found
+
+    def sample_place(self, index: int) -> str:
+        """Return the file of a sample, and where it is in there."""
+        sample = counted_from_start(index, len(self))
+        part = int(np.searchsorted(self._ends, sample, side="right"))
+        return self._place(part, sample - int(self._ends[part - 1] if part else 0))
+
+    @abstractmethod
+    def _place(self, part: int, row: int) -> str:
+        """Return the file, or the part of one, and a sample's place there, in words."""
+
+
+def counted(
+    kind: str,
+    paths: str | Sequence[str],
+    storage_options: Mapping[str, Any] | None,
+    num_samples: Callable[[str, Mapping[str, Any]], int],
+) -> list[CountedFile]:
+    """Return files that can be counted without a dataset.
+
+    Args:
+        kind: What is counted in them, and how.
+        paths: The files.
+        storage_options: Options for fsspec, for files that are not local.
+        num_samples: Counts the samples of a file, with these options.
+
+    Raises:
+        ConfigurationError: ``paths`` is empty.
+    """
+    options = dict(storage_options or {})
+    found = locations_of("paths", paths)
+    return [CountedFile(path, kind, options, partial(num_samples, path, options)) for path in found]

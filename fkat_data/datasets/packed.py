@@ -12,12 +12,10 @@ import torch
 from torch.utils.data import Dataset
 
 from fkat_data.arguments import choice, integer, saved_integer
-from fkat_data.datasets.dataset_state import base_state, checked_state, load_base_state
-from fkat_data.datasets.dealing import halved
-from fkat_data.datasets.dealt_order import old_order_error
+from fkat_data.datasets.dealt_order import Windows, halved, old_order_error
 from fkat_data.datasets.item_index import counted_from_start, is_map_style, items_at
 from fkat_data.datasets.lengths import as_lengths
-from fkat_data.datasets.windows import Windows
+from fkat_data.datasets.resumable import base_state, checked_state, load_base_state
 from fkat_data.errors import ConfigurationError
 from fkat_data.permutation import permutation
 from fkat_data.wording import Described

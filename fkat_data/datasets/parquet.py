@@ -11,8 +11,7 @@ import numpy.typing as npt
 from torch.utils.data import IterableDataset, get_worker_info
 
 from fkat_data import arguments
-from fkat_data.datasets.indexed_files import DatasetOfFiles, IndexedFiles, counted
-from fkat_data.datasets.item_index import counted_from_starts, in_parts
+from fkat_data.datasets.item_index import DatasetOfFiles, IndexedFiles, counted, counted_from_starts, in_parts
 from fkat_data.errors import ConfigurationError, ShardCorruptError
 from fkat_data.files.arrow import ArrowColumn, rows_of
 from fkat_data.files.counted_file import CountedFile

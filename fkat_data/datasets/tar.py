@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 
 from fkat_data import arguments
-from fkat_data.datasets.indexed_files import IndexedFiles, counted
+from fkat_data.datasets.item_index import IndexedFiles, counted
 from fkat_data.errors import ConfigurationError
 from fkat_data.files.counted_file import CountedFile
 from fkat_data.files.kept import LastUsed

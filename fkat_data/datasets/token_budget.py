@@ -10,11 +10,9 @@ import numpy as np
 from torch.utils.data import Sampler
 
 from fkat_data.arguments import choice, integer, saved_integer
-from fkat_data.datasets.dataset_state import checked_state
-from fkat_data.datasets.dealing import Layout, PlannedBatch, rounds
-from fkat_data.datasets.dealt_order import old_order_error
+from fkat_data.datasets.dealt_order import Layout, PlannedBatch, Windows, old_order_error, rounds
 from fkat_data.datasets.lengths import as_lengths
-from fkat_data.datasets.windows import Windows
+from fkat_data.datasets.resumable import checked_state
 from fkat_data.errors import ConfigurationError, StaleIteratorError, StateMismatchError
 from fkat_data.permutation import permutation
 from fkat_data.wording import Described

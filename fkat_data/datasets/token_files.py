@@ -10,8 +10,7 @@ import numpy.typing as npt
 import torch
 
 from fkat_data import arguments
-from fkat_data.datasets.indexed_files import IndexedFiles
-from fkat_data.datasets.item_index import counted_from_start
+from fkat_data.datasets.item_index import IndexedFiles, counted_from_start
 from fkat_data.errors import ConfigurationError, ShardCorruptError
 from fkat_data.files.kept import LastUsed
 from fkat_data.files.opening import RangedFile, changed, shown_path

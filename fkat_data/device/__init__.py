@@ -5,8 +5,7 @@ The loader's delivery asks ``mover_for`` for the mover of its device, and has it
 their sources until they were read; ``page_lock`` has the pages of segments locked, where there are workers.
 """
 
-from fkat_data.device.accelerator import AcceleratorMover
-from fkat_data.device.choice import mover_for
+from fkat_data.device.accelerator import AcceleratorMover, mover_for
 from fkat_data.device.engine import StreamEngine, engine_for
 from fkat_data.device.host import HostMover, Mover, map_tensors
 

@@ -2,5 +2,5 @@
 
 ``data_loader`` is the face. It makes one of the plans here: of batches of indices (``numbered_plan``, ``drawn_plan``) or of
 strands, which are copies of an iterable dataset (``strand_plan``); ``epochs_of_ranks`` and ``rank_share`` deal what is left
-of an epoch out to other ranks. ``saved_state`` reads and writes its states. Begin with ``data_loader.DataLoader``.
+of an epoch out to other ranks. ``states`` reads and writes its states. Begin with ``data_loader.DataLoader``.
 """

@@ -13,30 +13,25 @@ from torch.utils import data as torch_data
 from fkat_data import arguments
 from fkat_data.arguments import STATE_VERSION
 from fkat_data.datasets.dealt_order import DealtBatches, DealtItems
-from fkat_data.device.choice import device_of
+from fkat_data.device.accelerator import device_of
 from fkat_data.distributed import gather
-from fkat_data.drop_in.changes import change_of
 from fkat_data.drop_in.dataset_plan import DatasetPlan
-from fkat_data.drop_in.datasets_library import order_of
 from fkat_data.drop_in.drawn_plan import DrawnPlan
 from fkat_data.drop_in.epochs_of_ranks import EpochsOfRanks
+from fkat_data.drop_in.frameworks import is_begun_by_fabric, original_of
 from fkat_data.drop_in.layers_of_ranks import resplits_field
-from fkat_data.drop_in.lightning_side import is_begun_by_fabric, original_of
-from fkat_data.drop_in.numbered_plan import NumberedPlan, check_kind_of_order, is_numbered
-from fkat_data.drop_in.own_engine import DataLoaderIterator, engine_of, settable_of
-from fkat_data.drop_in.own_generators import next_number
+from fkat_data.drop_in.numbered_plan import EpochShuffle, NumberedPlan, check_kind_of_order, is_numbered
+from fkat_data.drop_in.own_engine import DataLoaderIterator, change_of, check_known, engine_of, settable_of, stream_of
 from fkat_data.drop_in.rank_share import shared_fields
-from fkat_data.drop_in.rank_states import merged_states
-from fkat_data.drop_in.sample_order import EpochShuffle
-from fkat_data.drop_in.saved_state import check_order, checked_loader_state
-from fkat_data.drop_in.strand_plan import StrandPlan
-from fkat_data.drop_in.strands_of_ranks import StrandRanks, counts_all_ranks
-from fkat_data.drop_in.stream_side import check_known, stream_of
+from fkat_data.drop_in.states import check_order, checked_loader_state, merged_states
+from fkat_data.drop_in.strand_plan import StrandPlan, StrandRanks, counts_all_ranks
+from fkat_data.drop_in.worker_side import order_of
 from fkat_data.errors import ConfigurationError
 from fkat_data.interruption import genuine
 from fkat_data.iteration import Closing
 from fkat_data.loader.engine import Engine
 from fkat_data.observe.statistics import DataLoaderStatistics, LoaderStatistics
+from fkat_data.seeding import next_number
 from fkat_data.transport.definitions import digest_of_shipment
 from fkat_data.types import BatchStream, Microbatch_co, Profiler
 from fkat_data.wording import Described
@@ -313,7 +308,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         """Return this process's position: what was delivered, not what was prefetched.
 
         Collective where torch.distributed is initialised and the loader is dealt out: every rank must call it. Plain
-        values, if the states of a dataset and a sampler of the user's are: see ``fkat_data.drop_in.saved_state``.
+        values, if the states of a dataset and a sampler of the user's are: see ``fkat_data.drop_in.states``.
         """
         own = self.local_state_dict()
         return own if self._share is None and not self._is_collective else self.merge_state_dicts(gather(own))

@@ -4,7 +4,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
-from fkat_data.drop_in.saved_state import state_at_epoch
+from fkat_data.drop_in.states import state_at_epoch
 from fkat_data.plan.place import START, Place, Position
 from fkat_data.plan.shard_plan import ShardPlan
 

@@ -22,17 +22,24 @@ from torch.utils.data import (
 from fkat_data.datasets.dealt_order import DealtBatches
 from fkat_data.drop_in.checked_order import CheckedOrder, check_order, checks_in
 from fkat_data.drop_in.dataset_plan import IndexPlan
-from fkat_data.drop_in.distributed_order import DistributedRest, distributed_sampler_of, terms_of
-from fkat_data.drop_in.layers_of_ranks import Layer, first_step, left_of, left_overs, of_epoch
-from fkat_data.drop_in.left_over import LeftOver
-from fkat_data.drop_in.own_generators import OwnGenerators
+from fkat_data.drop_in.layers_of_ranks import (
+    DistributedRest,
+    Layer,
+    LeftOver,
+    distributed_sampler_of,
+    first_step,
+    left_of,
+    left_overs,
+    of_epoch,
+    terms_of,
+)
+from fkat_data.drop_in.numbered_plan import SampleOrder
 from fkat_data.drop_in.rank_share import RankShare
-from fkat_data.drop_in.sample_order import SampleOrder
 from fkat_data.errors import StateMismatchError
 from fkat_data.plan.place import Piece
-from fkat_data.seeding import ShardStreams
+from fkat_data.seeding import OwnGenerators, ShardStreams
 from fkat_data.types import Stateful
-from fkat_data.worker.index_batches import NumberedBatches
+from fkat_data.worker.batches import NumberedBatches
 
 _PART_SIZE = 32
 _MOST_KEPT = 8

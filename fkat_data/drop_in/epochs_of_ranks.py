@@ -17,16 +17,13 @@ from fkat_data.datasets.dealt_order import (
     old_order_error,
 )
 from fkat_data.distributed import gather, rank_and_world_size
-from fkat_data.drop_in.accelerate_side import AccelerateSide
-from fkat_data.drop_in.distributed_order import distributed_sampler_of
 from fkat_data.drop_in.drawn_plan import DrawnPlan
-from fkat_data.drop_in.layers_of_ranks import Layer, layers_in
-from fkat_data.drop_in.numbered_plan import NumberedPlan, is_numbered
+from fkat_data.drop_in.frameworks import AccelerateSide
+from fkat_data.drop_in.layers_of_ranks import Layer, distributed_sampler_of, layers_in
+from fkat_data.drop_in.numbered_plan import EpochShuffle, NumberedPlan, is_numbered
 from fkat_data.drop_in.rank_share import RankShare, agreed_state, check_share, shared_fields
-from fkat_data.drop_in.rank_states import Layout, entries_of, own_state
-from fkat_data.drop_in.sample_order import EpochShuffle
-from fkat_data.drop_in.saved_state import checked_loader_state, state_at_epoch
-from fkat_data.drop_in.strands_of_ranks import StrandRanks, own_strands
+from fkat_data.drop_in.states import Layout, checked_loader_state, entries_of, own_state, state_at_epoch
+from fkat_data.drop_in.strand_plan import StrandRanks, own_strands
 from fkat_data.dropped import WeakTable
 from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.types import BatchStream

@@ -7,14 +7,120 @@ the layers; a state has nothing else of the ranks before. Saved, they are the fi
     [{"split_batches": False, "step": 3, "epochs": [0, 0], "counts": [3, 3]}]
 """
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, islice
+from functools import cached_property
+from itertools import chain, cycle, islice
 from typing import Any, NamedTuple, cast
 
+from torch.utils.data import BatchSampler, DistributedSampler
+
 from fkat_data.arguments import saved_integer
-from fkat_data.drop_in.left_over import LeftOver
 from fkat_data.errors import StateMismatchError
 from fkat_data.interruption import genuine
+
+
+class LeftOver:
+    """The items that ranks have left, by their places in the sequence.
+
+    Args:
+        length: Items of the sequence.
+        part_size: Items of a rank's part of a round; those that the last round lacks are at its end.
+        counts: Parts that each rank has had.
+    """
+
+    def __init__(self, length: int, part_size: int, counts: Sequence[int]) -> None:
+        self._sequence_length = length
+        self._part_size = part_size
+        self._counts = tuple(counts)
+
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def _round_size(self) -> int:
+        return self._part_size * len(self._counts)
+
+    @cached_property
+    def _stretches(self) -> list[tuple[int, int, int]]:
+        """Rounds that the same ranks lack: what is left before them, their first round, and how many ranks it are."""
+        found: list[tuple[int, int, int]] = []
+        first = num_ranks = 0
+        before = 0
+        for count in sorted(self._counts):
+            if num_ranks and count > before:
+                found.append((first, before, num_ranks))
+                first += (count - before) * num_ranks * self._part_size
+            before = count
+            num_ranks += 1
+        return [*found, (first, before, num_ranks)]
+
+    @cached_property
+    def _ranks(self) -> list[int]:
+        """The ranks, those that have had the fewest parts first."""
+        return sorted(range(len(self._counts)), key=self._counts.__getitem__)
+
+    @cached_property
+    def _length(self) -> int:
+        """What is left: only the last round of the sequence can lack something."""
+        round_index, rest = divmod(self._sequence_length, self._round_size)
+        first, first_round, num_ranks = self._stretches[self._stretch_of_round(round_index)]
+        if round_index < first_round:  # every rank had it
+            return 0
+        whole = first + (round_index - first_round) * num_ranks * self._part_size
+        lacking = self._ranks[:num_ranks]
+        return whole + sum(min(self._part_size, max(0, rest - rank * self._part_size)) for rank in lacking)
+
+    def _stretch_of_round(self, round_index: int) -> int:
+        rounds = [first_round for _, first_round, _ in self._stretches]
+        return max(0, bisect_right(rounds, round_index) - 1)
+
+    def runs(self, first: int, end: int) -> Iterator[tuple[int, int]]:
+        """Yield where the items from ``first`` to ``end`` of what is left are in the sequence, as ranges."""
+        while first < end:
+            begin, stop = self._run(first, end)
+            yield begin, stop
+            first += stop - begin
+
+    def _run(self, first: int, end: int) -> tuple[int, int]:
+        index = bisect_right(self._stretches, first, key=lambda stretch: stretch[0]) - 1
+        before, first_round, num_ranks = self._stretches[index]
+        if num_ranks == len(self._counts):
+            begin = first_round * self._round_size + first - before
+            return begin, begin + end - first
+        rounds, place = divmod(first - before, num_ranks * self._part_size)
+        part, offset = divmod(place, self._part_size)
+        rank = self._lacking(num_ranks)[part]
+        begin = (first_round + rounds) * self._round_size + rank * self._part_size + offset
+        return begin, begin + min(end - first, self._part_size - offset)
+
+    def _lacking(self, num_ranks: int) -> list[int]:
+        if num_ranks not in self._sorted_ranks:
+            self._sorted_ranks.clear()
+            self._sorted_ranks[num_ranks] = sorted(self._ranks[:num_ranks])
+        return self._sorted_ranks[num_ranks]
+
+    @cached_property
+    def _sorted_ranks(self) -> dict[int, list[int]]:
+        return {}
+
+    def __reduce__(self) -> tuple[type["LeftOver"], tuple[int, int, tuple[int, ...]]]:
+        return LeftOver, (self._sequence_length, self._part_size, self._counts)
+
+
+def in_the_first(rests: Sequence[LeftOver], first: int, end: int) -> list[tuple[int, int]]:
+    """Return where items of what is left in the end are in the first sequence, as ranges.
+
+    Args:
+        rests: What was left, each time of what was left before.
+        first: The first item.
+        end: The end of the items.
+    """
+    runs = [(first, end)]
+    for rest in reversed(rests):
+        runs = [run for begin, stop in runs for run in rest.runs(begin, stop)]
+    return runs
+
 
 _NOT_A_RESPLIT = "this is not a state of a fkat_data.DataLoader"
 
@@ -207,3 +313,94 @@ def _layer(found: Any) -> Layer:
 
 def _count(number: object) -> int:
     return saved_integer("resplits", number, minimum=0, hint=_NOT_A_RESPLIT)
+
+
+def distributed_sampler_of(order: object) -> "DistributedSampler[Any] | None":
+    """Return the ``DistributedSampler`` that a sampler is, or that a batch sampler of torch's takes its indices from."""
+    sampler: object = order.sampler if type(order) is BatchSampler else order
+    return cast("DistributedSampler[Any]", sampler) if type(sampler) is DistributedSampler else None
+
+
+def terms_of(sampler: "DistributedSampler[Any]") -> dict[str, Any]:
+    """Return what a sampler's order depends on, and which rank's it is, as plain values."""
+    return {
+        "num_samples": len(cast("Any", sampler.dataset)),
+        "shuffle": bool(sampler.shuffle),
+        "seed": int(sampler.seed),
+        "epoch": int(sampler.epoch),
+        "drop_last": bool(sampler.drop_last),
+        "num_replicas": int(sampler.num_replicas),
+        "rank": int(sampler.rank),
+    }
+
+
+class DistributedRest:
+    """What a rank gets of an epoch that other ranks have begun.
+
+    Args:
+        sampler: This rank's.
+        layers: How far ranks had come when their number changed.
+        epoch: The loader's epoch.
+        batch_size: Samples of a batch; None: single indices, not batches.
+        drop_last: Whether the rank's last batch is left out if it is smaller.
+    """
+
+    def __init__(
+        self,
+        sampler: "DistributedSampler[Any]",
+        layers: Sequence[Layer],
+        epoch: int,
+        batch_size: int | None,
+        *,
+        drop_last: bool,
+    ) -> None:
+        self._sampler = sampler
+        self._batch_size = batch_size
+        self._drop_last = drop_last
+        self._first_step = first_step(layers, epoch)
+        self._rests: list[LeftOver] = []
+        length = len(cast("Any", sampler.dataset))
+        for layer in of_epoch(layers, epoch):
+            counts = layer.counts_in(epoch)
+            whole = self._num_own(length, len(counts))
+            whole -= whole % self._size if drop_last else 0
+            had = [whole if count is None else count * self._size for count in counts]
+            self._rests.append(LeftOver(length, 1, had))
+            length = len(self._rests[-1])
+        self._num_left = length
+
+    @property
+    def _size(self) -> int:
+        return self._batch_size or 1
+
+    def _num_own(self, length: int, num_ranks: int) -> int:
+        return length // num_ranks if self._sampler.drop_last else -(-length // num_ranks)
+
+    def __len__(self) -> int:
+        """Return the rank's batches of the epoch, with those before."""
+        whole, rest = divmod(self._num_own(self._num_left, self._sampler.num_replicas), self._size)
+        return self._first_step + whole + (rest > 0 and not self._drop_last)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is left; then nothing is for the other ranks either."""
+        return len(self) == self._first_step
+
+    def batches(self) -> list[Any]:
+        """Return what the rank gets, in order."""
+        sampler = self._sampler
+        # One replica has every sample once.
+        whole: DistributedSampler[Any] = DistributedSampler(
+            cast("Any", sampler.dataset), 1, 0, shuffle=sampler.shuffle, seed=sampler.seed
+        )
+        whole.set_epoch(sampler.epoch)
+        indices: list[int] = list(whole)
+        left = [*chain.from_iterable(indices[slice(*run)] for run in in_the_first(self._rests, 0, self._num_left))]
+        num_ranks = sampler.num_replicas
+        total = self._num_own(self._num_left, num_ranks) * num_ranks
+        own = list(islice(chain(left, cycle(indices)), sampler.rank, total, num_ranks))
+        if self._batch_size is None:
+            return own
+        firsts = range(0, len(own), self._batch_size)
+        batches = [own[first : first + self._batch_size] for first in firsts]
+        return batches[: len(self) - self._first_step]

@@ -1,13 +1,17 @@
 """The engine of a ``fkat_data.DataLoader``, made of the loader's arguments."""
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, cast
 
+import torch
+from torch.utils import data as torch_data
 from torch.utils.data import dataloader as torchs
 
 from fkat_data.distributed import rank_and_world_size
 from fkat_data.drop_in.dataset_plan import DatasetPlan
 from fkat_data.drop_in.worker_side import EpochFactory
+from fkat_data.errors import ConfigurationError
 from fkat_data.iteration import EpochIterator, HandOver, Iterations
 from fkat_data.loader.agreement import identity_of
 from fkat_data.loader.engine import Engine, EngineSettings
@@ -15,7 +19,7 @@ from fkat_data.loader.recovery import Recovery
 from fkat_data.loader.worker_pool import WorkerPoolSettings
 from fkat_data.observe.statistics import DataLoaderStatistics
 from fkat_data.observe.timeline import open_timeline
-from fkat_data.types import Microbatch
+from fkat_data.types import BatchStream, Microbatch
 from fkat_data.worker.settings import StartMethod
 
 _SETTABLE = ("collate_fn", "worker_init_fn", "num_workers", "prefetch_factor", "timeout")
@@ -144,3 +148,99 @@ def _start_method(loader: Any) -> StartMethod | None:
     if loader.start_method is None and context is not None and context.get_start_method() == "spawn":
         return "spawn"
     return loader.start_method
+
+
+_PIN: Any = getattr(getattr(getattr(torch_data, "_utils", None), "pin_memory", None), "pin_memory", None)
+
+
+def change_of(loader: Any, step: Callable[[], int]) -> Callable[[Any], Any] | None:
+    """Return what each microbatch of a DataLoader goes through in this thread; None: nothing.
+
+    Args:
+        loader: The DataLoader.
+        step: Returns the microbatches of the epoch that were delivered before this one.
+    """
+    change = None
+    if loader._IterableDataset_len_called is not None:  # noqa: SLF001 - an attribute of torch's class
+        change = _LengthWarning(loader._IterableDataset_len_called, loader.num_workers, step)  # noqa: SLF001 - as above
+    if not (loader.pin_memory and loader.device is None and _can_pin()):
+        return change
+    return _pinned if change is None else lambda microbatch: _pinned(change(microbatch))
+
+
+class _LengthWarning:
+    """Warns, as torch does, where an iterable dataset has more microbatches than its length says.
+
+    Args:
+        num_expected: The length that the caller was given.
+        num_workers: The loader's.
+        step: Returns the microbatches of the epoch that were delivered before this one.
+    """
+
+    def __init__(self, num_expected: int, num_workers: int, step: Callable[[], int]) -> None:
+        self._num_expected = num_expected
+        self._step = step
+        self._cause = (
+            " For multiprocessing data-loading, this could be caused by not properly configuring the IterableDataset "
+            "replica at each worker: without torch.utils.data.get_worker_info(), each yields the whole dataset."
+        )
+        if not num_workers:
+            self._cause = ""
+
+    def __call__(self, microbatch: Any) -> Any:
+        """Warn if there is one microbatch too many; return it."""
+        num_seen = self._step() + 1
+        if num_seen > self._num_expected:
+            warnings.warn(
+                f"Length of IterableDataset was reported to be {self._num_expected} (when accessing len(dataloader)), "
+                f"but {num_seen} samples have been fetched.{self._cause}",
+                stacklevel=3,
+            )
+        return microbatch
+
+
+def _can_pin() -> bool:
+    """Return whether this machine has a device that page-locked memory is of use for."""
+    return torch.cuda.is_available()
+
+
+def _pinned(microbatch: Any) -> Any:
+    """Return a copy in page-locked memory, as torch's ``pin_memory`` makes it."""
+    return _PIN(microbatch)
+
+
+def stream_of(dataset: Any, batch_size: int | None, *, in_order: bool) -> BatchStream | None:
+    """Return a dataset that plans its batches itself, once it has the loader's batch size; None for any other.
+
+    Raises:
+        ConfigurationError: The dataset has another batch size, none is given, or ``in_order`` is false: the state counts
+            batches in their order.
+    """
+    if not isinstance(dataset, BatchStream):
+        return None
+    if not in_order:
+        raise ConfigurationError("in_order", in_order, "True: the state counts batches in their order")
+    if batch_size is None:
+        raise ConfigurationError("batch_size", None, "a number of samples: the order of a stream depends on it")
+    if dataset.batch_size is None:
+        dataset.batch_size = batch_size
+    if dataset.batch_size != batch_size:
+        expected = f"{dataset.batch_size}, the batch size of the dataset, which its order depends on"
+        raise ConfigurationError("batch_size", batch_size, expected)
+    return dataset
+
+
+def check_known(state: Mapping[str, Any], dataset: object) -> None:
+    """Check that a state says where a stream goes on.
+
+    Raises:
+        ConfigurationError: The dataset's own ``__iter__`` has not yielded one sample for each that it was handed, so that
+            no place in the order says what it would yield next.
+    """
+    if state.get("stream", state) is None:
+        raise ConfigurationError(
+            "dataset",
+            type(dataset),
+            "an __iter__ that yields one sample for each of super().__iter__(), in turn: no state can say what "
+            "another one yields next. To change single samples, pass transform= or override __getitem__",
+        )

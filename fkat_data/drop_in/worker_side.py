@@ -2,17 +2,288 @@
 
 import copy
 import hashlib
-from collections.abc import Callable
-from typing import Any, cast
+import logging
+import pickle
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import islice
+from typing import Any, NamedTuple, cast
 
+import numpy as np
 from torch.utils import data as torch_data
 from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import IterableDataset
 
-from fkat_data.drop_in.own_generators import OwnGenerators
-from fkat_data.drop_in.strand_product import DatasetMemory, Strand, StrandProduct
-from fkat_data.types import BatchStream
-from fkat_data.worker.index_batches import NumberedBatches
+from fkat_data.interruption import genuine, suppress
+from fkat_data.seeding import OwnGenerators
+from fkat_data.types import BatchStream, Stateful
+from fkat_data.worker.batches import NearestProduct, NumberedBatches
+from fkat_data.worker.fetch import direct_iteration
+from fkat_data.worker.messages import Epilogue, Marked
 from fkat_data.worker.settings import current_worker
+
+_MODULE = "datasets.iterable_dataset"
+
+
+def is_of_datasets(dataset: object) -> bool:
+    """Return whether a dataset is an ``IterableDataset`` of that library."""
+    return any((base.__module__, base.__name__) == (_MODULE, "IterableDataset") for base in type(dataset).__mro__)
+
+
+def has_whole_state(dataset: object) -> bool:
+    """Return whether nothing is missing in a dataset's state, should it have one: that of a shuffle's buffer is."""
+    if not is_of_datasets(dataset):
+        return True
+    sources = [type(source).__name__ for source in _sources(dataset)]
+    return bool(sources) and "BufferShuffledExamplesIterable" not in sources
+
+
+def order_of(dataset: Any) -> dict[str, Any] | None:
+    """Return what the order of a dataset of that library depends on, besides its data; None: it is of another.
+
+    Returns:
+        A dictionary with the ``"epoch"``, and with a digest of its generators, ``"shuffle"``.
+    """
+    if not is_of_datasets(dataset):
+        return None
+    digest = hashlib.blake2b(digest_size=8)
+    for source in _sources(dataset):
+        for value in vars(source).values():
+            if isinstance(value, np.random.Generator):
+                digest.update(repr(value.bit_generator.state).encode())
+    return {"epoch": int(dataset.epoch), "shuffle": digest.hexdigest()}
+
+
+def _sources(value: object) -> Iterator[object]:
+    """Yield what a dataset is made of, from the outermost to the innermost."""
+    for part in vars(value).values():
+        parts = cast("Iterable[Any]", part) if isinstance(part, (list, tuple)) else (part,)
+        for each in parts:
+            if type(each).__module__ == _MODULE and hasattr(each, "__dict__") and not is_of_datasets(each):
+                yield each
+                yield from _sources(each)
+
+
+class Snapshot(NamedTuple):
+    """An iterable dataset's own state at a place of its strand.
+
+    Attributes:
+        step: Microbatches of the epoch before it.
+        state: The pickled state: a dictionary with those of the dataset and of its iterator; None: it has none.
+    """
+
+    step: int
+    state: bytes
+
+
+class Strand(NamedTuple):
+    """One epoch of a strand, as a worker gets it.
+
+    Attributes:
+        epoch: The epoch.
+        number: The strand's, from 0.
+        num_strands: Strands of the loader; 0: the only one belongs to no worker, as with ``num_workers=0``.
+        snapshot: Where the dataset can go on; None: at its beginning.
+    """
+
+    epoch: int
+    number: int
+    num_strands: int
+    snapshot: Snapshot | None
+
+    @property
+    def in_words(self) -> str:
+        """What messages call it."""
+        return f"strand {self.number + 1} of {self.num_strands}" if self.num_strands > 1 else "the dataset"
+
+    def __repr__(self) -> str:
+        return f"<{self.in_words}>"
+
+
+_logger = logging.getLogger(__name__)
+
+
+class DatasetMemory:
+    """What a worker remembers of a dataset that stays from epoch to epoch."""
+
+    def __init__(self) -> None:
+        self.ended: bytes | None = None
+        """Its state since it has ended an epoch, pickled; None: an epoch is under way, or it has none."""
+        self.begun: bytes | None = None
+        """Its state when the newest epoch began, pickled; None: it has none."""
+        self._replaced: list[Any] = []
+
+    def leave_end(self, dataset: Any, *, is_resumed: bool) -> None:
+        """Note that the dataset is about to be iterated; ``is_resumed``: from a place within an epoch."""
+        self.ended = None
+        if is_resumed and self.begun is None and isinstance(dataset, Stateful):
+            # An older state does not say how its epoch began: if it is left, the next one begins as the dataset came here.
+            with suppress(Exception):  # some have a state once they are iterated
+                self.begun = pickle.dumps({"dataset": dataset.state_dict(), "iterator": None})
+
+    def load(self, dataset: Any, load: Callable[[], None]) -> None:
+        """Load a state into a dataset of the library ``datasets``, and remember what ``unload`` puts back."""
+        self._replaced = [getattr(dataset, "_starting_state_dict", None)]
+        load()
+
+    def unload(self, dataset: Any) -> None:
+        """Have the dataset's next iteration begin where it did before ``load``."""
+        while self._replaced:
+            dataset.load_state_dict(self._replaced.pop())
+
+
+class StrandProduct(NearestProduct):
+    """One epoch of a strand.
+
+    Args:
+        strand: The epoch, and where to go on.
+        make: Returns the dataset, and what is remembered of it; None: it is a copy for this epoch alone.
+        collate_fn: The user's, or torch's.
+        batch_size: Samples of a microbatch; None: the dataset's items are microbatches.
+        drop_last: Whether a smaller last microbatch is left out.
+        snapshot_every_n_steps: Microbatches between two states of the dataset; 0: none is taken within an epoch.
+    """
+
+    def __init__(
+        self,
+        strand: Strand,
+        make: Callable[[], tuple[Any, DatasetMemory | None]],
+        collate_fn: Callable[[Any], Any],
+        batch_size: int | None,
+        *,
+        drop_last: bool,
+        snapshot_every_n_steps: int,
+    ) -> None:
+        self._strand = strand
+        self._make = make
+        self._collate_fn = collate_fn
+        self._batch_size = batch_size
+        self._drop_last = drop_last
+        self._every = snapshot_every_n_steps
+
+    def begin_near(self, first_microbatch: int, collate: Callable[[Any], Any] | None) -> tuple[int, Iterator[Any]]:
+        """Return where the dataset begins, at most at ``first_microbatch``, and the microbatches from there.
+
+        Raises:
+            Exception: The user's.
+        """
+        dataset, memory = self._make()
+        replaced = None
+        if memory is not None and is_of_datasets(dataset):
+            # What an epoch leaves behind is none of its states: each begins as the first did.
+            memory.unload(dataset)
+            memory, replaced = None, memory
+        snapshot = self._snapshot(first_microbatch, memory)
+        state = {} if snapshot is None else cast("dict[str, Any]", pickle.loads(snapshot.state))
+        first = 0 if snapshot is None else snapshot.step
+        if memory is not None:
+            memory.leave_end(dataset, is_resumed=first > 0)
+        if state.get("is_over"):  # the iterator has ended within the last microbatch
+            return first, _end_of(state, dataset, memory)
+        if state.get("dataset") is not None and replaced is not None:
+            replaced.load(dataset, partial(_load, dataset, state))
+        elif state.get("dataset") is not None:
+            _load(dataset, state)
+        watched = _Watched(dataset)
+        loader = TorchDataLoader(
+            watched, batch_size=self._batch_size, drop_last=self._drop_last, collate_fn=cast("Any", self._collate_fn)
+        )
+        microbatches = direct_iteration(loader, collate)
+        if replaced is not None and state.get("dataset") is not None:
+            microbatches = _unloaded(microbatches, dataset, replaced)
+        if state.get("iterator") is not None:
+            watched.iterator.load_state_dict(state["iterator"])
+        if not watched.has_state or not has_whole_state(dataset):
+            return first, microbatches
+        if memory is not None and not first:
+            memory.begun = watched.state()
+        return first, self._stamped(first, microbatches, watched, memory)
+
+    def _snapshot(self, first_microbatch: int, memory: DatasetMemory | None) -> Snapshot | None:
+        snapshot = self._strand.snapshot
+        if memory is not None and snapshot is not None and memory.ended == snapshot.state:
+            return None  # the dataset is there; without a snapshot, the caller has left the epoch that it has ended
+        if snapshot is not None and snapshot.step <= first_microbatch:
+            return snapshot
+        return None if memory is None or memory.begun is None else Snapshot(0, memory.begun)
+
+    def _stamped(
+        self, first: int, microbatches: Iterator[Any], watched: "_Watched", memory: DatasetMemory | None
+    ) -> Iterator[Any]:
+        for index, microbatch in enumerate(microbatches, first + 1):
+            is_due = self._every and index % self._every == 0
+            yield Marked(microbatch, watched.state()) if is_due else microbatch
+        if memory is not None:
+            memory.ended = watched.state(is_over=True)
+            yield Epilogue(memory.ended)
+
+
+def _unloaded(microbatches: Iterator[Any], dataset: Any, memory: DatasetMemory) -> Iterator[Any]:
+    """Yield the microbatches; from the first on, a copy of the dataset begins where the dataset did before the load."""
+    for microbatch in islice(microbatches, 1):
+        memory.unload(dataset)
+        yield microbatch
+    yield from microbatches
+
+
+def _load(dataset: Any, state: dict[str, Any]) -> None:
+    try:
+        dataset.load_state_dict(state["dataset"])
+    except genuine(Exception) as error:
+        # A dataset that is its own iterator may have nothing to load into before iter(), which then begins an epoch.
+        if not state.get("is_own_iterator"):
+            raise
+        _logger.warning("%s begins its epoch without a state: %r", type(dataset).__name__, error)
+
+
+def _end_of(state: dict[str, Any], dataset: Any, memory: DatasetMemory | None) -> Iterator[Any]:
+    if memory is not None:
+        is_own_iterator = isinstance(dataset, Stateful) and state["dataset"] is None
+        saved = state["iterator" if is_own_iterator else "dataset"]
+        yield Epilogue(pickle.dumps({"dataset": saved, "iterator": None, "is_own_iterator": is_own_iterator}))
+
+
+class _Watched(IterableDataset[Any]):
+    """A dataset whose iterator is known."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+        self.iterator: Any = iter(())
+        self._is_over = False
+
+    def __iter__(self) -> Iterator[Any]:
+        self.iterator = iter(self._dataset)
+        return self._samples()
+
+    def _samples(self) -> Iterator[Any]:
+        # Neither `for` nor `yield from`: each calls iter() again, and a dataset that is its own iterator would begin again.
+        while True:
+            try:
+                sample = next(self.iterator)
+            except genuine(StopIteration):
+                break
+            yield sample
+        self._is_over = True
+
+    @property
+    def has_state(self) -> bool:
+        """Whether the dataset or its iterator has torchdata's ``state_dict`` and ``load_state_dict``."""
+        return isinstance(self.iterator, Stateful) or isinstance(self._dataset, Stateful)
+
+    def state(self, *, is_over: bool = False) -> bytes:
+        """Return the pickled states of both; ``is_over``: for an epoch to come, with another iterator."""
+        # A dataset that is its own iterator gets its state after iter(); for an epoch to come, before it, as it has then.
+        has_dataset = isinstance(self._dataset, Stateful) and (is_over or self.iterator is not self._dataset)
+        has_iterator = isinstance(self.iterator, Stateful) and not is_over
+        return pickle.dumps(
+            {
+                "dataset": self._dataset.state_dict() if has_dataset else None,
+                "iterator": self.iterator.state_dict() if has_iterator else None,
+                "is_over": self._is_over and not is_over,
+                "is_own_iterator": self.iterator is self._dataset,
+            }
+        )
+
 
 _WORKER: Any = getattr(getattr(torch_data, "_utils", None), "worker", None)
 

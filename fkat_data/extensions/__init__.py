@@ -4,7 +4,7 @@ What is registered reaches every process that the library starts, and every proc
 ``fkat_data.testing.contracts`` has tests for yours.
 """
 
-from fkat_data.device.choice import register_mover
+from fkat_data.device.accelerator import register_mover
 from fkat_data.device.host import Mover
 from fkat_data.files.encoding import Encoding, EncodingError
 from fkat_data.files.encodings import register_encoding

@@ -16,9 +16,8 @@ from fkat_data.arguments import integer
 from fkat_data.distributed import Exchange, group_ranks, is_initialized, named_ranks, rank_and_world_size
 from fkat_data.errors import ConfigurationError, RankMismatchError
 from fkat_data.interruption import genuine
-from fkat_data.plan.elastic_plan import ElasticShardPlan
 from fkat_data.plan.place import Position
-from fkat_data.plan.shard_plan import ShardPlan
+from fkat_data.plan.shard_plan import ElasticShardPlan, ShardPlan
 from fkat_data.types import ResplittableSampler
 
 

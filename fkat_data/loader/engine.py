@@ -10,7 +10,7 @@ from typing import Any, Generic, NamedTuple
 
 import torch
 
-from fkat_data.device.choice import mover_for
+from fkat_data.device.accelerator import mover_for
 from fkat_data.device.host import Mover, Placement, map_tensors
 from fkat_data.dropped import after_end
 from fkat_data.interruption import is_interruption
@@ -24,9 +24,8 @@ from fkat_data.loader.shard_lengths import ShardLengths
 from fkat_data.loader.worker_pool import WorkerPool, WorkerPoolSettings
 from fkat_data.observe.sink import EventSink
 from fkat_data.observe.statistics import LoaderStatistics
-from fkat_data.plan.place import Place, Position
+from fkat_data.plan.place import Place, Position, ShardTerms
 from fkat_data.plan.shard_plan import ShardPlan
-from fkat_data.plan.task import ShardTerms
 from fkat_data.types import Microbatch, Microbatch_co
 
 

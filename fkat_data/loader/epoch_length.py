@@ -14,11 +14,10 @@ from fkat_data.loader.recovery import NOT_THE_SHARDS, Recovery
 from fkat_data.loader.shard_lengths import ShardLengths
 from fkat_data.loader.worker_pool import WorkerPool, WorkerPoolSettings
 from fkat_data.observe.sink import EventSink
-from fkat_data.plan.place import Piece
+from fkat_data.plan.place import Piece, Task
 from fkat_data.plan.shard_plan import ShardPlan
-from fkat_data.plan.task import Task
 from fkat_data.types import Shard
-from fkat_data.worker.count import ShardCount
+from fkat_data.worker.batches import ShardCount
 from fkat_data.worker.messages import Failure, Item, Worker, WorkerGone
 
 logger: logging.Logger = logging.getLogger(__name__)

@@ -19,9 +19,8 @@ from fkat_data.loader.recovery import Recovery, Remedy, Restarts, ShardSkips, Wa
 from fkat_data.loader.shard_lengths import ShardLengths
 from fkat_data.loader.shortages import Shortages
 from fkat_data.loader.worker_group import WorkerGroup
-from fkat_data.plan.place import START, Piece, Position
+from fkat_data.plan.place import START, Piece, Position, ShardTerms, Task
 from fkat_data.plan.shard_plan import ShardPlan
-from fkat_data.plan.task import ShardTerms, Task
 from fkat_data.types import Shard
 from fkat_data.worker.messages import (
     NO_LIMIT,

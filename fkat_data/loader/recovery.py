@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from fkat_data.errors import ConfigurationError, ReplayMismatchError, StateMismatchError, WorkerStalledError
 from fkat_data.observe.progress import Activity, WaitDisplay, display_for
-from fkat_data.plan.task import Task
+from fkat_data.plan.place import Task
 from fkat_data.wording import add_note, shard_name, shard_place
 from fkat_data.worker.messages import Worker
 

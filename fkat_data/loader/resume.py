@@ -7,9 +7,8 @@ from typing import Any
 from fkat_data.distributed import rank_and_world_size
 from fkat_data.errors import StateMismatchError
 from fkat_data.loader.agreement import Identity
-from fkat_data.plan.elastic_plan import ElasticShardPlan
 from fkat_data.plan.place import Place, Position, with_layer
-from fkat_data.plan.shard_plan import ShardPlan
+from fkat_data.plan.shard_plan import ElasticShardPlan, ShardPlan
 from fkat_data.plan.state import is_reported, read, verify
 
 _logger = logging.getLogger(__name__)

@@ -20,8 +20,8 @@ from fkat_data.loader.shard_lengths import ShardLengths
 from fkat_data.loader.worker_pool import WorkerPoolSettings
 from fkat_data.observe.statistics import LoaderStatistics
 from fkat_data.observe.timeline import open_timeline
-from fkat_data.plan.elastic_plan import elastic_shard_plan
 from fkat_data.plan.place import Place
+from fkat_data.plan.shard_plan import elastic_shard_plan
 from fkat_data.plan.state import merge, read_rank, saved_place
 from fkat_data.tracebacks import Folding
 from fkat_data.types import Microbatch_co, Profiler, Shard

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 
 from fkat_data.errors import StaleIteratorError
 from fkat_data.observe.sink import EventSink
-from fkat_data.plan.task import ShardTerms, Task
+from fkat_data.plan.place import ShardTerms, Task
 from fkat_data.worker.messages import End, Failure, Item, MadeAlone, MemoryShortage, Message, Worker, WorkerGone
 
 if TYPE_CHECKING:  # Windows has no worker processes

@@ -9,8 +9,7 @@ from torch.utils.data import BatchSampler, RandomSampler, Sampler, SequentialSam
 from fkat_data import arguments
 from fkat_data.errors import ConfigurationError
 from fkat_data.interruption import genuine
-from fkat_data.mixing.draw_schedule import OnExhausted, Schedule
-from fkat_data.mixing.strategies import SamplerStrategy
+from fkat_data.mixing.strategies import OnExhausted, SamplerStrategy, Schedule
 from fkat_data.wording import Described
 
 _STATE_VERSION = 1

@@ -10,9 +10,8 @@ from fkat_data.distributed import gather, rank_and_world_size
 from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.interruption import genuine, is_interruption
 from fkat_data.iteration import Closing, EpochIterator, Iterations
-from fkat_data.mixing.draw_schedule import OnExhausted, Schedule
 from fkat_data.mixing.mixed_source import MixedSource
-from fkat_data.mixing.strategies import SamplerStrategy
+from fkat_data.mixing.strategies import OnExhausted, SamplerStrategy, Schedule
 from fkat_data.observe.statistics import LoaderStatistics
 from fkat_data.types import Microbatch, Stateful
 from fkat_data.wording import Described

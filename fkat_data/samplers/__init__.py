@@ -3,8 +3,7 @@
 from fkat_data.samplers.base import ShardSampler, check_shards
 from fkat_data.samplers.data_parallel import DistributedDataParallelShardSampler
 from fkat_data.samplers.listing import FsShardSampler
-from fkat_data.samplers.sequence import SequenceShardSampler, as_shard_sampler, merge_uris
-from fkat_data.samplers.shuffled import ShuffledShardSampler
+from fkat_data.samplers.sequence import SequenceShardSampler, ShuffledShardSampler, as_shard_sampler, merge_uris
 
 __all__ = [
     "DistributedDataParallelShardSampler",

@@ -13,7 +13,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from fkat_data import arguments
 from fkat_data.arguments import count_of, size_bytes_of
-from fkat_data.drop_in.strand_product import Strand
+from fkat_data.drop_in.worker_side import Strand
 from fkat_data.errors import ConfigurationError, StaleIteratorError
 from fkat_data.files.formats import DECODED_LIMIT_BYTES
 from fkat_data.files.tar import DecoderName

@@ -12,10 +12,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from fkat_data.drop_in.strand_plan import left_in_turns
-from fkat_data.drop_in.strand_product import Snapshot, Strand
+from fkat_data.drop_in.worker_side import Snapshot, Strand
 from fkat_data.errors import StaleIteratorError
-from fkat_data.plan.place import Piece, Place, Position
-from fkat_data.plan.task import Task
+from fkat_data.plan.place import Piece, Place, Position, Task
 from fkat_data.streaming.epoch.rank_batches import RankBatches
 from fkat_data.streaming.epoch.resume_point import ResumePoint
 from fkat_data.streaming.stream_plan import StreamEpochs, collate_of_samples, step_of

@@ -16,16 +16,52 @@ import os
 import select
 import socket
 import struct
+import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import TypeAlias
 
 from fkat_data.errors import WorkerError
 from fkat_data.interruption import genuine, suppress
 from fkat_data.transport.ring import AllowanceBoard, Frame, RingReader, RingWriter, has_rings, new_ring
-from fkat_data.transport.socket_calls import CLOSE_ON_EXEC, NO_SIGNAL, keep_from_programs, prepare, wait_for_room
+
+CLOSE_ON_EXEC: int = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+"""For ``recvmsg``: no program inherits the descriptors that come along."""
+NO_SIGNAL: int = getattr(socket, "MSG_NOSIGNAL", 0)
+"""For ``send``: a peer that is gone is an error, and no signal."""
+_NO_SIGPIPE = 0x1022  # SO_NOSIGPIPE, which Python does not name
+_SOCKET_BYTES = 1 << 18  # macOS gives a socket 8 KiB
+
+
+def prepare(sock: socket.socket) -> None:
+    """Make each call on a stream socket one that does not wait, where a flag of the call is not enough."""
+    if sys.platform == "linux":
+        return
+    sock.setblocking(False)
+    for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+        with suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, option, _SOCKET_BYTES)
+    if not NO_SIGNAL:
+        with suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, _NO_SIGPIPE, 1)
+
+
+def wait_for_room(sock: socket.socket) -> None:
+    """Wait until a prepared socket takes more, or its peer is gone; return at once where ``send`` itself waits."""
+    if not sock.getblocking():
+        poll = select.poll()
+        poll.register(sock, select.POLLOUT)
+        poll.poll()
+
+
+def keep_from_programs(descriptors: Iterable[int]) -> None:
+    """Let no program inherit descriptors that have just been received."""
+    if not CLOSE_ON_EXEC:
+        for descriptor in descriptors:
+            os.set_inheritable(descriptor, False)
+
 
 _HEADER = struct.Struct("<IB")
 #: Instead of a length, of a frame for the channel itself: a ring, whose descriptors it carries; the order goes on in it.

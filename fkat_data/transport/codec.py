@@ -14,7 +14,7 @@ import io
 import math
 import pickle
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias, cast
 
@@ -25,8 +25,87 @@ from fkat_data.dropped import WeakTable
 from fkat_data.interruption import genuine
 from fkat_data.modes import is_any_autocast_enabled, num_dispatch_modes, num_function_modes, without_modes
 from fkat_data.transport.definitions import is_definition, is_importable, reduce_definition
-from fkat_data.transport.nesting import is_nested_deep, too_deep
-from fkat_data.transport.reductions import reduce_of_torch
+
+
+def reduce_of_torch(value: Any) -> Any:
+    """Return what a pickler's ``reducer_override`` returns: the reduction of a sparse tensor or a storage on the CPU.
+
+    It is NotImplemented for anything else.
+    """
+    if type(value) is torch.UntypedStorage and value.device.type == "cpu":
+        # As a tensor, it shares memory with those that lie in it.
+        return _storage, (torch.empty(0, dtype=torch.uint8, device="cpu").set_(value),)
+    if type(value) is not torch.Tensor or value.layout is torch.strided or value.is_nested:
+        return NotImplemented
+    reduced: tuple[Any, ...] = cast("Any", value.__reduce_ex__(5))
+    function, arguments = reduced[:2]
+    if function is _TORCH_REBUILDS:
+        return _rebuilt_sparse, arguments
+    if arguments[0] is _TORCH_REBUILDS:  # the tensor has attributes
+        return function, (_rebuilt_sparse, *arguments[1:])
+    return NotImplemented
+
+
+# Made in this way it brings no warning, which torch 2.12 gives for one of indices and values.
+_EMPTY: torch.Tensor = torch.empty(0, layout=torch.sparse_coo, device="cpu")
+_TORCH_REBUILDS: Any = cast("Any", _EMPTY.__reduce_ex__(5))[0]
+
+
+def _rebuilt_sparse(layout: torch.layout, data: tuple[Any, ...]) -> torch.Tensor:
+    if layout is torch.sparse_coo:
+        indices, values, size, is_coalesced = data
+        return torch.sparse_coo_tensor(indices, values, size, check_invariants=False, is_coalesced=is_coalesced)
+    return torch.sparse_compressed_tensor(*data, layout=layout, check_invariants=False)
+
+
+def _storage(content: torch.Tensor) -> torch.UntypedStorage:
+    storage = content.untyped_storage()
+    return storage if storage.nbytes() == content.nbytes else content.clone().untyped_storage()
+
+
+_MOST_KEYS = 4
+_LEAST_DEPTH = 100
+
+
+def is_nested_deep(value: Any) -> bool:
+    """Return whether ``too_deep`` blames lists, tuples or dicts, instead of objects that refer to one another."""
+    return _deepest([value])[1] >= _LEAST_DEPTH
+
+
+def too_deep(value: Any) -> RecursionError:
+    """Return the error of a microbatch at which pickling met the limit of recursion."""
+    path, depth = _deepest([value])
+    if depth < _LEAST_DEPTH:
+        return RecursionError("the objects of a microbatch refer to one another too deep for pickling")
+    shown = "".join(f"[{key!r}]" for key in path[:_MOST_KEYS])
+    return RecursionError(
+        f"{shown}… of a microbatch is lists, tuples or dicts nested {depth:,} deep, too deep for pickling: flatten it"
+    )
+
+
+def _deepest(value: Any) -> tuple[list[Any], int]:
+    """Return the keys and indices on the way to the innermost container, and their number."""
+    # Without recursion, and each container once, at the depth at which it is first met.
+    places: list[tuple[Any, int, Any, int]] = [(value, -1, None, 0)]  # the container, its parent's place, key, depth
+    seen = {id(value)}
+    for place, (container, _, _, depth) in enumerate(places):
+        for key, part in _items(container):
+            if id(part) not in seen:
+                seen.add(id(part))
+                places.append((part, place, key, depth + 1))
+    _, parent, key, depth = max(places, key=lambda found: found[3])
+    path: list[Any] = []
+    while parent >= 0:
+        path.append(key)
+        _, parent, key, _ = places[parent]
+    return path[::-1][1:], depth
+
+
+def _items(container: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield the containers in a container, with their keys or indices."""
+    items = cast("Iterable[tuple[Any, Any]]", container.items() if type(container) is dict else enumerate(container))
+    return ((key, part) for key, part in items if cast("Any", type(part)) in _CONTAINERS)
+
 
 # Of all forms together, some 300 bytes each. A bound on the forms alone would not do where each has a thousand tensors.
 _MOST_LEAVES = 1 << 16

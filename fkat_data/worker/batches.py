@@ -7,18 +7,113 @@ by a ``skip(count)`` of its own.
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any, NamedTuple, cast
 
 from torch.utils.data import DataLoader, IterableDataset
 
 from fkat_data import arguments
-from fkat_data.interruption import genuine
-from fkat_data.seeding import ShardStreams, enter_place, seed_global_generators
+from fkat_data.interruption import genuine, is_interruption
+from fkat_data.seeding import ShardStreams, enter_place, generator_states, has_made_generators, seed_global_generators
 from fkat_data.types import RandomAccess, Skippable
 from fkat_data.worker.fetch import direct_fetch, direct_iteration, gives_items_together
-from fkat_data.worker.index_batches import IndexBatch, NumberedBatches, draw_batches
 from fkat_data.worker.items import ItemThreads
+
+_LARGEST_CHUNK = 64
+
+
+class IndexBatch(NamedTuple):
+    """One batch of indices.
+
+    Attributes:
+        microbatch_index: Its microbatch's place in the shard.
+        indices: What the sampler gave: a batch, or a single index.
+        is_last: Whether the sampler gives no other.
+    """
+
+    microbatch_index: int
+    indices: Any
+    is_last: bool
+
+
+class NumberedBatches(ABC):
+    """Batches of indices, any of which is known without those before it: a sampler, or a batch sampler."""
+
+    is_plain: bool = False
+    """Whether its microbatches are made without a random draw, in memory that no other code has."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the number of batches."""
+
+    @abstractmethod
+    def batch(self, index: int) -> Any:
+        """Return the batch at ``index``, or the single index where nothing is batched."""
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield every batch."""
+        return map(self.batch, range(len(self)))
+
+
+def is_plain(shard: object) -> bool:
+    """Return whether no code of a user's makes a shard, from its opening on."""
+    return isinstance(shard, NumberedBatches) and shard.is_plain
+
+
+def draw_batches(sampler: Iterable[Any], streams: ShardStreams) -> Iterator[IndexBatch]:
+    """Yield a sampler's batches.
+
+    They are drawn in chunks, each under a random stream of its own, so that a sampler which draws from the global
+    generators gives the same batches whether or not data was made between them.
+
+    Args:
+        sampler: A batch sampler, or a sampler of single indices.
+        streams: The shard's random streams.
+
+    Raises:
+        Exception: The sampler's, after the batches before it.
+    """
+    # One batch is kept back: when a batch is handed out, it is known whether it is the last.
+    kept: list[Any] = []
+    index = 0
+    try:
+        for indices in _draw(sampler, streams):
+            if kept:
+                # half of what the class itself takes, whose function is one of Python's
+                yield tuple.__new__(IndexBatch, (index - 1, kept.pop(), False))
+            kept.append(indices)
+            index += 1
+    except Exception as error:
+        if kept and not is_interruption(error):
+            yield IndexBatch(index - 1, kept.pop(), is_last=False)
+        raise
+    if kept:
+        yield IndexBatch(index - 1, kept.pop(), is_last=True)
+
+
+def _draw(sampler: Iterable[Any], streams: ShardStreams) -> Iterator[Any]:
+    size, chunk_index = 1, 0
+    streams.seed_batch_order(0)
+    iterator = iter(sampler)
+    while True:
+        if chunk_index:
+            streams.seed_batch_order(chunk_index)
+        chunk: list[Any] = []
+        is_over = False
+        try:
+            # Not `for`, which calls iter() again: a sampler that is its own iterator would begin again in each chunk.
+            while len(chunk) < size:
+                chunk.append(next(iterator))
+        except genuine(StopIteration):
+            is_over = True
+        except Exception as error:
+            if not is_interruption(error):
+                yield from chunk
+            raise
+        yield from chunk
+        if is_over:
+            return
+        size, chunk_index = min(2 * size, _LARGEST_CHUNK), chunk_index + 1
 
 
 class Production(NamedTuple):
@@ -326,3 +421,74 @@ class _PlacedBatch(list[Any]):
             enter_place(self._seed, position)
             yield index
         enter_place(self._seed)
+
+
+class ShardCount(NamedTuple):
+    """How many microbatches a shard holds.
+
+    Attributes:
+        num_microbatches: The number; None: it is not known.
+        is_drawn: Whether random draws may decide on it, so that another epoch may have another number.
+        reason: Why it is not known.
+    """
+
+    num_microbatches: int | None
+    is_drawn: bool
+    reason: str
+
+
+class OpeningDraws:
+    """Notices random draws while a shard is opened and its batches are counted.
+
+    Args:
+        streams: The shard's; the global generators are those of its opening from now on.
+    """
+
+    def __init__(self, streams: ShardStreams) -> None:
+        self._streams = streams
+        self._is_drawn = False
+        streams.seed_opening()
+        self._states = generator_states()
+
+    def begin_batches(self) -> None:
+        """Seed the generators as for the first of the shard's batches of indices."""
+        self._notice()
+        self._streams.seed_batch_order(0)
+        self._states = generator_states()
+
+    def end(self) -> bool:
+        """Return whether there were any."""
+        self._notice()
+        return self._is_drawn
+
+    def _notice(self) -> None:
+        self._is_drawn = self._is_drawn or has_made_generators() or generator_states() != self._states
+
+
+def count_microbatches(product: Any, draws: OpeningDraws) -> ShardCount:
+    """Return the number of microbatches that a product says it has.
+
+    Args:
+        product: What the factory returned: its word, or that of its sampler or its dataset, is taken.
+        draws: Has watched the shard being opened.
+
+    Raises:
+        Exception: Whatever the user's ``__len__`` raises, except for TypeError and NotImplementedError.
+    """
+    draws.begin_batches()
+    num_microbatches, reason = None, ""
+    try:
+        num_microbatches = _count(product)
+    except (TypeError, NotImplementedError) as error:
+        reason = str(error) or type(error).__name__
+    return ShardCount(num_microbatches, draws.end(), reason)
+
+
+def _count(product: Any) -> int:
+    if is_random_access(product):
+        return arguments.integer("num_microbatches of the factory's product", product.num_microbatches, minimum=0)
+    if isinstance(product, DataLoader):
+        loader = cast("DataLoader[Any]", product)
+        if isinstance(loader.dataset, IterableDataset) and loader.num_workers > 1:
+            raise TypeError(f"each of the DataLoader's {loader.num_workers} workers makes batches of its own part")
+    return len(cast("Sized", product))

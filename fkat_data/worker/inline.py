@@ -15,14 +15,14 @@ from fkat_data.modes import are_modes_of_a_worker, modes_of_a_worker
 from fkat_data.observe.progress import ReplayDisplay
 from fkat_data.observe.sink import EventSink
 from fkat_data.observe.stages import StageClock, StageTimes, new_page
-from fkat_data.plan.task import ShardTerms, Task
+from fkat_data.plan.place import ShardTerms, Task
 from fkat_data.seeding import preserved_generators
 from fkat_data.tracebacks import fold
 from fkat_data.transport.codec import copied
 from fkat_data.transport.digest import digest_of
 from fkat_data.wording import shard_name
+from fkat_data.worker.batches import is_plain
 from fkat_data.worker.collate import FreshCollate
-from fkat_data.worker.index_batches import is_plain
 from fkat_data.worker.messages import End, Failure, Item, Marked, Message, Together, remember_terms
 from fkat_data.worker.produce import Produced, Producer, name_place, produce, produce_together
 

@@ -11,14 +11,22 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from fkat_data.errors import ConfigurationError, ReplayMismatchError, StateMismatchError, WorkerError
 from fkat_data.interruption import genuine
-from fkat_data.plan.task import ShardTerms, Task
+from fkat_data.plan.place import ShardTerms, Task
 from fkat_data.seeding import ShardStreams
 from fkat_data.transport.digest import digest_of
 from fkat_data.types import Shard
 from fkat_data.wording import add_note, notes_of, shard_name, shard_place
-from fkat_data.worker.batches import IndexedProduction, Production, begin, is_random_access
-from fkat_data.worker.count import OpeningDraws, ShardCount, count_microbatches
-from fkat_data.worker.index_batches import NumberedBatches, is_plain
+from fkat_data.worker.batches import (
+    IndexedProduction,
+    NumberedBatches,
+    OpeningDraws,
+    Production,
+    ShardCount,
+    begin,
+    count_microbatches,
+    is_plain,
+    is_random_access,
+)
 from fkat_data.worker.items import ItemThreads
 from fkat_data.worker.messages import Epilogue
 
@@ -284,7 +292,7 @@ def produce(task: Task, producer: Producer) -> Generator[Produced]:
 
 
 def produce_together(task: Task, producer: Producer) -> tuple[int, Iterator[Any]]:
-    """Open a shard whose microbatches no code of a user's makes, see ``index_batches.is_plain``.
+    """Open a shard whose microbatches no code of a user's makes, see ``batches.is_plain``.
 
     Returns:
         The number of its last microbatch, and the microbatches from the task's first on.

@@ -17,13 +17,12 @@ from collections.abc import Callable, Generator
 import numpy as np
 
 from fkat_data.observe.stages import StageClock
-from fkat_data.plan.task import ShardTerms, Task
+from fkat_data.plan.place import ShardTerms, Task
 from fkat_data.transport.channel import Channel, ChannelClosed, TornFrameError
 from fkat_data.transport.codec import Encoded, apart, encode, lies_at, write
 from fkat_data.transport.digest import digest_of
 from fkat_data.transport.segment import Segment, SegmentPool
 from fkat_data.worker.collate import SegmentCollate
-from fkat_data.worker.failure import pack_failure, reportable
 from fkat_data.worker.messages import (
     ALLOWANCE,
     CREDIT,
@@ -37,7 +36,9 @@ from fkat_data.worker.messages import (
     SEGMENT,
     TICKET,
     Kind,
+    pack_failure,
     pack_terms,
+    reportable,
     unpack_task,
 )
 from fkat_data.worker.picks import Picks, Refusal

@@ -17,13 +17,12 @@ from fkat_data.observe.events import MAIN_THREAD
 from fkat_data.observe.sink import EventSink
 from fkat_data.observe.stages import PRODUCED, StageTimes, stage_times
 from fkat_data.observe.timeline import Timeline
-from fkat_data.plan.task import ShardTerms, Task
+from fkat_data.plan.place import ShardTerms, Task
 from fkat_data.transport.anonymous import anonymous_file
 from fkat_data.transport.channel import Channel, ChannelClosed, Frame
 from fkat_data.transport.codec import decode
 from fkat_data.transport.segment import Lease, Segment, SegmentLeases
 from fkat_data.wording import add_note
-from fkat_data.worker.failure import reportable, unpack_failure
 from fkat_data.worker.messages import (
     ALLOWANCE,
     CREDIT,
@@ -46,6 +45,8 @@ from fkat_data.worker.messages import (
     WorkerGone,
     pack_task,
     remember_terms,
+    reportable,
+    unpack_failure,
     unpack_terms,
 )
 from fkat_data.worker.process import WorkerProcess

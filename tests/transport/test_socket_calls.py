@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from fkat_data.transport import channel, socket_calls
+from fkat_data.transport import channel
 from fkat_data.transport.channel import Channel
 
 
@@ -17,7 +17,6 @@ def without_flags(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(socket, "MSG_DONTWAIT", 0)
     for name in ("CLOSE_ON_EXEC", "NO_SIGNAL"):
-        monkeypatch.setattr(socket_calls, name, 0)
         monkeypatch.setattr(channel, name, 0)
 
 

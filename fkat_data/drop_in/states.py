@@ -4,9 +4,9 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
-from fkat_data.arguments import STATE_VERSION, saved_version
+from fkat_data.arguments import STATE_VERSION, saved_integer, saved_version
 from fkat_data.drop_in.checked_order import checks_in, without_order
-from fkat_data.drop_in.layers_of_ranks import layers_in, resplits_field, with_layer
+from fkat_data.drop_in.layers_of_ranks import first_step, layers_in, resplits_field, with_layer
 from fkat_data.errors import StateMismatchError
 
 DealtBy: TypeAlias = Literal["loader", "sampler", "order"]
@@ -248,3 +248,108 @@ def _one_of_each(states: Sequence[dict[str, Any]], num_ranks: int) -> list[dict[
         present = f"<{len(states)} of {num_ranks} ranks>" if len(states) <= num_ranks else f"<{len(states)} states>"
         raise StateMismatchError("num_ranks", present, f"<all of {num_ranks} ranks>", _UNGATHERED)
     return [dict(by_rank[rank]) for rank in range(num_ranks)]
+
+
+_KINDS = {
+    "sampler": "<of a dataset with indices>",
+    "strands": "<of an iterable dataset>",
+    "stream": "<of a streaming dataset>",
+}
+_NOT_A_STATE = "this is not a state of a fkat_data.DataLoader"
+
+
+def state_at_epoch(
+    state: Mapping[str, Any], epoch: int, snapshots: Sequence[dict[str, Any] | None] | None = None
+) -> dict[str, Any]:
+    """Return the state of the same loader at an epoch's start, for an order that depends on nothing but the epoch.
+
+    Where other ranks had begun the epoch, that is where this one began with what they had left.
+
+    Args:
+        state: The state.
+        epoch: The epoch.
+        snapshots: For an iterable dataset, its state at that start, for each strand; None: it begins as it is.
+    """
+    step = first_step(layers_in(state), epoch)
+    begun = {**state, "epoch": epoch, "step": step}
+    if "strands" in state:
+        begun.pop("taken_over", None)
+        snapshots = snapshots or [None] * len(state["strands"])
+        strand = {"epoch": epoch, "step": 0, "delivered": 0}
+        return {**begun, "strands": [{**strand, "snapshot": snapshot} for snapshot in snapshots]}
+    if "num_samples" in state["sampler"]:
+        return begun
+    order: dict[str, Any] = {"step": step, "orders": []} if step else {"step": 0, "order": 0}
+    return {**begun, "sampler": {**without_order(state["sampler"]), **order}}
+
+
+def checked_loader_state(state_dict: object, present: Mapping[str, Any], seed: int | None, kind: str) -> dict[str, Any]:
+    """Return a saved state, after a look at each field.
+
+    Args:
+        state_dict: The state.
+        present: What the loader that is to load it has in the fields that must be the same.
+        seed: The seed that the user has given to the loader; None: none.
+        kind: The field that its plan has in a state: ``"sampler"``, ``"strands"`` or ``"stream"``.
+
+    Raises:
+        StateMismatchError: It is no such state, or one of another loader; the error names the first field.
+    """
+    if not isinstance(state_dict, Mapping):
+        raise StateMismatchError("state_dict", type(state_dict).__name__, "<a mapping>", _NOT_A_STATE)
+    state = dict(cast("Mapping[str, Any]", state_dict))
+    saved_version(state, STATE_VERSION)
+    for field in ("seed", "epoch", "step"):
+        _check_count(state, field)
+    if seed is not None and state["seed"] != seed:
+        raise StateMismatchError("seed", state["seed"], seed, "pass the loader the seed that the state was saved with")
+    saved = next((field for field in _KINDS if field in state), None)
+    if saved is None:
+        raise StateMismatchError("sampler", "<missing>", "<a state>", _NOT_A_STATE)
+    if saved == "strands":
+        _check_strands(state)
+    if saved != kind:
+        hint = "the state was saved with another kind of dataset"
+        field = "stream" if "stream" in (saved, kind) else "strands"
+        raise StateMismatchError(field, _KINDS[saved], _KINDS[kind], hint)
+    for field, value in present.items():
+        if state.get(field, "<missing>") != value:
+            hint = "the state was saved with another argument"
+            raise StateMismatchError(field, state.get(field, "<missing>"), value, hint)
+    return state
+
+
+def check_order(state: Mapping[str, Any] | None, present: Mapping[str, Any] | None) -> None:
+    """Return if a dataset's order is the one of the epoch that a loaded state goes on with.
+
+    Args:
+        state: The state; None: none was loaded.
+        present: What the order depends on; None: nothing that can be compared.
+
+    Raises:
+        StateMismatchError: It is another order.
+    """
+    saved = None if state is None or not state["step"] else state.get("dataset_order")
+    if saved is None or present is None or saved == present:
+        return
+    field = next(name for name in ("epoch", "shuffle") if saved.get(name) != present[name])
+    hint = "pass shuffle() of the dataset the seed that the run that saved had: without one, each process has its own"
+    if field == "epoch":
+        hint = f"call dataset.set_epoch({saved.get(field)}) before the resumed epoch, as the run that saved had"
+    raise StateMismatchError(f"dataset_order.{field}", saved.get(field), present[field], hint)
+
+
+def _check_strands(state: Mapping[str, Any]) -> None:
+    _check_count(state, "num_strands")
+    strands: Any = state["strands"]
+    num_strands = max(1, state["num_strands"])
+    if not isinstance(strands, list) or len(cast("list[Any]", strands)) != num_strands:
+        raise StateMismatchError("strands", cast("object", strands), f"<{num_strands} strands>", _NOT_A_STATE)
+    for strand in cast("list[Mapping[str, Any]]", strands):
+        for field in ("epoch", "step"):
+            _check_count(strand, field)
+
+
+def _check_count(state: Mapping[str, Any], field: str) -> None:
+    minimum = None if field == "seed" else 0
+    saved_integer(field, state.get(field, "<missing>"), minimum=minimum, hint=_NOT_A_STATE)
