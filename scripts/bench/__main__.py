@@ -22,10 +22,12 @@ from measure import Settings
 BENCHMARKS = {
     **{
         name: name
-        for name in ("shared", "scaling", "jpeg", "latency", "start", "growth", "formats", "tracing", "remote")
+        for name in ("shared", "scaling", "jpeg", "latency", "start", "growth", "overlap", "costs", "state", "formats")
     },
+    **{name: name for name in ("tracing", "remote", "plans")},
     "import": "changed_import",
-    "streaming": "plans",
+    "streaming": "streaming_bench",
+    "cache": "cache_limits",
     "peers": "throughput",
 }
 #: Trials of each contestant by default, where they take long.
