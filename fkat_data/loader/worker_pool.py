@@ -4,7 +4,7 @@ import contextlib
 import functools
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -108,7 +108,7 @@ class WorkerPool:
         self._ending: list[Worker] = []
         num_groups, size = (settings.num_groups, settings.group_size) if settings.is_multiprocessing else (1, 1)
         self.groups: list[WorkerGroup] = [
-            WorkerGroup(self.workers, index * size, size, functools.partial(self._picks, index), sink)
+            WorkerGroup(self.workers, index * size, size, _picks_of(self._starter, index), sink)
             for index in range(num_groups)
         ]
         """The groups that the workers form."""
@@ -213,12 +213,6 @@ class WorkerPool:
         producer = Producer(settings.factory, settings.seed, settings.dp_rank, clock.mark, threads=threads)
         return InlineWorker(producer, self._sink, clock, is_digested=settings.is_digested)
 
-    def _picks(self, group_index: int) -> "Picks":
-        """Return a group's table, which it keeps until the pool is closed."""
-        if self._starter is None:
-            raise RuntimeError("a worker in the caller's thread has no table")
-        return self._starter.picks(group_index)
-
     def _release(self) -> None:
         if self._starter is not None:
             self._starter.release()
@@ -275,6 +269,17 @@ def _starter(settings: WorkerPoolSettings, sink: EventSink) -> "WorkerStarter":
     return WorkerStarter(
         sink, settings.timeline, settings.start_method, settings.group_size, is_zero_copy=settings.is_zero_copy
     )
+
+
+def _picks_of(starter: "WorkerStarter | None", group_index: int) -> "Callable[[], Picks]":
+    """Return what gives a group's table; it does not know the pool, which is gone with the loader that is dropped."""
+    if starter is not None:
+        return functools.partial(starter.picks, group_index)
+
+    def none() -> "Picks":
+        raise RuntimeError("a worker in the caller's thread has no table")
+
+    return none
 
 
 def _close_until(worker: Worker, deadline_s: float) -> None:

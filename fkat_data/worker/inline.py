@@ -1,10 +1,11 @@
 """A worker in the caller's own thread: for breakpoints, profilers and tracebacks."""
 
+import functools
 import inspect
 import os
 import time
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack
 from typing import Any
 
@@ -45,10 +46,8 @@ class InlineWorker:
         self, producer: Producer, sink: EventSink, clock: StageClock | None = None, *, is_digested: bool = False
     ) -> None:
         self._clock = clock or StageClock(new_page())
-        self._mark = producer.mark
         self._collate = FreshCollate()
         self._default_dtype = torch.get_default_dtype()
-        self._producer = producer._replace(mark=self._mark_and_show, collate=self._collate, report=self._report)
         self._replay = ReplayDisplay()
         self._sink = sink
         self._is_digested = is_digested
@@ -56,6 +55,10 @@ class InlineWorker:
         self._production: Generator[Produced] | None = None
         self._next_index = 0
         self._terms: dict[int, ShardTerms] = {}
+        # Neither refers to this worker: a dropped loader's dataset is gone at once, and need not wait for the collector.
+        self._mark_and_show = _marking(producer.mark, self._replay, self._tasks)
+        report = functools.partial(remember_terms, self._terms)
+        self._producer = producer._replace(mark=self._mark_and_show, collate=self._collate, report=report)
 
     @property
     def is_alive(self) -> bool:
@@ -227,15 +230,6 @@ class InlineWorker:
         if self._producer.threads is not None:
             self._producer.threads.close()
 
-    def _report(self, ticket: int, terms: ShardTerms) -> None:
-        remember_terms(self._terms, ticket, terms)
-
-    def _mark_and_show(self, stage: str, index: int = -1, label: str = "") -> None:
-        self._mark(stage, index, label)
-        if stage == "replay" and self._tasks:
-            task = self._tasks[0]
-            self._replay.show(shard_name(task.shard), index, task.first_microbatch)
-
     def _end_task(self, task: Task) -> None:
         if not self._tasks or self._tasks[0] is not task:  # the loader was closed during the task
             return
@@ -244,6 +238,17 @@ class InlineWorker:
         # A generator that runs, in another thread or below a signal handler, ends when its last reference dies.
         if production is not None and inspect.getgeneratorstate(production) != inspect.GEN_RUNNING:
             production.close()
+
+
+def _marking(mark: Callable[[str, int, str], None], replay: ReplayDisplay, tasks: deque[Task]) -> Any:
+    """Return what marks a stage, and shows how far a replay is."""
+
+    def mark_and_show(stage: str, index: int = -1, label: str = "") -> None:
+        mark(stage, index, label)
+        if stage == "replay" and tasks:
+            replay.show(shard_name(tasks[0].shard), index, tasks[0].first_microbatch)
+
+    return mark_and_show
 
 
 def _failure(task: Task, error: Exception, index: int) -> Failure:
