@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 _PART_SIZE = 32
 _MOST_KEPT = 8
-#: Enough samples to make the visit of a shard worthwhile, and few enough bytes to spare memory; and of local shards, those
-#: that the first batch of an epoch waits for.
-_READ_TOGETHER, _READ_FIRST = 2048, 1024
+#: Enough samples to make the visit of a shard worthwhile, and few enough bytes to spare memory: twice as many are slower
+#: where samples have some KiB.
+_READ_TOGETHER = 1024
 _READ_TOGETHER_BYTES = 4 << 20
 
 
@@ -218,7 +218,7 @@ class StreamPlan(StreamEpochs):
         if self._is_read_here:
             together = batches_together(dataset, dataset.batch_size)
             # If shards come from a store, the first batch must not wait for those of the batches after it.
-            first = min(together, max(1, _READ_FIRST // dataset.batch_size)) if dataset.catalog.is_immediate else 1
+            first = together if dataset.catalog.is_immediate else 1
             num_together = None if dataset.cache_limit is None else dataset.num_together
             groups = dataset.follow(in_groups(wanted, first, together, num_together), ids_of)
         else:
