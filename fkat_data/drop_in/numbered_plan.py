@@ -193,7 +193,7 @@ class EpochShuffle(RandomSampler):
         super().__init__(data_source, generator=generator)
         self.seed = seed
         """The loader's seed, once it is known."""
-        self.epoch = 0
+        self.epoch: int = 0
         """The epoch of the next iteration, and of the newest one of the loader."""
 
     def set_epoch(self, epoch: int) -> None:

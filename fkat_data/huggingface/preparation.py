@@ -31,8 +31,8 @@ class Course:
 
     def __init__(self, loader: ResumableLoader) -> None:
         self.loader: Any = loader
-        self.step = 0
-        self.num_stand_ins = 0
+        self.step: int = 0
+        self.num_stand_ins: int = 0
         self._loaded_step: int | None = None
         self._place: Any = None
         # The place that ``mark`` asked for, and the step; None until a microbatch comes after it.
