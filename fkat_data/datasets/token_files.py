@@ -17,7 +17,7 @@ from fkat_data.files.opening import RangedFile, changed, shown_path
 from fkat_data.files.tokens import Documents, TokenFile, token_file
 
 _MAX_OPEN_FILES = 32
-# What a digest of a file reads: all of a small file, and so many blocks that are spread over a larger one.
+# A digest reads all of a small file, and this many blocks of a larger one, spread over it.
 _NUM_BLOCKS, _BLOCK_BYTES = 64, 16 << 10
 
 
