@@ -4,6 +4,8 @@ import importlib
 import io
 import sys
 
+from fkat_data.interruption import genuine
+
 _OF_THE_EXTRA = {"click", "rich", "typer"}
 
 
@@ -18,7 +20,7 @@ def main() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         commands = importlib.import_module("fkat_data.tools.commands")
-    except ModuleNotFoundError as error:
+    except genuine(ModuleNotFoundError) as error:
         if error.name not in _OF_THE_EXTRA:
             raise
         raise SystemExit(f"fkat-data needs {error.name}: pip install 'fkat_data[cli]'") from error

@@ -180,7 +180,7 @@ class PrometheusFile:
             raise ConfigurationError("path", path, f"{free} all loaders, as a dict with their names")
         try:
             self._text.write()
-        except OSError as error:
+        except genuine(OSError) as error:
             raise ConfigurationError("path", path, f"a file that can be written ({error})") from error
         _open_files[self._key] = self
         self._pid = os.getpid()

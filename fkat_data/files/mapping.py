@@ -5,9 +5,9 @@ import mmap
 import os
 import weakref
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,15 +17,27 @@ from fkat_data.files.shard import FileInfo, MapRegister
 from fkat_data.files.stored import check_size
 from fkat_data.interruption import genuine
 
-_C = ctypes.CDLL(None, use_errno=True)
-_C.mmap.restype = ctypes.c_void_p
-_C.mmap.argtypes = (
-    *(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int),
-    ctypes.c_int64 if ctypes.sizeof(ctypes.c_long) == 8 else ctypes.c_long,
-)
-# With what a weak reference passes to its callback, which the function does not read.
-_munmap = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.py_object)(("munmap", _C))
 _FAILED = ctypes.c_void_p(-1).value
+
+
+class _Calls(NamedTuple):
+    """The C library's calls that map and unmap."""
+
+    map: Any
+    unmap: Any
+
+
+@cache
+def _calls() -> _Calls:
+    library = ctypes.CDLL(None, use_errno=True)
+    library.mmap.restype = ctypes.c_void_p
+    library.mmap.argtypes = (
+        *(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int),
+        ctypes.c_int64 if ctypes.sizeof(ctypes.c_long) == 8 else ctypes.c_long,
+    )
+    # With what a weak reference passes to its callback, which the function does not read.
+    unmap = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.py_object)(("munmap", library))
+    return _Calls(library.mmap, unmap)
 
 
 class _Map(weakref.ref[Any]):
@@ -55,14 +67,15 @@ def map_file(descriptor: int, size_bytes: int, on_mapped: Callable[[], object], 
         OSError: The kernel refuses the map.
         Exception: What ``on_mapped`` raised.
     """
-    address: int = _C.mmap(None, size_bytes, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, start)
+    calls = _calls()
+    address: int = calls.map(None, size_bytes, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, start)
     if address == _FAILED:
         number = ctypes.get_errno()
         raise OSError(number, f"{os.strerror(number)}: cannot map {size_bytes} bytes")
     content = (ctypes.c_ubyte * size_bytes).from_address(address)
     # At the interpreter's end, a daemon thread may still read: the kernel unmaps then.
     map_ = _Map(content, _maps.discard)
-    map_.unmapping = weakref.ref(content, partial(_munmap, address, size_bytes))
+    map_.unmapping = weakref.ref(content, partial(calls.unmap, address, size_bytes))
     _maps.add(map_)
     map_.company = on_mapped()
     return memoryview(content).cast("B").toreadonly()

@@ -17,7 +17,7 @@ try:
     from accelerate.state import GradientState, PartialState
     from accelerate.utils import send_to_device  # pyright: ignore[reportUnknownVariableType] - it has no annotations
 except ModuleNotFoundError as error:
-    if error.name != "accelerate":
+    if (error.name or "").partition(".")[0] != "accelerate":
         raise
     raise ImportError("fkat_data.huggingface needs accelerate: pip install 'accelerate>=1.15'") from None
 

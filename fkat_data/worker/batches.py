@@ -479,7 +479,7 @@ def count_microbatches(product: Any, draws: OpeningDraws) -> ShardCount:
     num_microbatches, reason = None, ""
     try:
         num_microbatches = _count(product)
-    except (TypeError, NotImplementedError) as error:
+    except genuine(TypeError, NotImplementedError) as error:
         reason = str(error) or type(error).__name__
     return ShardCount(num_microbatches, draws.end(), reason)
 

@@ -18,7 +18,7 @@ import pytest
 from fkat_data.streaming import LocalDataset
 
 ROOT = Path(__file__).parents[2]
-NUM_FILES, NUM_LINES = 50, 400
+NUM_FILES, NUM_LINES = 50, 1000
 
 
 @pytest.fixture

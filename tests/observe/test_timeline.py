@@ -121,11 +121,13 @@ from fkat_data import ShardedDataLoader
 def factory(shard):
     for index in range(1000):
         time.sleep(0.002)
-        yield torch.full((1000,), os.getpid())
+        yield torch.full((1000,), index or os.getpid())
 loader = ShardedDataLoader(0, ["a"], factory, max_worker_restarts=1, trace=sys.argv[1])
 for index, microbatch in enumerate(loader):
+    if index == 0:
+        worker = int(microbatch[0])
     if index == 400:
-        os.kill(os.getpid() if sys.argv[2] == "trainer" else int(microbatch[0]), signal.SIGKILL)
+        os.kill(os.getpid() if sys.argv[2] == "trainer" else worker, signal.SIGKILL)
     if index == 900:
         break
 """
