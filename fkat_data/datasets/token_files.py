@@ -1,7 +1,7 @@
 """Read files of tokens as other programs write them: windows of one length, or documents."""
 
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -68,27 +68,34 @@ class _TokenFiles(IndexedFiles):
     def _documents(self, number: int) -> Documents:
         return self._indices.get(number, partial(self.files[number].documents, self.storage_options))
 
-    def _tokens(self, number: int, start: int, stop: int) -> npt.NDArray[np.int64]:
-        """Return tokens of a file.
+    def _read(self, number: int, spans: Iterable[tuple[int, int]]) -> Iterator[npt.NDArray[np.int64]]:
+        """Yield tokens of a file, for each span from its first to its last one.
 
         Raises:
-            ShardCorruptError: The file has changed since the dataset was made, or a token is none.
+            ShardCorruptError: A token is none; or, at the end, the file has changed since the dataset was made.
             OSError: The file cannot be read.
         """
         file, found = self._file(number), self.files[number]
-        content = file.read(*found.bytes_of(start, stop))
+        dtype, first_byte = np.dtype(found.dtype), found.first_byte
+        is_checked = dtype.kind == "f" or self.vocab_size is not None
+        for start, stop in spans:
+            content = file.read(first_byte + start * dtype.itemsize, first_byte + stop * dtype.itemsize)
+            stored: npt.NDArray[Any] = np.frombuffer(content, dtype)
+            tokens = stored.astype(np.int64)
+            if is_checked:
+                self._check(number, start, stored, tokens)
+            yield tokens
         if file.version().is_changed_from(found.version):
             raise changed(self.paths[number])
-        stored: npt.NDArray[Any] = np.frombuffer(content, found.dtype)
-        tokens = stored.astype(np.int64)
+
+    def _check(self, number: int, start: int, stored: npt.NDArray[Any], tokens: npt.NDArray[np.int64]) -> None:
         if stored.dtype.kind == "f" and not np.array_equal(tokens, stored):
             raise self._wrong(number, start, int(np.flatnonzero(tokens != stored)[0]), stored, "a whole number")
-        if self.vocab_size is not None and len(tokens):
+        if self.vocab_size is not None:
             outside = (tokens < 0) | (tokens >= self.vocab_size)
             if outside.any():
                 expected = f"from 0 to {self.vocab_size - 1}, for vocab_size={self.vocab_size}"
                 raise self._wrong(number, start, int(np.flatnonzero(outside)[0]), stored, expected)
-        return tokens
 
     def _wrong(self, number: int, start: int, index: int, stored: npt.NDArray[Any], expected: str) -> ShardCorruptError:
         field = f"token {start + index}"
@@ -167,10 +174,11 @@ class TokenWindows(_TokenFiles):
         return self._by_file(indices, self._windows)
 
     def _windows(self, number: int, rows: list[int]) -> Iterator[Any]:
-        for row in rows:
-            start = row * self.stride
-            tokens = self._tokens(number, start, start + self.window_size)
-            yield self._with_boundaries(number, start, tokens) if self._has_boundaries else torch.from_numpy(tokens)
+        starts = [row * self.stride for row in rows]
+        windows = self._read(number, [(start, start + self.window_size) for start in starts])
+        if not self._has_boundaries:
+            return (torch.from_numpy(tokens) for tokens in windows)
+        return (self._with_boundaries(number, *window) for window in zip(starts, windows, strict=True))
 
     def _with_boundaries(self, number: int, start: int, tokens: npt.NDArray[np.int64]) -> dict[str, torch.Tensor]:
         if self._end_of_document is None:
@@ -251,8 +259,8 @@ class TokenDocuments(_TokenFiles):
         return self._by_file(indices, self._texts)
 
     def _texts(self, number: int, rows: list[int]) -> Iterator[torch.Tensor]:
-        for row in rows:
-            yield torch.from_numpy(self._tokens(number, *self._span(number, row)))
+        spans = [self._span(number, row) for row in rows]
+        return (torch.from_numpy(tokens) for tokens in self._read(number, spans))
 
     def _span(self, number: int, row: int) -> tuple[int, int]:
         documents = self._documents(number)

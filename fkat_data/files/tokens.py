@@ -80,11 +80,6 @@ class TokenFile(NamedTuple):
     index_path: str | None = None
     num_documents: int = 0
 
-    def bytes_of(self, start: int, stop: int) -> tuple[int, int]:
-        """Return where tokens lie in the file, from ``start`` to ``stop``."""
-        size = np.dtype(self.dtype).itemsize
-        return self.first_byte + start * size, self.first_byte + stop * size
-
     def documents(self, storage_options: Mapping[str, Any]) -> Documents:
         """Open the index.
 

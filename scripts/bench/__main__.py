@@ -24,7 +24,7 @@ BENCHMARKS = {
         name: name
         for name in ("shared", "scaling", "jpeg", "latency", "start", "growth", "overlap", "costs", "state", "formats")
     },
-    **{name: name for name in ("tracing", "remote", "plans")},
+    **{name: name for name in ("tracing", "remote", "plans", "tokens")},
     "import": "changed_import",
     "streaming": "streaming_bench",
     "cache": "cache_limits",

@@ -21,6 +21,9 @@ CONTESTANTS = {
     "plans": {"ours"},
     "overlap": {"ours", "torch"},
     "costs": {"ours", "torch"},
+    "tokens": {
+        *("ours, one worker", "ours, in process", "torch, one worker", "a loop over a memory map", "first batch"),
+    },
     "cache": {"calls", "held", "100", "10,000", "100,000", "no limit", "holds all shards", "holds 7 % of the shards"},
     "state": {"10 shards", "10,000 shards", "10,000 shards, redistributed"},
     "shared": {"ours", "torch"},
@@ -30,7 +33,7 @@ CONTESTANTS = {
 }
 RUNS = (
     ["peers", "tracing", "costs", "state"],
-    ["latency", "start", "growth", "formats", "overlap", "cache"],
+    ["latency", "start", "growth", "formats", "overlap", "cache", "tokens"],
     ["streaming", "plans", "shared", "scaling", "jpeg", "import"],
 )
 
