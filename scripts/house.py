@@ -54,7 +54,8 @@ def imported(path: Path) -> Iterator[str]:
 
 def _path_of(module: str) -> Path:
     path = ROOT.joinpath(*module.split("."))
-    return path if path.is_dir() else path.with_suffix(".py")
+    # A folder that is left of a package that is gone has no module.
+    return path if (path / "__init__.py").exists() else path.with_suffix(".py")
 
 
 def room_of(module: str) -> str:
