@@ -1,6 +1,7 @@
 """Read files of tokens as other programs write them: windows of one length, or documents."""
 
 import zlib
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
@@ -24,6 +25,9 @@ _NUM_BLOCKS, _BLOCK_BYTES = 64, 16 << 10
 class _TokenFiles(IndexedFiles):
     """One or more files of tokens, and how their tokens are read."""
 
+    #: What the places of samples depend on, besides the files.
+    _terms: str = "documents"
+
     def __init__(
         self,
         uris: str | Sequence[str],
@@ -45,22 +49,34 @@ class _TokenFiles(IndexedFiles):
         return sum(file.num_tokens for file in self.files)
 
     def file_digests(self) -> list[int]:
-        """Return a number for each file that differs where its tokens do; of a large file, where 1 MiB of them do.
+        """Return a number for each file that differs where its tokens, its index or the places of its samples do.
 
-        A copy on another machine has the same number.
+        Of a large file, it depends on 1 MiB of it. A copy on another machine has the same number.
         """
         return [self._digest(number) for number in range(len(self.files))]
 
     def _digest(self, number: int) -> int:
-        file, size = self._file(number), self._file(number).size_bytes
-        if size <= _NUM_BLOCKS * _BLOCK_BYTES:
-            starts, length = [0], size
-        else:
-            starts, length = np.linspace(0, size - _BLOCK_BYTES, _NUM_BLOCKS, dtype=np.int64).tolist(), _BLOCK_BYTES
-        digest = zlib.crc32(f"{self.files[number].dtype} {size}".encode())
-        for start in cast("list[int]", starts):
-            digest = zlib.crc32(file.read(start, start + length), digest)
-        return digest
+        found = self.files[number]
+        digest = _digest_of(self._file(number), zlib.crc32(f"{found.dtype} {self._terms}".encode()))
+        if found.index_path is None:
+            return digest
+        return _digest_of(RangedFile(found.index_path, self.storage_options), digest)
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Return the samples at ``indices``, in that order.
+
+        Args:
+            indices: Indices of samples; negative ones count from the end.
+
+        Raises:
+            IndexError: An index is out of range.
+            ShardCorruptError: A file or its index has changed, a document is outside its file, or a token is invalid.
+        """
+        return self._by_file(indices, self._samples)
+
+    @abstractmethod
+    def _samples(self, number: int, rows: list[int]) -> Iterator[Any]:
+        """Yield the samples of a file at some rows."""
 
     def _file(self, number: int) -> RangedFile:
         return self._open.get(number, partial(RangedFile, self.paths[number], self.storage_options))
@@ -149,6 +165,7 @@ class TokenWindows(_TokenFiles):
     ) -> None:
         self.window_size: int = arguments.integer("window_size", window_size, minimum=1)
         self.stride: int = self.window_size if stride is None else arguments.integer("stride", stride, minimum=1)
+        self._terms = f"windows of {self.window_size} by {self.stride}"
         self._has_boundaries = arguments.boolean("boundaries", boundaries)
         self._end_of_document: int | None = None
         if end_of_document is not None:
@@ -161,19 +178,7 @@ class TokenWindows(_TokenFiles):
         counts = [max(0, (file.num_tokens - self.window_size) // self.stride + 1) for file in self.files]
         self._ends = np.cumsum(counts, dtype=np.int64)
 
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Return the windows at ``indices``, in that order.
-
-        Args:
-            indices: Indices of windows; negative ones count from the end.
-
-        Raises:
-            IndexError: An index is out of range.
-            ShardCorruptError: A file or its index has changed, a document is outside its file, or a token is invalid.
-        """
-        return self._by_file(indices, self._windows)
-
-    def _windows(self, number: int, rows: list[int]) -> Iterator[Any]:
+    def _samples(self, number: int, rows: list[int]) -> Iterator[Any]:
         starts = [row * self.stride for row in rows]
         windows = self._read(number, [(start, start + self.window_size) for start in starts])
         if not self._has_boundaries:
@@ -246,19 +251,7 @@ class TokenDocuments(_TokenFiles):
         start, stop = self._span(number, document - int(self._ends[number - 1] if number else 0))
         return stop - start
 
-    def __getitems__(self, indices: Sequence[int]) -> list[torch.Tensor]:
-        """Return the documents at ``indices``, in that order.
-
-        Args:
-            indices: Indices of documents; negative ones count from the end.
-
-        Raises:
-            IndexError: An index is out of range.
-            ShardCorruptError: A file or its index has changed, a document is outside its file, or a token is invalid.
-        """
-        return self._by_file(indices, self._texts)
-
-    def _texts(self, number: int, rows: list[int]) -> Iterator[torch.Tensor]:
+    def _samples(self, number: int, rows: list[int]) -> Iterator[torch.Tensor]:
         spans = [self._span(number, row) for row in rows]
         return (torch.from_numpy(tokens) for tokens in self._read(number, spans))
 
@@ -272,6 +265,19 @@ class TokenDocuments(_TokenFiles):
 
     def _place(self, part: int, row: int) -> str:
         return f"document {row} of {shown_path(self.paths[part])}"
+
+
+def _digest_of(file: RangedFile, digest: int) -> int:
+    """Return a digest of a file's size and content, or of blocks that are spread over a large one."""
+    size = file.size_bytes
+    starts, length = [0], size
+    if size > _NUM_BLOCKS * _BLOCK_BYTES:
+        length = _BLOCK_BYTES
+        starts = cast("list[int]", np.linspace(0, size - length, _NUM_BLOCKS, dtype=np.int64).tolist())
+    digest = zlib.crc32(b"%d" % size, digest)
+    for start in starts:
+        digest = zlib.crc32(file.read(start, start + length), digest)
+    return digest
 
 
 def _check_indexed(files: Sequence[TokenFile], otherwise: str) -> None:

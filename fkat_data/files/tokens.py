@@ -14,6 +14,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from io import BytesIO
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +22,7 @@ import numpy.typing as npt
 from numpy.lib import format as npy
 
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
-from fkat_data.files.opening import FileVersion, RangedFile, local_path, shown_path
+from fkat_data.files.opening import FileVersion, RangedFile, changed, local_path, shown_path
 from fkat_data.interruption import genuine
 
 _MEGATRON = b"MMIDIDX\x00\x00"
@@ -69,6 +70,7 @@ class TokenFile(NamedTuple):
         num_tokens: How many there are.
         version: What the file was.
         index_path: The file with its documents; None: nothing says where they are.
+        index_version: What that file was.
         num_documents: How many there are; 0 without an index.
     """
 
@@ -78,6 +80,7 @@ class TokenFile(NamedTuple):
     num_tokens: int
     version: FileVersion
     index_path: str | None = None
+    index_version: FileVersion | None = None
     num_documents: int = 0
 
     def documents(self, storage_options: Mapping[str, Any]) -> Documents:
@@ -90,13 +93,13 @@ class TokenFile(NamedTuple):
             ShardCorruptError: The index is no longer what it was.
             OSError: It cannot be read.
         """
-        assert self.index_path is not None  # noqa: S101 - the caller has asked
-        content = _content(self.index_path, storage_options)
-        kind = _MegatronIndex if content[: len(_MEGATRON)].tobytes() == _MEGATRON else _DatatroveIndex
-        found = kind(self, content)
-        if found.num != self.num_documents:
-            raise ShardCorruptError.of_field(self.index_path, "number of documents", str(self.num_documents), found.num)
-        return found
+        if self.index_path is None or self.index_version is None:
+            raise ValueError(f"{self.path} has no index")
+        content, version = _content(self.index_path, storage_options)
+        if version.is_changed_from(self.index_version):
+            raise changed(self.index_path)
+        is_of_megatron = content[: len(_MEGATRON)].tobytes() == _MEGATRON
+        return _MegatronIndex(self, content) if is_of_megatron else _DatatroveIndex(self, content)
 
 
 def token_file(path: str, dtype: object, storage_options: Mapping[str, Any]) -> TokenFile:
@@ -220,7 +223,7 @@ def _of_megatron(path: str, file: RangedFile, head: bytes, storage_options: Mapp
     if end != file.size_bytes:
         raise ShardCorruptError.of_field(path, "size", f"{end} bytes, where {index_path} ends", file.size_bytes)
     num_tokens = _whole(path, "size", file.size_bytes, dtype.itemsize)
-    return TokenFile(path, dtype.str, 0, num_tokens, file.version(), index_path, num_ends - 1)
+    return TokenFile(path, dtype.str, 0, num_tokens, file.version(), index_path, index.version(), num_ends - 1)
 
 
 def _megatron_header(index_path: str, index: RangedFile) -> "tuple[np.dtype[Any], int, int]":
@@ -259,16 +262,20 @@ def _of_datatrove(path: str, file: RangedFile, storage_options: Mapping[str, Any
         what = f"2 or 4 bytes for each of the {num_tokens} tokens, where {index_path} ends"
         raise ShardCorruptError.of_field(path, "size", what, file.size_bytes)
     dtype = f"<u{sizes[file.size_bytes]}"
-    return TokenFile(path, dtype, 0, num_tokens, file.version(), index_path, num_documents)
+    return TokenFile(path, dtype, 0, num_tokens, file.version(), index_path, index.version(), num_documents)
 
 
-def _content(path: str, storage_options: Mapping[str, Any]) -> npt.NDArray[np.uint8]:
-    """Return the bytes of an index: mapped if it is a local file."""
+def _content(path: str, storage_options: Mapping[str, Any]) -> tuple[npt.NDArray[np.uint8], FileVersion]:
+    """Return the bytes of an index, mapped if it is a local file, and which version of it they are."""
     local = local_path(path)
-    if local is not None:
-        return np.memmap(local, np.uint8, "r") if FileVersion.of(local).size_bytes else np.empty(0, np.uint8)
-    file = RangedFile(path, storage_options)
-    return np.frombuffer(file.read(0, file.size_bytes), np.uint8)
+    if local is None:
+        file = RangedFile(path, storage_options)
+        return np.frombuffer(file.read(0, file.size_bytes), np.uint8), file.version()
+    with Path(local).open("rb") as opened:
+        version = FileVersion.of(opened.fileno())
+        # An empty file cannot be mapped.
+        content = np.memmap(opened, np.uint8, "r") if version.size_bytes else np.empty(0, np.uint8)
+    return content, version
 
 
 class _MegatronIndex(Documents):

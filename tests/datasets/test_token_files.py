@@ -1,5 +1,6 @@
 """Files of tokens as other programs write them: what windows and documents hold, and what is refused."""
 
+import os
 import pickle
 import struct
 from itertools import pairwise
@@ -186,6 +187,12 @@ def test_documents_can_be_packed_without_naming_their_lengths_again(tmp_path):
     assert sorted(found.tolist()) == tokens.tolist()
 
 
+def age(folder):
+    """Make files old: clocks of file systems are coarse, and would not tell two writes of a test apart."""
+    for file in folder.iterdir():
+        os.utime(file, (1e9, 1e9))
+
+
 def damaged(path, suffix, change):
     file = Path(path).with_suffix(suffix) if not suffix.startswith("+") else Path(path + suffix[1:])
     file.write_bytes(change(file.read_bytes()))
@@ -284,6 +291,7 @@ def test_a_token_outside_the_vocabulary_is_named_where_it_is_read(tmp_path):
 
 def test_a_file_that_is_written_again_is_an_error_at_once_and_at_a_resume(tmp_path):
     path, tokens = written(numpys, tmp_path / "a")
+    age(tmp_path)
     windows = TokenWindows(path, 4)
     loader = DataLoader(windows, batch_size=2, seed=1)
     next(iter(loader))
@@ -294,6 +302,29 @@ def test_a_file_that_is_written_again_is_an_error_at_once_and_at_a_resume(tmp_pa
     again = DataLoader(TokenWindows(path, 4), batch_size=2, seed=1)
     with pytest.raises(StateMismatchError, match=r"a\.npy"):
         again.load_state_dict(state)
+
+
+def test_another_index_is_an_error_at_once_and_at_a_resume(tmp_path):
+    for write in INDEXED:
+        path, _ = written(write, tmp_path / write.__name__, (7, 1, 20))
+        age(tmp_path)
+        loader = DataLoader(TokenDocuments(path), batch_size=None, seed=1)
+        next(iter(loader))
+        state = loader.state_dict()
+        documents = TokenDocuments(path)
+        written(write, tmp_path / write.__name__, (8, 1, 19))  # the same tokens, cut elsewhere
+        with pytest.raises(ShardCorruptError, match=rf"{write.__name__}\.(idx|ds\.index).*has changed"):
+            documents[0]
+        with pytest.raises(StateMismatchError, match=write.__name__):
+            DataLoader(TokenDocuments(path), batch_size=None, seed=1).load_state_dict(state)
+
+
+def test_windows_of_another_size_are_refused_at_a_resume_where_they_are_as_many(tmp_path):
+    path, _ = written(numpys, tmp_path / "a")
+    loader = DataLoader(TokenWindows(path, 12), batch_size=1, seed=1)
+    next(iter(loader))
+    with pytest.raises(StateMismatchError, match=r"a\.npy"):
+        DataLoader(TokenWindows(path, 13), batch_size=1, seed=1).load_state_dict(loader.state_dict())
 
 
 def test_a_resumed_epoch_of_windows_goes_on_where_it_was(tmp_path):
