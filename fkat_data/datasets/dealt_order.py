@@ -1,4 +1,4 @@
-"""Orders that are dealt out to ranks: what a loader needs to deal the rest of an epoch out again."""
+"""Orders that are planned window by window and dealt out to ranks, and what a loader needs to deal the rest out again."""
 
 import copy
 import heapq

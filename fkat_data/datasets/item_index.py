@@ -1,4 +1,4 @@
-"""Normalize indices as a list does, and read several items of a dataset at once."""
+"""Datasets by index: indices as a list has them, several items at once, and samples that are in files."""
 
 import operator
 from abc import ABC, abstractmethod

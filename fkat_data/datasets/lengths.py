@@ -1,4 +1,4 @@
-"""Convert item lengths from a sequence, an array or a dataset to one array."""
+"""The lengths of items as one array: given, or counted in threads."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, cast

@@ -1,4 +1,4 @@
-"""A sequential sampler that resumes where it stopped."""
+"""The states of datasets, written and checked, and a sequential sampler that has one."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from typing import Any, cast

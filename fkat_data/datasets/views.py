@@ -1,4 +1,4 @@
-"""A rank's view of a dataset: the items that belong to the rank, by index."""
+"""Views of datasets: a rank's part of one, several end to end or by their names, and a function on the samples of one."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum

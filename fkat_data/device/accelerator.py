@@ -1,4 +1,4 @@
-"""The mover to an accelerator: copies on a side stream, so that they hide behind the caller's computation.
+"""The mover that a device has; to an accelerator, copies on a side stream, which hide behind the caller's computation.
 
 The copy of a microbatch is issued when it arrives. When it is delivered, the caller's current stream waits for the
 copy's event. The host waits only if too many copies are under way for more to be faster. The host's memory is kept

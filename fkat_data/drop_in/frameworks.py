@@ -1,4 +1,4 @@
-"""What accelerate finds on a ``fkat_data.DataLoader``: a loader that it leaves alone, saves and loads.
+"""What accelerate and Lightning find on a ``fkat_data.DataLoader``: a loader that they leave alone, save and load.
 
 accelerate asks ``_is_accelerate_prepared`` before it makes a loader of its own of this one's parts, and reads no other
 attribute of a loader that is prepared. Its settings for loaders belong to the ``Accelerator`` that asks.

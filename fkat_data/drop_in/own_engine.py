@@ -1,4 +1,4 @@
-"""The engine of a ``fkat_data.DataLoader``, made of the loader's arguments."""
+"""The engine that the arguments of a ``fkat_data.DataLoader`` ask for, and what becomes of a microbatch behind it."""
 
 import warnings
 from collections.abc import Callable, Mapping

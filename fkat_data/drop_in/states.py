@@ -1,4 +1,4 @@
-"""From the state of some ranks to the place of one: its own, or its part of what other ranks have left."""
+"""A state as it is saved and checked, and from that of some ranks to the place of one: its own, or its part of the rest."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What a worker makes of an epoch: a torch DataLoader of its own over the dataset, which is iterated directly."""
+"""What a worker makes of an epoch: batches by their indices, or a strand of an iterable dataset with its states."""
 
 import copy
 import hashlib

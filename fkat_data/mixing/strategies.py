@@ -1,4 +1,4 @@
-"""Strategies that choose the source of each draw, as pure functions of epoch and draw."""
+"""The source of each draw, as a pure function of epoch and draw: strategies, and a schedule of sources that may end."""
 
 from abc import ABC, abstractmethod
 from bisect import bisect_right

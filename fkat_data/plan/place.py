@@ -1,4 +1,4 @@
-"""One rank's place in its plan: where it goes on, and all that finding this place again takes."""
+"""One rank's place in its plan, all that finding it again takes, and the tasks that follow it."""
 
 from collections.abc import Callable, Sequence
 from itertools import zip_longest

@@ -1,4 +1,4 @@
-"""A dataset's state: the reference's keys, and a fingerprint of the settings that must match on load."""
+"""The epochs of a configuration: which rank reads which sample when, in this world or another, and the state that says it."""
 
 import contextlib
 import hashlib

@@ -1,4 +1,4 @@
-"""Batches and samples to skip: those that caused a spike of the loss, or that turned out to be bad."""
+"""A rank's batches of an epoch, by the numbers of their samples, without those that are to be skipped."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, cast

@@ -1,8 +1,12 @@
-"""Tell one iterator of a torch DataLoader from any other, in its workers and where it starts them.
+"""Where an epoch starts or resumes, and a shared page that keeps it for the trainer and its DataLoader's workers.
 
-What torch offers does not: the base seed repeats with ``torch.manual_seed``, and worker ids repeat with every
-iterator. But each iterator has one queue into which all its workers put their batches, and the kernel numbers the
-pipe behind it. The queue is private to torch. For a loader that has none, the base seed stands in, with a warning.
+A worker of torch's DataLoader has a copy of the dataset, and does not tell the trainer when it begins an epoch.
+Therefore the resume point is in anonymous memory. Processes inherit it, or receive its descriptor when they start. It
+has no name, and the kernel frees it when the last process ends.
+
+The queue into which the workers of an iterator put their batches tells it from the next iterator: the kernel numbers
+the pipe behind it. The base seed repeats with ``torch.manual_seed``, and worker ids with every iterator. The queue is
+private to torch. For a loader that has none, the base seed stands in, with a warning.
 """
 
 import fcntl
