@@ -43,10 +43,14 @@ class OpenColumn:
         self.name: str = column.name
         self.size_bytes: int | None = column.size_bytes
         self.decode: Callable[[memoryview], Any] = encoding.decode
+        self.is_text: bool = column.encoding == "str"
+        """Whether values are strings in UTF-8."""
         self._listed: Callable[[npt.NDArray[Any]], list[Any]] = list if column.encoding != "int" else np.ndarray.tolist
+        # Of bytes: numpy copies a value of them at once, and an array number by number.
         self._windows: npt.NDArray[Any] | None = None
+        self._dtype, self._shape = encoding.dtype, encoding.shape
         if encoding.dtype is not None and encoding.size_bytes == column.size_bytes:
-            self._windows = windows_of(content, encoding.dtype, encoding.shape)
+            self._windows = windows_of(content, np.dtype((np.void, column.size_bytes)))
         if not isinstance(encoding, NDArrayEncoding):
             return
         if options.arrays == "torch":
@@ -66,24 +70,22 @@ class OpenColumn:
 
     def gathered(self, starts: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
         """Return the values at the offsets ``starts`` as a new array: shape (len(starts), ...), the column's dtype."""
-        if self._windows is None:
+        if self._windows is None or self._dtype is None:
             raise TypeError(f"the values of column {self.name!r} differ in dtype or shape")
-        return self._windows[starts]
+        return self._windows[starts].view(self._dtype).reshape(len(starts), *self._shape)
 
     def values(self, starts: npt.NDArray[np.int64]) -> list[Any]:
         """Return the values at the offsets ``starts``, each as ``decode`` returns it."""
         return self._listed(self.gathered(starts))
 
 
-def windows_of(content: memoryview, dtype: np.dtype[Any], shape: tuple[int, ...] = ()) -> npt.NDArray[Any]:
-    """Return a view whose item *i* is the array of ``dtype`` and ``shape`` that starts at byte *i*.
+def windows_of(content: memoryview, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Return a view whose item *i* is the value of ``dtype`` that starts at byte *i*.
 
-    Indexing the view with many offsets copies only the arrays that start there.
+    Indexing the view with many offsets copies only the values that start there.
     """
-    item_bytes = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
-    strides = np.empty(shape, dtype).strides if len(content) >= item_bytes else (0,) * len(shape)
-    num_windows = max(0, len(content) - item_bytes + 1)
-    return np.ndarray((num_windows, *shape), dtype, content, strides=(1, *strides))
+    num_windows = max(0, len(content) - dtype.itemsize + 1)
+    return np.ndarray((num_windows,), dtype, content, strides=(1,))
 
 
 def _listed_read_only(values: npt.NDArray[Any]) -> list[Any]:
@@ -229,6 +231,8 @@ class MDSReader:
         content, decode = self._content, column.decode
         begins, ends = starts.tolist(), (starts + sizes).tolist()
         try:
+            if column.is_text:  # a call of Python's for each value would take as long as its decoding
+                return [str(content[begin:end], "utf-8") for begin, end in zip(begins, ends, strict=True)]
             return [decode(content[begin:end]) for begin, end in zip(begins, ends, strict=True)]
         except ValueError:
             for row, begin, end in zip(rows.tolist(), begins, ends, strict=True):

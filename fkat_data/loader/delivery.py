@@ -90,8 +90,10 @@ class Delivery:
         self._agreement = agreement
         self._sink = sink
         self._watch = watch
-        # One that the caller is about to get, and one that moves behind it; or a run, which does not move.
+        # One that the caller is about to get, and one that moves behind it.
         self._moving: deque[_Taken] = deque()
+        # Microbatches that came together, follow on the caller's position, and need not move.
+        self._run: deque[Microbatch] = deque()
         # By identity: the parts go on after this position. None: a call changes them, or was interrupted.
         self._whole_at: Position | None = _NOWHERE
         self._began_mid_epoch = False
@@ -115,7 +117,7 @@ class Delivery:
             self._delivered_bytes,
             self._delivered_at_s,
             self._placement.copied_s,
-            sum(isinstance(arrival, Arrival) for arrival, _, _ in list(self._moving)),
+            len(self._run) + sum(isinstance(arrival, Arrival) for arrival, _, _ in list(self._moving)),
             self.is_over,
         )
 
@@ -134,8 +136,8 @@ class Delivery:
     def load_to(self, mover: Mover) -> None:
         """Move by another mover from the next microbatch on that is not moving yet."""
         self._placement.use(mover)
-        if self._whole_at is not None and any(not taken_with.copies for _, taken_with, _ in self._moving):
-            self._whole_at = _NOWHERE  # those of a run stand still: they are taken again
+        if self._whole_at is not None and self._run:
+            self._whole_at = _NOWHERE  # they are taken again
 
     def extend(self, num_shards: int) -> None:
         """Put more shards in work."""
@@ -149,7 +151,7 @@ class Delivery:
     def stop(self) -> None:
         """End the iteration, and drop what was prefetched."""
         self.is_over = True
-        self._moving.clear()
+        self._clear()
         self._prefetcher.drop()
 
     def next(self) -> Microbatch:
@@ -160,6 +162,18 @@ class Delivery:
             BaseException: The user's, again with every further call.
         """
         cursor = self._cursor
+        position = cursor.position
+        if self._run and self._whole_at is position:
+            self._whole_at = None
+            microbatch = self._run.popleft()
+            epoch, shard, number, step, ended = position
+            # half of what the class itself takes, whose function is one of Python's
+            after = tuple.__new__(Position, (epoch, shard, number + 1, step + 1, ended))
+            self._num_delivered += 1
+            self._delivered_at_s = time.perf_counter()
+            cursor.advance(after)
+            self._whole_at = after
+            return microbatch
         while not self.is_over:
             position = cursor.position
             if position.epoch != self._epoch:
@@ -248,8 +262,8 @@ class Delivery:
             return arrival, mover, None
         if mover.copies or is_profiled:
             return self._moved(arrival)
-        if self._prefetcher.has_run:
-            self._moving.extend([(each, mover, each.microbatch) for each in self._prefetcher.take_run()])
+        if self._prefetcher.has_run and self._agreement is None:
+            self._run.extend(self._prefetcher.take_run())
         return arrival, mover, arrival.microbatch
 
     def _moved(self, arrival: Arrival) -> _Taken:
@@ -268,7 +282,7 @@ class Delivery:
         self._whole_at = None
         if position.epoch != left.epoch:
             self._prefetcher.leave(left)
-        self._moving.clear()
+        self._clear()
         self._epoch = position.epoch
         self._is_first = True
         self._began_mid_epoch = position.shard > 0 or position.microbatch > 0
@@ -285,7 +299,7 @@ class Delivery:
             self._prefetcher.end_wait()
             return
         self._make_whole()
-        self._moving.clear()
+        self._clear()
         self._whole_at = None
         self._prefetcher.start(position)
 
@@ -296,11 +310,15 @@ class Delivery:
         if self._prefetcher.is_waiting:
             self._prefetcher.end_wait()
         else:
-            self._moving.clear()
+            self._clear()
             self._placement.release()
             self._prefetcher.reset()
             self._restart_workers()
         self._whole_at = _NOWHERE
+
+    def _clear(self) -> None:
+        self._moving.clear()
+        self._run.clear()
 
     def _end_epoch(self) -> None:
         self._watch.epoch_ended(self._epoch, self.progress())

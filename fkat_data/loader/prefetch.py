@@ -89,7 +89,7 @@ class Work:
         allowance: The first microbatch that may not be made yet.
     """
 
-    __slots__ = ("allowance", "arrived", "delivered", "front", "group", "last_digest", "learn_at", "task")
+    __slots__ = ("allowance", "arrived", "delivered", "front", "group", "last_digest", "learn_at", "rest", "task")
 
     def __init__(self, task: Task, group: WorkerGroup, allowance: int) -> None:
         self.task: Task = task
@@ -106,6 +106,8 @@ class Work:
         """Of the microbatch before it, if it is known."""
         self.learn_at: int = 0
         """The delivery from which the look-ahead learns next."""
+        self.rest: Together | None = None
+        """What has come together with the first message in ``arrived``, or the one that was just handed out."""
 
     def begin_turn(self) -> None:
         """Hear the group from here on as it is now."""
@@ -129,10 +131,27 @@ class Work:
     def keep(self, message: Item | End | Failure | Together) -> Item | End | Failure:
         """Keep what has arrived behind all else; return the first of it."""
         if isinstance(message, Together):
-            self.arrived.extend(message.messages)
-            return message.messages[0]
+            if message.microbatches:
+                self.rest = message
+            message = message.first()
         self.arrived.append(message)
         return message
+
+    def spread(self) -> None:
+        """Keep what has come together as the messages that it stands for."""
+        rest, self.rest = self.rest, None
+        if rest is not None:
+            self.arrived.extend(rest.behind_first())
+
+    def take_run(self) -> list[Any]:
+        """Return the microbatches that have come together with the one just handed out, as handed out as well."""
+        rest, self.rest = self.rest, None
+        if rest is None:
+            return []
+        self.arrived.append(rest.behind)
+        self.delivered += len(rest.microbatches) - 1
+        self.last_digest = rest.digests[-1]
+        return rest.microbatches[1:]
 
     def learn_after(self, count: int) -> None:
         """Have the look-ahead learn from the delivery after ``count`` of them."""
@@ -239,6 +258,7 @@ class Prefetcher:
         self._keep_terms()
         for work in self._work:
             work.arrived.clear()
+            work.rest = None
 
     def terms(self, position: Position) -> ShardTerms | None:
         """Return what a begun shard's worker has reported of it; None: nothing."""
@@ -296,6 +316,8 @@ class Prefetcher:
         """
         while self._work:
             work = self._work[0]
+            if work.rest is not None:
+                work.spread()
             arrived = work.arrived
             message = arrived[0] if arrived else self._receive(work, block=block)
             if isinstance(message, Item):
@@ -319,28 +341,16 @@ class Prefetcher:
             return ShardEnd(self._end(work, found, is_whole=is_whole))
         return None if self._sampler_error is None else Raised(self._sampler_error)
 
-    def take_run(self) -> list[Arrival]:
-        """Return those that have come together with the one that ``take`` has returned, but for the last of their task.
+    def take_run(self) -> list[Any]:
+        """Return the microbatches that have come together with the one that ``take`` has returned, and count them.
 
-        Nothing is to be decided between them: the caller gets each for less than a call of ``take``.
+        Nothing is to be decided between them, and no size is counted: the caller numbers them on from that one, and
+        gets each for less than a call of ``take``.
         """
         self.has_run = False
-        if not self._work:
-            return []
-        work = self._work[0]
+        run = self._work[0].take_run() if self._work else []
         epoch, shard, number, step, ended = self._place
-        run: list[Arrival] = []
-        for item in work.arrived:
-            if not isinstance(item, Item) or item.is_last:
-                break
-            number, step = number + 1, step + 1
-            after = tuple.__new__(Position, (epoch, shard, number, step, ended))
-            run.append(tuple.__new__(Arrival, (item.microbatch, after, item.size_bytes, item.digest)))
-        if run:
-            for _ in run:
-                work.last_digest = cast("Item", work.arrived.popleft()).digest
-            work.delivered += len(run)
-            self._place = run[-1].after
+        self._place = Position(epoch, shard, number + len(run), step + len(run), ended)
         return run
 
     def _is_settled(self, work: Work, item: Item, *, block: bool) -> bool:
@@ -519,7 +529,7 @@ class Prefetcher:
                 if message is not None and not isinstance(message, Raised):
                     if self._shortages.newest is not None:
                         self._shortages.forget()
-                    self.has_run = isinstance(message, Together)
+                    self.has_run = isinstance(message, Together) and len(message.microbatches) > 1
                     return work.keep(message)
                 return message
             self._lose(work, num_expected, lost)

@@ -384,8 +384,7 @@ class StreamingDataset(Described, DatasetProperties, SampleAccess, IterableDatas
 
     def samples_in(self, size_bytes: int) -> int:
         """Return the approximate number of samples in a number of bytes."""
-        total_bytes = sum(entry.raw_bytes for entry in self.catalog.entries)
-        return max(1, size_bytes * self.num_samples // max(total_bytes, 1))
+        return max(1, size_bytes * self.num_samples // max(self.catalog.raw_bytes, 1))
 
     def samples_of(self, step: int, epoch: int | None = None) -> list[SampleRecord]:
         """Return every sample of a global batch, of all ranks, recomputed from the order.

@@ -6,7 +6,7 @@ The order is planned in the trainer's process; workers receive the numbers of th
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 from torch.utils import data
@@ -180,8 +180,8 @@ class StreamPlan(StreamEpochs):
         self._wanted: Iterator[BatchGroup] = iter(())
         self._is_torn = True
         self._num_parts = self._num_drawn = self._num_samples = 0
-        # By step: the plan's index of the batch before it, and the samples that the iteration has given by then.
-        self._behind: dict[int, tuple[int, int]] = {}
+        # In ascending order by the step of the first batch; the parts before those kept are forgotten.
+        self._known: dict[int, _KnownPart] = {}
 
     def shard(self, epoch: int, index: int) -> StreamPart | None:
         """Return a part of the epoch, or None past its end."""
@@ -193,22 +193,32 @@ class StreamPlan(StreamEpochs):
         return None if part is None else Piece(self._dp_rank, 0, part.first)
 
     def _num_samples_before(self, position: Position) -> int:
-        return self._behind.get(self._step_at(position), (0, 0))[1]
+        known = self._part_before(position)
+        return 0 if known is None else known.num_samples_before(self._step_at(position))
 
     def _point_behind(self, position: Position) -> ResumePoint:
-        step = self._step_at(position)
-        if self._batches is None or step == self._first_step:
+        known = self._part_before(position)
+        if self._batches is None or known is None:
             return self._begun
-        return replace(self._begun, sample_in_epoch=self._batches.sample_in_epoch_after(self._behind[step][0]))
+        number = known.numbers[self._step_at(position) - known.first_step - 1]
+        return replace(self._begun, sample_in_epoch=self._batches.sample_in_epoch_after(number))
 
     def _step_at(self, position: Position) -> int:
         # Behind the last batch, the dataset's states say that nothing is left of the epoch.
-        return position.step if position.epoch == self._begun.epoch else max(self._behind)
+        if position.epoch == self._begun.epoch or not self._known:
+            return position.step
+        return max(known.first_step + len(known.numbers) for known in self._known.values())
+
+    def _part_before(self, position: Position) -> "_KnownPart | None":
+        """Return the part of the batch before a position; None before the iteration's first."""
+        step = self._step_at(position)
+        first_step = max((first for first in self._known if first < step), default=None)
+        return None if step == self._first_step or first_step is None else self._known[first_step]
 
     def _go_to(self, point: ResumePoint) -> None:
         self._is_torn = True
         super()._go_to(point)
-        self._behind = {self._first_step: (-1, 0)}
+        self._known = {}
         self._restart()
 
     def _restart(self) -> None:
@@ -247,18 +257,35 @@ class StreamPlan(StreamEpochs):
         assert self._batches is not None  # noqa: S101 - an iteration has begun
         together = len(numbers) if self._is_read_here else 1
         part = StreamPart(self._batches.first_batch + numbers[0], batches, together, is_plain=self._is_plain)
-        for number, picks in zip(numbers, batches, strict=True):
-            self._num_drawn += 1
-            self._num_samples += len(picks.ids)
-            self._behind[self._first_step + self._num_drawn] = number, self._num_samples
+        first_step = self._first_step + self._num_drawn
+        self._known[first_step] = _KnownPart(first_step, numbers, batches, self._num_samples)
+        self._num_drawn += len(numbers)
+        self._num_samples += sum(len(picks.ids) for picks in batches)
         self._parts[self._num_parts] = part
         self._num_parts += 1
+        # Where parts are planned again after an interruption, the caller's place, which is further on, stays known.
         if self._parts.pop(self._num_parts - _MOST_KEPT - 1, None) is not None:
-            num_kept = sum(len(kept) - kept.first for kept in self._parts.values())
-            # Where parts are planned again after an interruption, the caller's place, which is further on, stays known.
-            old = self._first_step + self._num_drawn - num_kept - 1
-            while self._behind.pop(old, None) is not None:
-                old -= 1
+            del self._known[min(self._known)]
+
+
+class _KnownPart(NamedTuple):
+    """What a state says of the batches of a part.
+
+    Attributes:
+        first_step: The step of its first batch.
+        numbers: The plan's index of each.
+        batches: The samples of each.
+        num_before: The samples that the iteration has given before them.
+    """
+
+    first_step: int
+    numbers: list[int]
+    batches: list[PickedSamples]
+    num_before: int
+
+    def num_samples_before(self, step: int) -> int:
+        """Return the samples that the iteration has given before a step."""
+        return self.num_before + sum(len(picks.ids) for picks in self.batches[: step - self.first_step])
 
 
 def step_of(dataset: Any, point: ResumePoint) -> int:
@@ -289,6 +316,9 @@ def batches_together(dataset: Any, batch_size: int) -> int:
 def _without_gaps(groups: Iterator[BatchGroup]) -> Iterator[BatchGroup]:
     """Yield the same batches in groups whose numbers follow on one another."""
     for numbers, batches in groups:
+        if numbers and numbers[-1] - numbers[0] + 1 == len(numbers):
+            yield numbers, batches
+            continue
         start = 0
         for stop in range(1, len(numbers) + 1):
             if stop == len(numbers) or numbers[stop] != numbers[stop - 1] + 1:

@@ -166,7 +166,7 @@ class InlineWorker:
                     contexts.enter_context(kept)
                 contexts.enter_context(self._clock.installed())
                 try:
-                    messages = self._made_together(task) if is_together else [self._made(task)]
+                    message = self._made_together(task) if is_together else self._made(task)
                 finally:
                     self._clock.mark("")
                     self._replay.end()
@@ -174,12 +174,12 @@ class InlineWorker:
         finally:
             # Python may be interrupted before the end of a block is reached: what is left of it is undone here.
             contexts.close()
-        last = messages[-1]
+        last = message.behind if isinstance(message, Together) else message
         is_item = isinstance(last, Item)
-        self._clock.count(len(messages) - (not is_item))
+        self._clock.count(is_item + (len(message.microbatches) if isinstance(message, Together) else 0))
         if not is_item or last.is_last:
             self._end_task(task)
-        return Together(task.ticket, messages) if is_together else last
+        return message
 
     def _made(self, task: Task) -> Item | End | Failure:
         """Make the next message of a task."""
@@ -201,19 +201,21 @@ class InlineWorker:
         digest = digest_of(produced.microbatch) if self._is_digested else 0
         return Item(task.ticket, produced.microbatch_index, produced.is_last, produced.microbatch, size_bytes, digest)
 
-    def _made_together(self, task: Task) -> list[Item | End | Failure]:
-        """Make all messages of a task whose microbatches are read together: less than a call for each would cost."""
-        messages: list[Item | End | Failure] = []
-        index = task.first_microbatch
+    def _made_together(self, task: Task) -> Together:
+        """Make what is left of a task whose microbatches are read together: less than a call for each would cost."""
+        made: list[Any] = []
+        behind: Item | Failure | None = None
+        last_index = 0
         try:
             last_index, microbatches = produce_together(task, self._producer)
             for microbatch in microbatches:
-                digest = digest_of(microbatch) if self._is_digested else 0
-                messages.append(Item(task.ticket, index, index == last_index, microbatch, 0, digest))
-                index += 1
+                made.append(microbatch)  # noqa: PERF402 - those before an error are kept
         except genuine(Exception) as error:
-            messages.append(_failure(task, error, index))
-        return messages
+            behind = _failure(task, error, task.first_microbatch + len(made))
+        digests = [digest_of(microbatch) for microbatch in made] if self._is_digested else [0] * len(made)
+        if behind is None:
+            behind = Item(task.ticket, last_index, True, made.pop(), 0, digests.pop())
+        return Together(task.ticket, task.first_microbatch, made, digests, behind)
 
     def _is_new(self, microbatch: Any) -> bool:
         """Return whether a microbatch is in memory of its own for certain."""

@@ -135,15 +135,32 @@ class Failure(NamedTuple):
 
 
 class Together(NamedTuple):
-    """Messages of a task that a worker in the caller's own thread gives at once.
+    """Microbatches of a task that a worker in the caller's own thread gives at once.
 
     Attributes:
         ticket: The task.
-        messages: In order; at least one.
+        microbatch_index: The first one's place in the shard.
+        microbatches: In order, none of them the task's last; perhaps none.
+        digests: Of their content; 0 for each if the loader needs none.
+        behind: What comes behind them.
     """
 
     ticket: int
-    messages: "list[Item | End | Failure]"
+    microbatch_index: int
+    microbatches: list[Any]
+    digests: list[int]
+    behind: "Item | End | Failure"
+
+    def first(self) -> "Item | End | Failure":
+        """Return the message of the first microbatch; ``behind`` if there is none."""
+        return self._item(0) if self.microbatches else self.behind
+
+    def behind_first(self) -> "list[Item | End | Failure]":
+        """Return the messages behind that of the first microbatch."""
+        return [*map(self._item, range(1, len(self.microbatches))), self.behind]
+
+    def _item(self, index: int) -> "Item":
+        return Item(self.ticket, self.microbatch_index + index, False, self.microbatches[index], 0, self.digests[index])
 
 
 class MemoryShortage(NamedTuple):

@@ -181,7 +181,8 @@ class RankBatches:
             num_parts: Number of parts that share the batches.
         """
         for indices, own in self._planned(first, part, num_parts):
-            yield indices, [batch[batch >= 0] for batch in own]
+            is_full = not own.size or own.min() >= 0
+            yield indices, list(own) if is_full else [batch[batch >= 0] for batch in own]
 
     def _planned(self, first: int, part: int, num_parts: int) -> Iterator[tuple[_Integers, _Integers]]:
         num_batches = self._plan.batching.num_even_batches

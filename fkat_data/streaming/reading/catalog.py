@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -359,6 +359,11 @@ class Catalog:
     def source_of(self, shard: int) -> ShardSource:
         """Return the source of a shard."""
         return self.sources[int(self.stream_per_shard[shard])]
+
+    @cached_property
+    def raw_bytes(self) -> int:
+        """Size of the uncompressed files of all shards, in bytes."""
+        return sum(entry.raw_bytes for entry in self.entries)
 
     @property
     def num_samples(self) -> int:
