@@ -29,6 +29,9 @@ is_quiet = [
     not torch.cuda.is_initialized(),
     not torch.distributed.is_initialized(),
 ]
+from fkat_data import DataLoader
+next(iter(DataLoader([1, 2, 3])))
+is_quiet.append("psutil" not in sys.modules)
 import psutil
 print(json.dumps([*package, with_data, with_streaming, [*is_quiet, not psutil.Process().children()]]))
 """

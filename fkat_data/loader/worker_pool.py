@@ -93,11 +93,9 @@ class WorkerPool:
     """
 
     def __init__(self, settings: WorkerPoolSettings, sink: EventSink) -> None:
-        limit_bytes = settings.limit_bytes
-        smallest = _SMALLEST_LIMIT_BYTES * settings.num_workers
-        if limit_bytes is not None:
-            limit_bytes = arguments.integer("memory_limit_bytes", limit_bytes, minimum=smallest)
-        self._limit_bytes = limit_bytes if limit_bytes is not None else max(default_limit_bytes(), smallest)
+        if settings.limit_bytes is not None:
+            smallest = _SMALLEST_LIMIT_BYTES * settings.num_workers
+            arguments.integer("memory_limit_bytes", settings.limit_bytes, minimum=smallest)
         self._settings = settings
         self._sink = sink
         self._owner_pid = os.getpid()
@@ -119,10 +117,13 @@ class WorkerPool:
         """Workers in processes of their own, when all of them run."""
         return self._settings.num_workers if self._settings.is_multiprocessing else 0
 
-    @property
+    @functools.cached_property
     def limit_bytes(self) -> int:
         """Shared memory that the workers may take together."""
-        return self._limit_bytes
+        # Not before it is needed: without processes, the first microbatch need not wait for a look at the memory.
+        if self._settings.limit_bytes is not None:
+            return int(self._settings.limit_bytes)
+        return max(default_limit_bytes(), _SMALLEST_LIMIT_BYTES * self._settings.num_workers)
 
     @property
     def group_size(self) -> int:
@@ -222,7 +223,7 @@ class WorkerPool:
         starter = self._starter
         if starter is None or not indices:
             return
-        limit_bytes = self._limit_bytes // self._settings.num_workers
+        limit_bytes = self.limit_bytes // self._settings.num_workers
         if not starter.is_ready:
             self._ship(starter, limit_bytes)
         try:
