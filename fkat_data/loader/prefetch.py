@@ -109,6 +109,14 @@ class Work:
         self.rest: Together | None = None
         """What has come together with the first message in ``arrived``, or the one that was just handed out."""
 
+    @property
+    def num_arrived(self) -> int:
+        """Microbatches that have arrived and were not handed out."""
+        # Another thread may ask while the trainer's thread changes them: each is read in one step.
+        rest, arrived = self.rest, list(self.arrived)
+        num_together = 0 if rest is None else len(rest.microbatches) - 1
+        return num_together + sum(isinstance(message, Item) for message in arrived)
+
     def begin_turn(self) -> None:
         """Hear the group from here on as it is now."""
         self.front = self.group.front
@@ -220,9 +228,8 @@ class Prefetcher:
     @property
     def num_arrived(self) -> int:
         """Microbatches that have arrived and were not handed out."""
-        # Lists are made in one step: another thread may ask while the trainer's thread changes them.
-        arrived = (message for work in list(self._work) for message in list(work.arrived))
-        return sum(isinstance(message, Item) for message in arrived) + sum(group.num_early for group in self._groups)
+        num_arrived = sum(work.num_arrived for work in list(self._work))
+        return num_arrived + sum(group.num_early for group in self._groups)
 
     @property
     def task(self) -> Task | None:

@@ -180,7 +180,7 @@ class StreamPlan(StreamEpochs):
         self._wanted: Iterator[BatchGroup] = iter(())
         self._is_torn = True
         self._num_parts = self._num_drawn = self._num_samples = 0
-        # In ascending order by the step of the first batch; the parts before those kept are forgotten.
+        # By the step of the first batch; the parts before those kept are forgotten.
         self._known: dict[int, _KnownPart] = {}
 
     def shard(self, epoch: int, index: int) -> StreamPart | None:
