@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from fkat_data.datasets.padding import PaddingCollate, PaddingSide1D, pad_stack_1d
     from fkat_data.datasets.parquet import IterableParquetDataset, ParquetDataset
     from fkat_data.datasets.resumable import ResumableSequentialSampler
+    from fkat_data.datasets.rows import Filter, Pack
     from fkat_data.datasets.tar import TarDataset
     from fkat_data.datasets.token_budget import TokenBudgetBatchSampler
     from fkat_data.datasets.token_files import TokenDocuments, TokenWindows
@@ -33,12 +34,14 @@ __all__ = [
     "DatasetImplementingSortKeyProtocol",
     "DictDataset",
     "DistributedShardedDataset",
+    "Filter",
     "Fragment",
     "IterableJsonDataset",
     "IterableMapDataset",
     "IterableParquetDataset",
     "JsonDataset",
     "MapDataset",
+    "Pack",
     "PackedDataset",
     "PaddingCollate",
     "PaddingSide1D",
@@ -62,12 +65,14 @@ _MODULES = {
     "DatasetImplementingSortKeyProtocol": "buffer_sorted",
     "DictDataset": "views",
     "DistributedShardedDataset": "distributed_sharded",
+    "Filter": "rows",
     "Fragment": "packed",
     "IterableJsonDataset": "json_lines",
     "IterableMapDataset": "views",
     "IterableParquetDataset": "parquet",
     "JsonDataset": "json_lines",
     "MapDataset": "views",
+    "Pack": "rows",
     "PackedDataset": "packed",
     "PaddingCollate": "padding",
     "PaddingSide1D": "padding",

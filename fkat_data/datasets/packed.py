@@ -372,24 +372,11 @@ class PackedDataset(Described, Dataset[dict[str, torch.Tensor]]):
         return []
 
     def _sequence(self, fragments: list[Fragment], items: list[Any]) -> dict[str, torch.Tensor]:
-        length = self._sequence_length
-        edges = [0, *accumulate(fragment.length for fragment in fragments)]
-        is_padded = edges[-1] < length
-        if is_padded:
-            edges.append(length)
-        sizes = torch.tensor(edges).diff()
-        document_ids = torch.arange(len(sizes), dtype=torch.int32)
-        if is_padded:
-            document_ids[-1] = -1
-        cu_seqlens = torch.tensor(edges, dtype=torch.int32)
-        sequence = {field: self._packed(field, fragments, items) for field in self._fields}
-        return sequence | {
-            "document_ids": document_ids.repeat_interleave(sizes),
-            "position_ids": torch.arange(length) - cu_seqlens[:-1].long().repeat_interleave(sizes),
-            "cu_seqlens": cu_seqlens,
-        }
+        values = {field: self._values(field, fragments, items) for field in self._fields}
+        padding = dict.fromkeys(self._fields, self._pad_value)
+        return packed_sequence(values, [fragment.length for fragment in fragments], self._sequence_length, padding)
 
-    def _packed(self, field: str, fragments: list[Fragment], items: list[Any]) -> torch.Tensor:
+    def _values(self, field: str, fragments: list[Fragment], items: list[Any]) -> list[torch.Tensor]:
         values: list[torch.Tensor] = []
         for fragment, item in zip(fragments, items, strict=True):
             value = cast("Mapping[str, Any]", item)[field] if isinstance(item, Mapping) else item
@@ -402,8 +389,41 @@ class PackedDataset(Described, Dataset[dict[str, torch.Tensor]]):
                     f"the shape of {field!r} in the item: {list(value.shape)}",
                 )
             values.append(value[fragment.start : fragment.start + fragment.length])
-        packed = torch.cat(values)
-        return torch.nn.functional.pad(packed, (0, self._sequence_length - len(packed)), value=self._pad_value)
+        return values
+
+
+def packed_sequence(
+    values: Mapping[str, Sequence[torch.Tensor]],
+    lengths: Sequence[int],
+    sequence_length: int,
+    padding: Mapping[str, float],
+) -> dict[str, torch.Tensor]:
+    """Return a sequence of fragments, as ``PackedDataset`` describes it.
+
+    Args:
+        values: The fragments of each field, in order.
+        lengths: Tokens of each fragment; together at most ``sequence_length``.
+        sequence_length: Tokens of the sequence.
+        padding: The value behind the last fragment, for each field.
+    """
+    edges = [0, *accumulate(lengths)]
+    num_missing = sequence_length - edges[-1]
+    if num_missing:
+        edges.append(sequence_length)
+    sizes = torch.tensor(edges).diff()
+    document_ids = torch.arange(len(sizes), dtype=torch.int32)
+    if num_missing:
+        document_ids[-1] = -1
+    cu_seqlens = torch.tensor(edges, dtype=torch.int32)
+    sequence = {
+        field: torch.nn.functional.pad(torch.cat([*fragments]), (0, num_missing), value=padding[field])
+        for field, fragments in values.items()
+    }
+    return sequence | {
+        "document_ids": document_ids.repeat_interleave(sizes),
+        "position_ids": torch.arange(sequence_length) - cu_seqlens[:-1].long().repeat_interleave(sizes),
+        "cu_seqlens": cu_seqlens,
+    }
 
 
 def collate_packed(sequences: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from fkat_data.drop_in.own_engine import DataLoaderIterator, change_of, check_kn
 from fkat_data.drop_in.rank_share import shared_fields
 from fkat_data.drop_in.states import check_order, checked_loader_state, merged_states
 from fkat_data.drop_in.strand_plan import StrandPlan, StrandRanks, counts_all_ranks
+from fkat_data.drop_in.window_plan import WindowPlan, check_windows, windowed_sampler
 from fkat_data.drop_in.worker_side import order_of
 from fkat_data.errors import ConfigurationError
 from fkat_data.interruption import genuine
@@ -36,6 +37,7 @@ from fkat_data.transport.definitions import digest_of_shipment
 from fkat_data.types import BatchStream, Microbatch_co, Profiler
 from fkat_data.wording import Described
 from fkat_data.worker.settings import START_METHODS, StartMethod
+from fkat_data.worker.windows import WindowFunction, version_of
 
 _logger = logging.getLogger(__name__)
 
@@ -91,6 +93,10 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         profiler: Gets ``start(name)`` and ``stop(name)`` around each action.
         trace: A file for the timeline of this run.
         replay: Deliver the first microbatch again and again.
+        window_fn: Makes rows of a window of samples, in a worker: as many as it likes, none too; of several functions,
+            each gets what the one before has returned. Microbatches are cut from the rows: ``batch_size``, ``drop_last`` and
+            ``collate_fn`` are of rows then. With ``batch_size=None``, each row is a microbatch.
+        window_size: Samples of a window.
 
     Raises:
         ValueError: torch refuses the arguments, or one of this library's own is invalid (``ConfigurationError``).
@@ -138,6 +144,8 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         profiler: Profiler | None = None,
         trace: str | os.PathLike[str] | None = None,
         replay: bool = False,
+        window_fn: WindowFunction | Sequence[WindowFunction] | None = None,
+        window_size: int = 1024,
     ) -> None:
         if isinstance(dataset, (torch_data.IterDataPipe, torch_data.MapDataPipe)):
             raise ConfigurationError(
@@ -186,6 +194,9 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         self.profiler = profiler
         self.trace = trace
         self.replay: bool = arguments.boolean("replay", replay)
+        self.window_fn = window_fn
+        self.window_size: int = arguments.integer("window_size", window_size, minimum=1)
+        check_windows(window_fn, dataset, batch_sampler)
         self._stream = stream_of(dataset, batch_size, in_order=in_order)
         self._is_iterable = isinstance(dataset, torch_data.IterableDataset) and self._stream is None
         if self._is_iterable and num_workers and counts_all_ranks(dataset):
@@ -227,12 +238,23 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
             return place["step"]
         return (self._first_place() if self._engine is None else self._epoch_and_step(self._engine))["step"]
 
+    @property
+    def window_functions(self) -> Sequence[WindowFunction]:
+        """The window functions, in the order of their calls."""
+        function: Any = self.window_fn
+        functions: tuple[WindowFunction, ...] = ()
+        if function is not None:
+            functions = (cast("WindowFunction", function),) if callable(function) else tuple(function)
+        return functions
+
     def __len__(self) -> int:
         """Return the microbatches of an epoch; of this rank's, if they are dealt out, with those before a re-split.
 
         Raises:
-            TypeError: The dataset or the sampler has no length.
+            TypeError: The dataset or the sampler has no length, or there is a window function.
         """
+        if self.window_fn is not None:
+            return self._map_plan().num_batches(self.epoch)
         if self._stream is not None:
             return self._new_plan().num_batches(self.epoch)
         if not self._share and not self._layers:
@@ -289,7 +311,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
             engine.go_to(begun)
         resumed = None if self._loaded is None or self._is_untouched else (self.epoch, self.step)
         vars(self).update(_resumed=resumed)
-        made = partial(DataLoaderIterator, plan)
+        made = partial(DataLoaderIterator, plan, engine)
         iterator = engine.iterate(made, self, change_of(self, lambda: engine.step))
         vars(self).update(_loaded=None)
         # Last of all: a call that is interrupted before is as good as none.
@@ -449,7 +471,10 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
     def _fingerprint(self) -> dict[str, Any]:
         if self._stream is not None:  # its own state knows which batch sizes it may go on with
             return {"drop_last": self.drop_last}
-        return {"batch_size": self.batch_size, "drop_last": self.drop_last}
+        terms = {"batch_size": self.batch_size, "drop_last": self.drop_last}
+        if self.window_fn is None:
+            return terms
+        return {**terms, "window_size": self.window_size, "window_fn": version_of(self.window_functions)}
 
     def _draw_as_torch_does(self) -> None:
         """Move the generators as an iteration of torch's does, so that a program's other draws stay what they were."""
@@ -492,7 +517,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         if self._keeps_workers is not None or not self.num_workers:
             return None
         dataset = self.dataset if self._stream is None else self._stream.loader_terms()[1]
-        return digest_of_shipment((dataset, self.collate_fn, self.worker_init_fn))
+        return digest_of_shipment((dataset, self.window_fn, self.collate_fn, self.worker_init_fn))
 
     def _make_engine(self) -> Engine[Microbatch_co]:
         loaded = self._loaded
@@ -542,8 +567,12 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
             )
         return self._strand_plan() if self._is_iterable else self._map_plan()
 
-    def _map_plan(self) -> NumberedPlan | DrawnPlan:
+    def _map_plan(self) -> NumberedPlan | DrawnPlan | WindowPlan:
         dealing = self._dealing()
+        if self.window_fn is not None:
+            sampler = windowed_sampler(self.sampler, self.batch_sampler, dealing)
+            is_batched = self.batch_sampler is not None
+            return WindowPlan(sampler, self.window_size, self._known_seed(), self._share, is_batched=is_batched)
         if is_numbered(self.sampler, self.batch_sampler):
             dataset = dealing if isinstance(dealing, DealtItems) else None
             return NumberedPlan(
@@ -555,7 +584,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         shared: dict[str, Any] = {"share": self._share, "layers": self._layers, "dealt": dealt}
         return DrawnPlan(order, seed, dp_rank, is_ahead=self.num_workers > 0, **shared)
 
-    def _plan_to_begin(self) -> NumberedPlan | DrawnPlan:
+    def _plan_to_begin(self) -> NumberedPlan | DrawnPlan | WindowPlan:
         """Return the plan that the next iteration begins with."""
         plan = self._map_plan()
         if self._loaded is not None:

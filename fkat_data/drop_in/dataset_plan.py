@@ -1,7 +1,7 @@
 """What a DataLoader asks of the plan of its epochs, whatever its dataset is."""
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fkat_data.drop_in.states import state_at_epoch
@@ -14,6 +14,8 @@ class DatasetPlan(ShardPlan):
 
     has_parts: bool = False
     """Whether an epoch has several tasks, the next of which can be made ahead."""
+    has_windows: bool = False
+    """Whether each task is a window, which one worker makes."""
     beginning: Any = None
     """Where an iteration begins that ``begin`` has begun and the caller does not have yet; None: there is none."""
     num_strands: int | None = None
@@ -32,6 +34,11 @@ class DatasetPlan(ShardPlan):
         """
         del position, leaves_empty_rest
         return None
+
+    def watched(self, take: Callable[[], Any], engine: Any) -> Callable[[], Any]:
+        """Return what an iteration of an engine takes its microbatches by, instead of ``take``."""
+        del engine
+        return take
 
     def epoch_and_step(self, position: Position) -> tuple[int, int]:
         """Return epoch and step of a position, as a state says them."""

@@ -24,6 +24,7 @@ from fkat_data.drop_in.numbered_plan import EpochShuffle, NumberedPlan, is_numbe
 from fkat_data.drop_in.rank_share import RankShare, agreed_state, check_share, shared_fields
 from fkat_data.drop_in.states import Layout, checked_loader_state, entries_of, own_state, state_at_epoch
 from fkat_data.drop_in.strand_plan import StrandRanks, own_strands
+from fkat_data.drop_in.window_plan import WindowPlan
 from fkat_data.dropped import WeakTable
 from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.types import BatchStream
@@ -82,6 +83,7 @@ class EpochsOfRanks(AccelerateSide):
     batch_sampler: Any
     seed: int | None
     dp_rank: int | None
+    window_fn: Any
     _is_iterable: bool
     _stream: BatchStream | None
     _engine: Any
@@ -133,7 +135,7 @@ class EpochsOfRanks(AccelerateSide):
         """Return what a state of this loader must have."""
 
     @abstractmethod
-    def _map_plan(self) -> NumberedPlan | DrawnPlan:
+    def _map_plan(self) -> NumberedPlan | DrawnPlan | WindowPlan:
         """Return the plan of a dataset with indices."""
 
     def set_epoch(self, epoch: int) -> None:
@@ -187,6 +189,8 @@ class EpochsOfRanks(AccelerateSide):
             vars(self).update(_is_collective=True)
             return
         share = RankShare(num_ranks, rank, even_batches, split_batches)
+        if split_batches and self.window_fn is not None:
+            raise ConfigurationError("split_batches", True, "False: ranks get windows, and not parts of batches")
         size = getattr(self.sampler if self.batch_sampler is None else self.batch_sampler, "batch_size", None)
         if split_batches and (not isinstance(size, int) or size % num_ranks):
             raise ConfigurationError(

@@ -394,7 +394,8 @@ def batches_left(state: Mapping[str, Any], rank: int | None) -> tuple[int, int] 
     Returns:
         None where the state does not say it: the order is not arithmetic, or ranks differ.
     """
-    num_samples, num_ranks = state.get("sampler", {}).get("num_samples"), state.get("num_ranks", 1)
+    sampler: Mapping[str, Any] = state.get("sampler", {})
+    num_samples, num_ranks = None if "window" in sampler else sampler.get("num_samples"), state.get("num_ranks", 1)
     # Where the last round is not even, ranks have different numbers of batches.
     is_same_on_all = num_ranks == 1 or state["even_batches"] or state["split_batches"]
     if num_samples is None or (rank is None and not is_same_on_all):

@@ -22,7 +22,7 @@ from fkat_data.observe.timeline import open_timeline
 from fkat_data.types import BatchStream, Microbatch
 from fkat_data.worker.settings import StartMethod
 
-_SETTABLE = ("collate_fn", "worker_init_fn", "num_workers", "prefetch_factor", "timeout")
+_SETTABLE = ("collate_fn", "window_fn", "worker_init_fn", "num_workers", "prefetch_factor", "timeout")
 _SMALLEST_LIMIT_BYTES = 1 << 20
 # Frameworks recognise an iterator by it: Lightning leaves these out where it pickles a ``CombinedLoader``. Nothing else of
 # the class is used, which is private to torch.
@@ -39,18 +39,20 @@ class DataLoaderIterator(EpochIterator, _TORCHS):
 
     Args:
         plan: Knows how many microbatches it has.
+        engine: Makes them.
         take: As for ``EpochIterator``, like the rest.
     """
 
     def __init__(
         self,
         plan: DatasetPlan,
+        engine: Engine[Any],
         take: Callable[[], Microbatch],
         cursor: HandOver,
         iterations: Iterations,
         loader: Any,
     ) -> None:
-        super().__init__(take, cursor, iterations, loader)
+        super().__init__(plan.watched(take, engine), cursor, iterations, loader)
         self._loader: Any = loader
         self._plan = plan
 
@@ -95,6 +97,8 @@ def engine_of(loader: Any, plan: DatasetPlan, *, seed: int, dp_rank: int, keeps_
     if num_strands is not None:
         is_multiprocessing = is_multiprocessing or num_strands > 0
         group_size, num_groups = 1, max(1, num_strands)
+    elif plan.has_windows:
+        group_size, num_groups = 1, group_size
     num_told = loader.num_workers if num_strands is None else num_strands
     factory = EpochFactory(
         loader.dataset,
@@ -107,6 +111,7 @@ def engine_of(loader: Any, plan: DatasetPlan, *, seed: int, dp_rank: int, keeps_
         keeps_dataset=keeps_dataset,
         snapshot_every_n_steps=loader.snapshot_every_n_steps,
         seed=seed,
+        window_fn=loader.window_functions,
     )
     limit_bytes = loader.memory_limit_bytes
     if limit_bytes is not None:
@@ -132,13 +137,20 @@ def engine_of(loader: Any, plan: DatasetPlan, *, seed: int, dp_rank: int, keeps_
         timeline=None if loader.trace is None else open_timeline(loader.trace, *rank_and_world_size()),
         start_method=_start_method(loader),
         num_threads=loader.num_threads_per_worker,
-        users={name: getattr(factory, name) for name in ("dataset", "collate_fn", "worker_init_fn")},
+        users={name: getattr(factory, name) for name in ("dataset", "window_fn", "collate_fn", "worker_init_fn")},
         in_process=("num_workers", 0),
     )
     is_ahead = is_multiprocessing and plan.has_parts
     num_ahead = -1 if loader.prefetch_factor is None else loader.prefetch_factor * group_size
+    num_tasks_ahead = num_groups if plan.has_windows else 1
     settings = EngineSettings(
-        workers, int(is_ahead), num_ahead, recovery, loader.device, loader.replay, DataLoaderStatistics
+        workers,
+        num_tasks_ahead if is_ahead else 0,
+        num_ahead,
+        recovery,
+        loader.device,
+        loader.replay,
+        DataLoaderStatistics,
     )
     return Engine(plan, settings)
 

@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, cast
 from fkat_data.arguments import STATE_VERSION, saved_integer, saved_version
 from fkat_data.drop_in.checked_order import checks_in, without_order
 from fkat_data.drop_in.layers_of_ranks import first_step, layers_in, resplits_field, with_layer
+from fkat_data.drop_in.window_states import is_of_windows, windows_of_rest
 from fkat_data.errors import StateMismatchError
 
 DealtBy: TypeAlias = Literal["loader", "sampler", "order"]
@@ -57,7 +58,8 @@ def merged_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _place(state: Mapping[str, Any]) -> str:
-    return repr([*(state.get(field) for field in _PLACE), checks_in(state["sampler"])])
+    rows = [state["sampler"].get(field) for field in ("window", "row")]
+    return repr([*(state.get(field) for field in _PLACE), checks_in(state["sampler"]), *rows])
 
 
 def own_state(
@@ -186,6 +188,11 @@ def _split_again(states: Sequence[dict[str, Any]], num_ranks: int, layout: Layou
         _note_rounds(state)
     epoch = min(state["epoch"] for state in of_ranks)
     base = next(state for state in of_ranks if state["epoch"] == epoch)
+    if is_of_windows(base):
+        step = max(state["step"] for state in of_ranks if state["epoch"] == epoch)
+        rest = windows_of_rest(of_ranks, epoch)
+        own = {name: value for name, value in base.items() if name not in (*_PLACE, _GATHERED)}
+        return {**own, "seed": base["seed"], "epoch": epoch, "step": step, **layout.fields, "sampler": rest}
     places = [(state["epoch"], state["step"]) for state in of_ranks]
     is_by_order = "order" in (_dealt_by(base), layout.dealt_by)
     is_split = bool(base.get("split_batches", False))

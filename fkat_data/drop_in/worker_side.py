@@ -4,7 +4,7 @@ import copy
 import hashlib
 import logging
 import pickle
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, cast
@@ -21,6 +21,7 @@ from fkat_data.worker.batches import NearestProduct, NumberedBatches
 from fkat_data.worker.fetch import direct_iteration
 from fkat_data.worker.messages import Epilogue, Marked
 from fkat_data.worker.settings import current_worker
+from fkat_data.worker.windows import Window, WindowFunction, WindowProduct
 
 _MODULE = "datasets.iterable_dataset"
 
@@ -303,6 +304,7 @@ class EpochFactory:
             caller has.
         snapshot_every_n_steps: Microbatches between two states of an iterable dataset that has one.
         seed: The loader's.
+        window_fn: Called one on what the other has returned, the first on a window's samples; none: there are no windows.
     """
 
     def __init__(
@@ -318,7 +320,9 @@ class EpochFactory:
         keeps_dataset: bool,
         snapshot_every_n_steps: int,
         seed: int,
+        window_fn: Sequence[WindowFunction] = (),
     ) -> None:
+        self.window_fn = window_fn
         self.dataset = dataset
         self.collate_fn = collate_fn
         self.worker_init_fn = worker_init_fn
@@ -334,7 +338,7 @@ class EpochFactory:
         self._memory = DatasetMemory()
 
     def __call__(self, shard: Any) -> Any:
-        """Return the microbatches of an epoch: those of a ``NumberedBatches``, or of a ``Strand``.
+        """Return the microbatches of an epoch, or of a part: of a ``NumberedBatches``, a ``Strand``, or a ``Window``.
 
         Raises:
             Exception: What ``worker_init_fn`` raises.
@@ -347,6 +351,12 @@ class EpochFactory:
             )
         batches = cast("NumberedBatches", shard)
         self._enter(current_worker(), self._num_workers)
+        if isinstance(shard, Window):
+            return WindowProduct(
+                *(shard, self.dataset, self.window_fn, self.collate_fn, self._batch_size),
+                drop_last=self._drop_last,
+                seed=self._seed,
+            )
         if self._is_stream:
             return self.dataset.loader_product(batches, self.collate_fn)
         if self._is_batched:

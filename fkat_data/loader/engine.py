@@ -220,6 +220,14 @@ class Engine(Generic[Microbatch_co]):
             self._prefetcher.leave(position)
             self._cursor.pass_epoch()
 
+    def cut_epoch(self) -> None:
+        """Count the rest of the epoch, if it has begun, as delivered, within a call of the iteration that ends with this."""
+        position = self._cursor.position
+        self._delivery.stop()
+        if position != Position(position.epoch, 0, 0, 0):
+            self._prefetcher.leave(position)
+            self._cursor.pass_epoch()
+
     def go_to(self, place: Place) -> None:
         """Go to another place, where the next iteration begins; an iteration under way ends."""
         self._finish_loading()

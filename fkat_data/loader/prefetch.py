@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
-from fkat_data.errors import StaleIteratorError, WorkerDiedError, WorkerError, WorkerStalledError
+from fkat_data.errors import ReplayMismatchError, StaleIteratorError, WorkerDiedError, WorkerError, WorkerStalledError
 from fkat_data.interruption import genuine
 from fkat_data.loader.look_ahead import LookAhead
 from fkat_data.loader.recovery import Recovery, Remedy, Restarts, ShardSkips, WaitClock
@@ -89,7 +89,10 @@ class Work:
         allowance: The first microbatch that may not be made yet.
     """
 
-    __slots__ = ("allowance", "arrived", "delivered", "front", "group", "last_digest", "learn_at", "rest", "task")
+    __slots__ = (
+        *("allowance", "arrived", "carry", "delivered", "front", "group"),
+        *("last_digest", "learn_at", "rest", "task"),
+    )
 
     def __init__(self, task: Task, group: WorkerGroup, allowance: int) -> None:
         self.task: Task = task
@@ -108,6 +111,8 @@ class Work:
         """The delivery from which the look-ahead learns next."""
         self.rest: Together | None = None
         """What has come together with the first message in ``arrived``, or the one that was just handed out."""
+        self.carry: bytes | None = None
+        """What the task has left for the one behind it, once it is known."""
 
     @property
     def num_arrived(self) -> int:
@@ -209,6 +214,9 @@ class Prefetcher:
         self._ticket = 0
         self.has_run: bool = False
         """Whether ``take_run`` may have something to return."""
+        self._has_carries = plan.has_carries
+        # What the next task to be assigned begins with; None: it comes later.
+        self._carry: bytes | None = b""
         self._place: Position = START
         self._next_shard: int = 0
         self._num_extra = 0
@@ -246,6 +254,8 @@ class Prefetcher:
         self._is_exhausted = False
         for group in self._groups:
             group.cancel(self._ticket)
+        position = self._plan.begin_at(position)
+        self._carry = b""
         self._place, self._next_shard, self._num_extra = position, position.shard, 0
         self._has_delivered = position.step > 0
         turns = self._plan.turns(position)
@@ -327,6 +337,9 @@ class Prefetcher:
                 work.spread()
             arrived = work.arrived
             message = arrived[0] if arrived else self._receive(work, block=block)
+            if self._has_carries:
+                self._pass_on(work)
+                message = arrived[0] if arrived else message
             if isinstance(message, Item):
                 # The message behind the only one that has arrived may say that it is the last, which decides on the
                 # position after it. Where the limit has no room for another, the caller gets this one, and has to
@@ -419,6 +432,29 @@ class Prefetcher:
         work.arrived.popleft()
         return True
 
+    def _pass_on(self, work: Work) -> None:
+        """Give what the current task has left to the one behind it.
+
+        Its worker says it before the first microbatch, so that the next one's worker goes on while those are delivered.
+        """
+        task = work.task
+        carry = work.group.take_carry(task.ticket)
+        if carry is None:
+            return
+        if work.carry is not None:
+            if carry != work.carry:  # the successor of a dead worker says it again
+                error = ReplayMismatchError(task.shard, task.epoch, work.delivered)
+                work.arrived.clear()
+                work.arrived.append(Failure(task.ticket, error, work.delivered))
+            return
+        work.carry = carry
+        if len(self._work) == 1:
+            self._carry = carry
+            return
+        behind = self._work[1]
+        behind.task = behind.task._replace(carry=carry)
+        behind.group.give_carry(behind.task.ticket, carry)
+
     def _end(self, work: Work, num_microbatches: int, *, is_whole: bool = True) -> Position:
         """Go on to the next task; return the position behind the one that ended."""
         self._work.remove(work)
@@ -473,7 +509,10 @@ class Prefetcher:
         piece: Piece | None = None,
         terms: ShardTerms | None = None,
     ) -> None:
-        task = Task(self._ticket, self._place.epoch, index, shard, first_microbatch, piece, terms=terms)
+        carry = self._carry
+        if self._has_carries:
+            self._carry = None
+        task = Task(self._ticket, self._place.epoch, index, shard, first_microbatch, piece, terms=terms, carry=carry)
         allowance = self._initial_allowance(first_microbatch)
         group.assign(task, allowance)
         self._work.append(Work(task, group, allowance))

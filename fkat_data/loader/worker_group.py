@@ -158,6 +158,14 @@ class WorkerGroup:
         """Return what a worker has reported of a task's shard; None: nothing."""
         return next((found for worker in self.members if (found := worker.terms(ticket)) is not None), None)
 
+    def take_carry(self, ticket: int) -> bytes | None:
+        """Return, once, what a task has left for the one behind it; None: that is not known yet. For a group of one."""
+        return self._workers[self._first].take_carry(ticket)
+
+    def give_carry(self, ticket: int, carry: bytes) -> None:
+        """Give a task that was assigned without it what the one before has left. For a group of one."""
+        self._workers[self._first].give_carry(ticket, carry)
+
     def allow(self, ticket: int, allowance: int, *, is_ahead: bool = False) -> None:
         """Let the task be produced up to ``allowance`` microbatches; ``is_ahead``: of a later task than the current one."""
         if self._size == 1 or is_ahead:

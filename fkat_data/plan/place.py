@@ -211,6 +211,7 @@ class Task(NamedTuple):
             it picks others. None: there is none.
         terms: What was reported of the shard when it was begun; None: nothing is known.
         is_counted: Whether to count the shard's microbatches instead of making them.
+        carry: What the task before has left for this one, as its worker sent it; None: it comes later.
     """
 
     ticket: int
@@ -223,3 +224,4 @@ class Task(NamedTuple):
     lost_microbatch: int | None = None
     terms: ShardTerms | None = None
     is_counted: bool = False
+    carry: bytes | None = b""

@@ -40,6 +40,9 @@ def _is_replayed(sampler: object) -> bool:
 class ShardPlan(ABC):
     """The shards of a rank by epoch and index. Answers depend only on (epoch, index)."""
 
+    has_carries: bool = False
+    """Whether each task leaves something for the one behind it."""
+
     @abstractmethod
     def shard(self, epoch: int, index: int) -> Shard | None:
         """Return the shard at an index, or None past the epoch's end."""
@@ -84,6 +87,10 @@ class ShardPlan(ABC):
             step: Microbatches of it that the caller has.
         """
         del epoch, step
+
+    def begin_at(self, position: Position) -> Position:
+        """Return where tasks begin for a position: an iteration begins there, or is begun again."""
+        return position
 
     def turns(self, position: Position) -> Sequence[tuple[int, int]] | None:
         """Return the tasks that take turns from a position on, each microbatch by another one.

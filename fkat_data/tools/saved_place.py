@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, cast
 import torch
 
 from fkat_data.drop_in.numbered_plan import batches_left
+from fkat_data.drop_in.window_states import is_of_windows, windows_of
 from fkat_data.errors import ConfigurationError
 from fkat_data.interruption import genuine
 from fkat_data.plan.place import Place
@@ -187,6 +188,10 @@ def _of_data_loader(where: str, state: Mapping[str, Any]) -> SavedPlace:
 
 
 def _batches(state: Mapping[str, Any], rank: int | None) -> str:
+    if is_of_windows(state):
+        windows, sampler = windows_of(state, rank or 0), state["sampler"]
+        from_row = f", the first from row {sampler['row']}" if sampler["row"] else ""
+        return f"{len(windows) - sampler['window']} of {counted(len(windows), 'window')}{from_row}"
     counts = batches_left(state, rank)
     if counts is None:
         return "what its samplers or its dataset give"

@@ -55,10 +55,19 @@ class InlineWorker:
         self._production: Generator[Produced] | None = None
         self._next_index = 0
         self._terms: dict[int, ShardTerms] = {}
+        self._carries: dict[int, bytes] = {}
+        carries_in: dict[int, bytes] = {}
+        self._carries_in = carries_in
         # Neither refers to this worker: a dropped loader's dataset is gone at once, and need not wait for the collector.
         self._mark_and_show = _marking(producer.mark, self._replay, self._tasks)
         report = functools.partial(remember_terms, self._terms)
-        self._producer = producer._replace(mark=self._mark_and_show, collate=self._collate, report=report)
+        self._producer = producer._replace(
+            mark=self._mark_and_show,
+            collate=self._collate,
+            report=report,
+            take_carry=functools.partial(_carry_of, carries_in),
+            give_carry=self._carries.__setitem__,
+        )
 
     @property
     def is_alive(self) -> bool:
@@ -121,6 +130,14 @@ class InlineWorker:
     def terms(self, ticket: int) -> ShardTerms | None:
         """Return what is known of a task's shard, if it is in work."""
         return self._terms.get(ticket)
+
+    def take_carry(self, ticket: int) -> bytes | None:
+        """Return, once, what a task has left for the one behind it; None: that is not known yet."""
+        return self._carries.pop(ticket, None)
+
+    def give_carry(self, ticket: int, carry: bytes) -> None:
+        """Give a task that was assigned without it what the one before has left."""
+        self._carries_in[ticket] = carry
 
     def has_begun(self, ticket: int) -> bool:
         """Return whether the task is in work."""
@@ -251,6 +268,10 @@ def _marking(mark: Callable[[str, int, str], None], replay: ReplayDisplay, tasks
             replay.show(shard_name(tasks[0].shard), index, tasks[0].first_microbatch)
 
     return mark_and_show
+
+
+def _carry_of(carries: dict[int, bytes], task: Task) -> bytes:
+    return carries.pop(task.ticket) if task.carry is None else task.carry
 
 
 def _failure(task: Task, error: Exception, index: int) -> Failure:

@@ -26,6 +26,7 @@ class Kind(IntEnum):
     CANCEL = 4
     DISCARD = 5
     PICKS = 6
+    CARRY_IN = 7
     # worker to trainer
     SEGMENT = 16
     RETIRE = 17
@@ -37,6 +38,7 @@ class Kind(IntEnum):
     EVENTS = 23
     MADE_ALONE = 24
     TERMS = 25
+    CARRY_OUT = 26
 
 
 # ticket, microbatch index, is last (-1: not known), segment index, envelope in segment, parts, envelope bytes,
@@ -277,6 +279,14 @@ class Worker(Protocol):
 
     def terms(self, ticket: int) -> ShardTerms | None:
         """Return what the worker has reported of a task's shard; None: nothing."""
+        ...
+
+    def take_carry(self, ticket: int) -> bytes | None:
+        """Return, once, what a task has left for the one behind it; None: that is not known yet."""
+        ...
+
+    def give_carry(self, ticket: int, carry: bytes) -> None:
+        """Give a task that was assigned without it what the one before has left."""
         ...
 
     def has_begun(self, ticket: int) -> bool:

@@ -29,6 +29,7 @@ from fkat_data.worker.batches import (
 )
 from fkat_data.worker.items import ItemThreads
 from fkat_data.worker.messages import Epilogue
+from fkat_data.worker.windows import WindowProduct
 
 _FIELD = "files"
 _MOST_VIEWS = 16  # a dataset may name itself
@@ -131,6 +132,8 @@ class Producer(NamedTuple):
         collate: Does what torch's ``default_collate`` does; used instead of it where that is possible.
         threads: Make the items of map-style DataLoaders; None: they are made one after the other.
         report: Called with a task's ticket, and what is known of its shard's batches and files, before it is made.
+        take_carry: Returns what the task before has left for a task; waits for it.
+        give_carry: Called with a task's ticket, and what it has left for the task behind it.
     """
 
     factory: Callable[[Shard], Iterable[Any]]
@@ -140,6 +143,8 @@ class Producer(NamedTuple):
     collate: Callable[[Any], Any] | None = None
     threads: ItemThreads | None = None
     report: Callable[[int, ShardTerms], None] | None = None
+    take_carry: Callable[[Task], bytes] | None = None
+    give_carry: Callable[[int, bytes], None] | None = None
 
 
 class OpenShard:
@@ -241,9 +246,20 @@ class OpenShard:
         try:
             first -= self._task.digest is not None and first > 0
             collate, threads = self._producer.collate, self._producer.threads
+            if isinstance(product, WindowProduct):
+                return Production(self._batches_of(product), 0, None, None)
             return begin(product, first, self._streams, collate, threads, is_shared=is_shared)
         except genuine(StopIteration) as error:
             raise WorkerError("the factory's product raised StopIteration when its iteration began") from error
+
+    def _batches_of(self, product: WindowProduct) -> Iterator[Any]:
+        producer, task = self._producer, self._task
+        take, give = producer.take_carry, producer.give_carry
+        assert take is not None  # noqa: S101 - workers have both
+        assert give is not None  # noqa: S101 - as above
+        return product.batches(
+            lambda: take(task), lambda carry: give(task.ticket, carry), producer.collate, producer.threads
+        )
 
     def _made(self, index: int, stage: str) -> Produced | None:
         self._mark(stage, index)
@@ -328,7 +344,7 @@ def _made_by(factory: Callable[[Shard], Any], shard: Shard) -> Any:
         product: Any = factory(shard)
     except genuine(StopIteration) as error:
         raise WorkerError("the factory raised StopIteration") from error
-    if not isinstance(product, Iterable) and not is_random_access(product):
+    if not isinstance(product, (Iterable, WindowProduct)) and not is_random_access(product):
         raise ConfigurationError(
             "dataloader_factory", product, "something that returns an iterable of microbatches for a shard"
         )

@@ -95,13 +95,17 @@ class Server:
         self._finish = finish
         self._channel = channel
         self._producer = producer._replace(
-            collate=SegmentCollate(self._segment_to_collate, _INLINE_BYTES), report=self._report
+            collate=SegmentCollate(self._segment_to_collate, _INLINE_BYTES),
+            report=self._report,
+            take_carry=self._take_carry,
+            give_carry=self._give_carry,
         )
         self._collated: Segment | None = None
         self._limit_bytes = limit_bytes
         self._pool = SegmentPool(limit_bytes, self._announce, self._retire)
         self._tasks: deque[Task] = deque()
         self._allowances: dict[int, int] = {}
+        self._carries: dict[int, bytes] = {}
         # Where workers make shards together: their table, and whether the last shard's factory gave random access.
         self._picks: Picks | None = None
         self._gave_random_access = True
@@ -233,6 +237,19 @@ class Server:
 
     def _report(self, ticket: int, terms: ShardTerms) -> None:
         self._channel.send(Kind.TERMS, pack_terms(ticket, terms))
+
+    def _take_carry(self, task: Task) -> bytes:
+        if task.carry is not None:
+            return task.carry
+        self._producer.mark("blocked", task.first_microbatch)
+        while task.ticket not in self._carries:
+            self._hear(block=True)
+            self._check_wanted(task)
+        self._producer.mark("")
+        return self._carries.pop(task.ticket)
+
+    def _give_carry(self, ticket: int, carry: bytes) -> None:
+        self._channel.send(Kind.CARRY_OUT, TICKET.pack(ticket) + carry)
 
     def _send_failure(self, task: Task, index: int, raised: BaseException, *, is_open: bool) -> None:
         error = reportable(raised, "the dataset")
@@ -441,11 +458,16 @@ class Server:
                 self._allowances[task.ticket] = sys.maxsize if allowance == NO_LIMIT else allowance
                 self._bound = allowance - task.first_microbatch
                 self._tasks.append(task)
+            case Kind.CARRY_IN:
+                self._carries[TICKET.unpack_from(body)[0]] = bytes(body[TICKET.size :])
             case Kind.PICKS:
                 num_workers, place = PICKS.unpack(body)
                 self._picks = Picks(self._channel.take_descriptor(), num_workers, place)
             case Kind.CANCEL:
                 self._cancelled_below = TICKET.unpack(body)[0]
+                self._carries = {
+                    ticket: carry for ticket, carry in self._carries.items() if ticket >= self._cancelled_below
+                }
                 # The first task is the one in work: it ends itself.
                 while len(self._tasks) > 1 and self._tasks[1].ticket < self._cancelled_below:
                     self._allowances.pop(self._tasks[1].ticket)

@@ -124,6 +124,7 @@ class ProcessWorker:
         self._is_closing = self._is_closed = False
         self._last_begun = -1
         self._terms: dict[int, ShardTerms] = {}
+        self._carries: dict[int, bytes] = {}
         self._allowed = -1, 0
         # Each in one step: another thread may start a worker, too.
         _workers.append(weakref.ref(self))
@@ -222,6 +223,14 @@ class ProcessWorker:
     def stack(self) -> str:
         """Return the worker's Python stacks, taken from outside."""
         return self._process.stack()
+
+    def take_carry(self, ticket: int) -> bytes | None:
+        """Return, once, what a task has left for the one behind it; None: that is not known yet."""
+        return self._carries.pop(ticket, None)
+
+    def give_carry(self, ticket: int, carry: bytes) -> None:
+        """Give a task that was assigned without it what the one before has left."""
+        self._channel.post(Kind.CARRY_IN, TICKET.pack(ticket) + carry)
 
     def assign(self, task: Task, allowance: int) -> None:
         """Take a task, to be produced after those taken before."""
@@ -344,6 +353,8 @@ class ProcessWorker:
                 self._leases.remove(CREDIT.unpack(body)[0])
             case Kind.BEGIN:
                 self._last_begun = TICKET.unpack(body)[0]
+            case Kind.CARRY_OUT:
+                self._carries[TICKET.unpack_from(body)[0]] = bytes(body[TICKET.size :])
             case Kind.TERMS:
                 remember_terms(self._terms, *unpack_terms(body))
             case Kind.MEMORY_SHORTAGE:

@@ -167,8 +167,8 @@ def test_every_line_of_a_worker_may_be_its_last(action, occurrence, every, passe
         assert deliver_through_deaths(folder, [(place, occurrence, action) for place in group]) == whole, group
         missed += [place for place in group if not has_happened(folder, place, occurrence)]
     print(f"{len(places)} lines, of which {len(missed)} were not passed again: {missed}")
-    # Some depend on who is faster.
-    assert len(missed) <= len(places) // 10
+    # Some depend on who is faster; a successor counts from its own start, and may not come as far.
+    assert len(missed) <= len(places) // (10 if occurrence == 1 else 4)
 
 
 @pytest.mark.slow

@@ -1,0 +1,167 @@
+"""Functions for ``window_fn`` of a DataLoader: they make rows of the samples of a window."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate
+from typing import Any, Literal, NamedTuple, cast
+
+import torch
+
+from fkat_data.arguments import choice, integer
+from fkat_data.datasets.packed import best_fit, packed_sequence
+from fkat_data.errors import ConfigurationError
+from fkat_data.interruption import genuine
+from fkat_data.wording import Described
+
+_METHODS = ("best_fit", "concatenate")
+_TOO_LONG = ("raise", "skip", "split", "truncate")
+
+
+class Filter:
+    """Leaves out samples: microbatches stay full.
+
+    Args:
+        keep: Called with a sample; returns whether it stays.
+    """
+
+    def __init__(self, keep: Callable[[Any], bool]) -> None:
+        self._keep = keep
+
+    @property
+    def version(self) -> str:
+        """What a state says of it: a resume with another ``keep`` is refused."""
+        kind = getattr(self._keep, "__qualname__", None) or type(self._keep).__qualname__
+        return f"Filter({getattr(self._keep, '__module__', None)}.{kind})"
+
+    def __call__(self, samples: list[Any]) -> list[Any]:
+        """Return the samples that stay, in order."""
+        return [sample for sample in samples if self._keep(sample)]
+
+
+class _Part(NamedTuple):
+    document: int
+    start: int
+    length: int
+
+
+class Pack(Described):
+    """Packs the documents of a window into sequences of one length: rows with the fields of a ``PackedDataset``.
+
+    Nothing is carried over to the next window, so nothing of it is ever saved. Collate rows by ``collate_packed``.
+
+    Args:
+        sequence_length: Tokens of a sequence.
+        method: ``"best_fit"``: whole documents, each into the sequence that it leaves with the least room, the longest
+            first. ``"concatenate"``: one document behind the other, cut where a sequence ends; the window's last sequence
+            is padded.
+        too_long: What becomes of documents that are longer than a sequence: ``"raise"``, ``"skip"``, ``"truncate"``, or
+            ``"split"`` them into fragments that all fill a sequence except the last. None: ``"raise"`` for
+            ``"best_fit"``, ``"split"`` for ``"concatenate"``.
+        fields: Entries to pack where samples are mappings; all have as many tokens. Other samples are the only field.
+        padding: The value behind the last document, for each field that it names; 0 for the others.
+
+    Raises:
+        ConfigurationError: An argument is invalid.
+    """
+
+    def __init__(
+        self,
+        sequence_length: int,
+        method: Literal["best_fit", "concatenate"] = "best_fit",
+        too_long: Literal["raise", "skip", "split", "truncate"] | None = None,
+        fields: Sequence[str] = ("tokens",),
+        padding: Mapping[str, float] | None = None,
+    ) -> None:
+        self._sequence_length = integer("sequence_length", sequence_length, minimum=1)
+        self._method = choice("method", method, _METHODS)
+        default = "raise" if method == "best_fit" else "split"
+        self._too_long = default if too_long is None else choice("too_long", too_long, _TOO_LONG)
+        self._fields = [fields] if isinstance(fields, str) else list(fields)
+        if not self._fields:
+            raise ConfigurationError("fields", fields, "at least one name")
+        unknown = [name for name in padding or {} if name not in self._fields]
+        if unknown:
+            raise ConfigurationError("padding", padding, f"values for fields, which are {self._fields}")
+        self._padding = {field: (padding or {}).get(field, 0) for field in self._fields}
+
+    def _repr_facts(self) -> Iterable[tuple[str, object]]:
+        return [
+            ("sequence_length", self._sequence_length),
+            ("method", self._method),
+            ("too_long", self._too_long),
+            ("fields", self._fields),
+            ("padding", self._padding),
+        ]
+
+    @property
+    def version(self) -> str:
+        """What a state says of it: a resume with other arguments is refused."""
+        return repr(self)
+
+    def __call__(self, samples: list[Any]) -> list[dict[str, torch.Tensor]]:
+        """Return the sequences: in the order of the samples, those packed by best fit in that of their first documents.
+
+        Raises:
+            ConfigurationError: A document is too long, or a sample has no such fields of one length.
+        """
+        documents = [self._document(index, sample) for index, sample in enumerate(samples)]
+        parts = self._parts([len(document[self._fields[0]]) for document in documents])
+        sequences = self._joined(parts) if self._method == "concatenate" else self._fitted(parts)
+        return [self._sequence(documents, sequence) for sequence in sequences]
+
+    def _document(self, index: int, sample: Any) -> dict[str, torch.Tensor]:
+        is_mapping = isinstance(sample, Mapping)
+        if not is_mapping and len(self._fields) > 1:
+            found = f"a {type(sample).__name__} at place {index} of the window"
+            raise ConfigurationError("samples", found, f"mappings with {self._fields}")
+        document: dict[str, torch.Tensor] = {}
+        for field in self._fields:
+            try:
+                value = torch.as_tensor(cast("Mapping[str, Any]", sample)[field] if is_mapping else sample)
+            except genuine(KeyError):
+                found = f"{sorted(cast('Mapping[str, Any]', sample))} at place {index} of the window"
+                raise ConfigurationError("fields", self._fields, f"names of entries of the samples: {found}") from None
+            document[field] = value
+        shapes = {field: list(value.shape) for field, value in document.items()}
+        if any(len(shape) != 1 for shape in shapes.values()) or len({shape[0] for shape in shapes.values()}) > 1:
+            expected = "one-dimensional fields of one length"
+            raise ConfigurationError("samples", f"shapes {shapes} at place {index} of the window", expected)
+        return document
+
+    def _parts(self, lengths: list[int]) -> list[_Part]:
+        most, parts = self._sequence_length, list[_Part]()
+        for index, length in enumerate(lengths):
+            if length > most and self._too_long == "raise":
+                found = f"{length} tokens at place {index} of the window"
+                expected = f"at most {most}, or too_long='skip', 'truncate' or 'split'"
+                raise ConfigurationError("samples", found, expected)
+            if length > most and self._too_long == "skip":
+                continue
+            kept = min(length, most) if self._too_long == "truncate" else length
+            if self._method == "concatenate":
+                parts += [_Part(index, 0, kept)] if kept else []
+            else:
+                parts += [_Part(index, start, min(most, kept - start)) for start in range(0, kept, most)]
+        return parts
+
+    def _fitted(self, parts: list[_Part]) -> list[list[_Part]]:
+        bins = best_fit([part.length for part in parts], self._sequence_length)
+        return [[parts[place] for place in places] for places in sorted(map(sorted, bins))]
+
+    def _joined(self, parts: list[_Part]) -> list[list[_Part]]:
+        size = self._sequence_length
+        ends = [*accumulate(part.length for part in parts)]
+        sequences: list[list[_Part]] = [[] for _ in range(-(-ends[-1] // size))] if ends else []
+        for part, end in zip(parts, ends, strict=True):
+            begin = place = end - part.length
+            while place < end:
+                stop = min(end, (place // size + 1) * size)
+                sequences[place // size].append(_Part(part.document, part.start + place - begin, stop - place))
+                place = stop
+        return sequences
+
+    def _sequence(self, documents: list[dict[str, torch.Tensor]], parts: list[_Part]) -> dict[str, torch.Tensor]:
+        values = {
+            field: [documents[part.document][field][part.start : part.start + part.length] for part in parts]
+            for field in self._fields
+        }
+        return packed_sequence(values, [part.length for part in parts], self._sequence_length, self._padding)

@@ -1,0 +1,263 @@
+"""The plan of a loader with a window function: an epoch's order is cut into windows, which are dealt out to ranks.
+
+A window is a task. How many rows it has shows when it is made, so a place is a window and a row of it: the first that
+was not delivered. Where the number of ranks changes, windows that no rank has begun are dealt out again, and those that
+were begun go on at their rows. A state says it so, in the field ``sampler``::
+
+    {"num_samples": 5000, "shuffle": True, "window": 3, "row": 17, "begun": [[8, 17], [9, 0]], "layers": [[4, 5]]}
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from torch.utils.data import IterableDataset
+
+from fkat_data.drop_in.dataset_plan import IndexPlan
+from fkat_data.drop_in.equal_ends import EqualEnds, delivered_alike, equal_ends
+from fkat_data.drop_in.numbered_plan import EpochShuffle, SampleOrder, is_numbered
+from fkat_data.drop_in.rank_share import RankShare
+from fkat_data.drop_in.window_states import DealtWindows, WindowPlace, dealt_windows
+from fkat_data.errors import ConfigurationError, StateMismatchError
+from fkat_data.interruption import genuine
+from fkat_data.plan.place import Piece, Place, Position, Task
+from fkat_data.types import BatchStream
+from fkat_data.wording import counted
+from fkat_data.worker.windows import Window, read_mark
+
+_logger = logging.getLogger(__name__)
+
+# Frameworks ask for the place of a batch or two ago, and a microbatch or two are on their way to the device.
+_MOST_KEPT = 64
+
+
+class WindowPlan(IndexPlan):
+    """Plans epochs whose tasks are windows.
+
+    Args:
+        sampler: The samples' order, ``EpochShuffle`` or torch's ``SequentialSampler``; its length is read when an epoch
+            begins.
+        window_size: Samples of a window.
+        seed: The loader's.
+        share: What this rank gets of the windows; None: there is one rank.
+        is_batched: Whether rows of several windows form a microbatch.
+    """
+
+    has_parts = has_windows = True
+    has_states: bool = False
+    """Whether the order depends on the epochs before: it does not."""
+
+    def __init__(self, sampler: Any, window_size: int, seed: int, share: RankShare | None, *, is_batched: bool) -> None:
+        self._sampler = sampler
+        self._window_size = window_size
+        self._seed = seed
+        self._share = share
+        self.has_carries = is_batched
+        self._loaded: tuple[int, Mapping[str, Any]] | None = None
+        self._epoch = -1
+        self._order: SampleOrder | None = None
+        self._windows = DealtWindows(0, None)
+        # Where the tasks in work begin; places behind microbatches, by epoch and step.
+        self._begin = WindowPlace(0, 0)
+        self._places: dict[tuple[int, int], WindowPlace] = {}
+        self._num_handed_out = 0
+        # Microbatches of the same window behind one, by the step after it.
+        self._num_behind: dict[int, int] = {}
+        self._ends: EqualEnds | None = None
+        self._asks_ranks = False
+        if isinstance(sampler, EpochShuffle):
+            sampler.seed = seed
+
+    def renew(self, epoch: int, step: int) -> None:
+        """Read the number of samples again when the next iteration begins."""
+        del epoch, step
+        self._epoch = -1
+
+    def begin_at(self, position: Position) -> Position:
+        """Return where tasks begin for a position: with the window of the first row that was not delivered."""
+        self._go_to(position.epoch)
+        self._begin = self._place_at(position)
+        self._places[position.epoch, position.step] = self._begin
+        self._num_handed_out = position.step
+        return Position(position.epoch, self._begin.window, 0, position.step)
+
+    def shard(self, epoch: int, index: int) -> Window | None:
+        """Return the window at an index of this rank's, or None past the epoch's end.
+
+        Raises:
+            ConfigurationError: There are fewer windows than ranks.
+            StateMismatchError: The dataset has another length than when the state of this epoch was saved.
+        """
+        self._go_to(epoch)
+        if index >= len(self._windows) or self._order is None:
+            return None
+        number, first_row = self._windows[index]
+        if index == self._begin.window:
+            first_row = max(first_row, self._begin.row)
+        return Window(epoch, number, self._order.batch(number), first_row, index + 1 == len(self._windows))
+
+    def piece(self, epoch: int, index: int) -> Piece:
+        """Return what says where random streams come from: a window's are those of its number, on every rank."""
+        self._go_to(epoch)
+        return Piece(0, self._windows[index][0], 0)
+
+    def mark(self, task: Task, num_made: int, mark: bytes) -> None:
+        """Remember the place behind a microbatch."""
+        del num_made
+        self._num_handed_out += 1
+        row, self._num_behind[self._num_handed_out] = read_mark(mark)
+        place = WindowPlace(task.shard_index, row) if row >= 0 else WindowPlace(task.shard_index + 1, 0)
+        self._places[task.epoch, self._num_handed_out] = place
+        while len(self._places) > _MOST_KEPT:
+            del self._places[next(iter(self._places))]
+        self._num_behind.pop(self._num_handed_out - _MOST_KEPT, None)
+
+    def watched(self, take: Callable[[], Any], engine: Any) -> Callable[[], Any]:
+        """Return what takes microbatches as long as every rank has one, and says where an epoch has none."""
+        if self._share is not None and not self._asks_ranks:
+            self._asks_ranks, self._ends = True, equal_ends()
+
+        def place() -> tuple[int, int]:
+            position = engine.position
+            return position.epoch, position.step
+
+        def num_certain() -> int:
+            return 1 + self._num_behind.get(engine.position.step + 1, 0)
+
+        def cut() -> str:
+            num_left, left = (
+                num_certain(),
+                len(self._windows) - self._place_at(engine.position).window,
+            )
+            engine.cut_epoch()
+            return f"{counted(num_left, 'microbatch')} or more of {counted(left, 'window')} left out on this rank"
+
+        def taken() -> Any:
+            try:
+                return take()
+            except genuine(StopIteration):
+                if not self._num_handed_out and len(self._windows):
+                    windows = counted(len(self._windows), "window")
+                    _logger.warning("epoch %d has no microbatch: window_fn has made none of %s", self._epoch, windows)
+                raise
+
+        return delivered_alike(taken, self._ends, place, num_certain, cut)
+
+    def state_at(self, epoch: int, step: int) -> dict[str, Any]:
+        """Return what the rest of an epoch depends on."""
+        place = self._place_at(Position(epoch, 0, 0, step))
+        terms = {"num_samples": len(self._sampler), "shuffle": isinstance(self._sampler, EpochShuffle)}
+        return {**terms, "window": place.window, "row": place.row, **self._split_of(epoch)}
+
+    def _place_at(self, position: Position) -> WindowPlace:
+        place = self._places.get((position.epoch, position.step))
+        if place is not None:
+            return place
+        saved = self._loaded_at(position.epoch)
+        if saved is not None and position.step == saved.get("step", 0):
+            return WindowPlace(saved["window"], saved["row"])
+        return WindowPlace(0, 0)
+
+    def _loaded_at(self, epoch: int) -> Mapping[str, Any] | None:
+        return self._loaded[1] if self._loaded is not None and self._loaded[0] == epoch else None
+
+    def _split_of(self, epoch: int) -> dict[str, Any]:
+        """Return what a state says of ranks before, in an epoch that they had begun."""
+        saved = self._loaded_at(epoch) or {}
+        return {name: saved[name] for name in ("begun", "layers") if name in saved}
+
+    def _go_to(self, epoch: int) -> None:
+        if epoch == self._epoch:
+            return
+        num_samples = len(self._sampler)
+        saved = self._loaded_at(epoch)
+        if saved is not None and saved["num_samples"] != num_samples:
+            hint = "the dataset has another length now"
+            raise StateMismatchError("num_samples", saved["num_samples"], num_samples, hint)
+        shuffle: tuple[int, int] | None = None
+        if isinstance(self._sampler, EpochShuffle):
+            self._sampler.epoch, shuffle = epoch, (self._seed, epoch)
+        self._order = SampleOrder(num_samples, self._window_size, drop_last=False, shuffle=shuffle)
+        num_ranks = 1 if self._share is None else self._share.num_ranks
+        if len(self._order) < num_ranks and self._loaded_at(epoch) is None:
+            most = max(1, num_samples // num_ranks)
+            expected = f"at most {most:,}, so that each of {num_ranks} ranks has a window of {num_samples:,} samples"
+            raise ConfigurationError("window_size", self._window_size, expected)
+        self._windows = dealt_windows(self._split_of(epoch), len(self._order), self._share)
+        self._epoch = epoch
+
+    def first_microbatch(self, state: Mapping[str, Any]) -> int:
+        """Return 0: a place is where a task begins."""
+        del state
+        return 0
+
+    def place_of(self, state: Mapping[str, Any]) -> Place:
+        """Return where an engine goes on after a state."""
+        sampler = {**state["sampler"], "step": state["step"]}
+        return Place(Position(state["epoch"], sampler["window"], 0, state["step"]), sampler=sampler)
+
+    def load_sampler_state(self, epoch: int, state: Mapping[str, Any] | None) -> None:
+        """Go on with a saved place."""
+        self._loaded = None if state is None else (epoch, state)
+        self._epoch = -1
+        self._places.clear()
+        self._num_behind.clear()
+
+    def is_over(self, state: Mapping[str, Any]) -> bool:
+        """Return False: whether rows are left shows when the windows that are left are made."""
+        del state
+        return False
+
+    def num_in_last_round(self, epoch: int) -> int:
+        """Return 0: it is not known."""
+        del epoch
+        return 0
+
+    def num_batches(self, epoch: int) -> int:
+        """Raise.
+
+        Raises:
+            TypeError: How many rows there are shows when they are made.
+        """
+        del epoch
+        raise TypeError("the number of microbatches is not known before window_fn has made the epoch's rows")
+
+
+def check_windows(window_fn: Any, dataset: object, batch_sampler: object) -> None:
+    """Check the arguments of a loader with a window function.
+
+    Raises:
+        ConfigurationError: One of them does not go with it.
+    """
+    if window_fn is None:
+        return
+    functions: Any = (window_fn,) if callable(window_fn) else window_fn
+    if (
+        not isinstance(functions, (list, tuple))
+        or not functions
+        or not all(map(callable, cast("list[Any]", functions)))
+    ):
+        raise ConfigurationError("window_fn", window_fn, "a function of a list of samples, or a list of functions")
+    if isinstance(dataset, (IterableDataset, BatchStream)) or not hasattr(dataset, "__getitem__"):
+        kind = type(cast("object", dataset))
+        expected = "a dataset with indices, with window_fn: no other order is cut into windows yet"
+        raise ConfigurationError("dataset", kind, expected)
+    if batch_sampler is not None:
+        raise ConfigurationError(
+            "batch_sampler", batch_sampler, "batch_size, with window_fn: batches are cut from rows"
+        )
+
+
+def windowed_sampler(sampler: Any, batch_sampler: Any, dealing: object) -> Any:
+    """Return the sampler whose order is cut into windows.
+
+    Raises:
+        ConfigurationError: It is not one of this library's orders.
+    """
+    if not is_numbered(sampler, batch_sampler) or dealing is not None:
+        found = sampler if dealing is None else dealing
+        expected = (
+            "shuffle= or the dataset's order, with window_fn; deal_out(num_ranks, rank) gives ranks their windows"
+        )
+        raise ConfigurationError("sampler", found, expected)
+    return sampler

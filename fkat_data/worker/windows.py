@@ -1,0 +1,210 @@
+"""Microbatches of rows that a user's function makes of windows of samples.
+
+A window's worker reads its samples and calls the function, while other workers do so with the windows behind it. Then it
+takes the rows that the windows before have left over, and says at once what it leaves itself: the next window's worker
+begins to collate. So a microbatch is collated where its last row was made, and no worker makes a window twice.
+"""
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias, cast
+
+from torch.utils.data import default_collate  # pyright: ignore[reportUnknownVariableType]  # torch leaves its elements open
+
+from fkat_data.errors import ConfigurationError
+from fkat_data.sample_errors import note_misfit, note_places
+from fkat_data.seeding import ShardStreams
+from fkat_data.transport.codec import dumps, loads
+from fkat_data.wording import add_note
+from fkat_data.worker.fetch import gives_items_together
+from fkat_data.worker.items import ItemThreads, items_in_turn
+from fkat_data.worker.messages import Marked
+
+WindowFunction: TypeAlias = Callable[[list[Any]], list[Any]]
+"""Makes rows of a window's samples: as many as it likes, none too."""
+
+_MOST_SHOWN = 5
+
+
+class Window(NamedTuple):
+    """Samples that follow on one another in an epoch's order, as a worker gets them.
+
+    Attributes:
+        epoch: The epoch.
+        number: The window's, in the order of the whole epoch, whatever the number of ranks.
+        indices: Those of its samples.
+        first_row: Rows of it that were delivered before.
+        is_last: Whether no other window of this rank follows in the epoch.
+    """
+
+    epoch: int
+    number: int
+    indices: list[int]
+    first_row: int
+    is_last: bool
+
+    @property
+    def in_words(self) -> str:
+        """What messages call it."""
+        shown = ", ".join(map(str, self.indices[:_MOST_SHOWN]))
+        return f"window {self.number} (samples {shown}{', …' if len(self.indices) > _MOST_SHOWN else ''})"
+
+    def __repr__(self) -> str:
+        return f"<{self.in_words}>"
+
+
+class _Row(NamedTuple):
+    """A row, and the window and the place in it that it came from."""
+
+    window: int
+    place: int
+    value: Any
+
+
+class WindowProduct:
+    """The microbatches that end in a window.
+
+    Args:
+        window: The window.
+        dataset: The user's.
+        functions: Called one on what the other has returned.
+        collate_fn: The user's, or torch's.
+        batch_size: Rows of a microbatch; None: each row is one.
+        drop_last: Whether a smaller last microbatch of an epoch is left out.
+        seed: The loader's.
+    """
+
+    def __init__(
+        self,
+        window: Window,
+        dataset: Any,
+        functions: Sequence[WindowFunction],
+        collate_fn: Callable[[Any], Any],
+        batch_size: int | None,
+        *,
+        drop_last: bool,
+        seed: int,
+    ) -> None:
+        self._window = window
+        self._dataset = dataset
+        self._functions = functions
+        self._collate_fn = collate_fn
+        self._batch_size = batch_size
+        self._drop_last = drop_last
+        self._seed = seed
+
+    def batches(
+        self,
+        take_carry: Callable[[], bytes],
+        give_carry: Callable[[bytes], None],
+        collate: Callable[[Any], Any] | None,
+        threads: ItemThreads | None,
+    ) -> Iterator[Marked]:
+        """Yield the microbatches, each with a mark: see ``read_mark``.
+
+        Args:
+            take_carry: Waits for the rows that the windows before have left over.
+            give_carry: Gets the rows that are left over for the next window, before the first microbatch.
+            collate: Does what torch's ``default_collate`` does.
+            threads: Make the samples; None: they are made one after the other.
+
+        Raises:
+            Exception: The user's.
+            ConfigurationError: A function has not returned a list.
+        """
+        window = self._window
+        rows = self._rows(threads)
+        num_rows = len(rows)
+        own = [_Row(window.number, index, rows[index]) for index in range(min(window.first_row, num_rows), num_rows)]
+        if self._batch_size is None:
+            for row in own:
+                num_behind = num_rows - row.place - 1
+                yield Marked(self._collated(row.value, row, None), _mark(row.place + 1, num_rows, num_behind))
+            return
+        carried = take_carry()
+        left = [*map(_Row._make, loads(carried)), *own] if carried else own
+        num_whole = len(left) // self._batch_size * self._batch_size
+        rest = left[num_whole:]
+        if not window.is_last:
+            give_carry(dumps([tuple(row) for row in rest]) if rest else b"")
+        elif rest and not self._drop_last:
+            num_whole = len(left)
+        for first in range(0, num_whole, self._batch_size):
+            batch = left[first : first + self._batch_size]
+            mark = _mark(batch[-1].place + 1, num_rows, -(-(num_whole - first) // self._batch_size) - 1)
+            yield Marked(self._collated([row.value for row in batch], batch[0], collate), mark)
+
+    def _rows(self, threads: ItemThreads | None) -> list[Any]:
+        window = self._window
+        self._streams(window.number).seed_opening()
+        rows = self._samples(threads)
+        for function in self._functions:
+            try:
+                rows = _called(function, rows)
+            except Exception as error:
+                add_note(error, f"in window_fn, {_name_of(function)}, of {window.in_words}")
+                raise
+        return rows
+
+    def _samples(self, threads: ItemThreads | None) -> list[Any]:
+        dataset, indices = self._dataset, self._window.indices
+        try:
+            if gives_items_together(dataset):
+                return [*dataset.__getitems__(indices)]
+            return (items_in_turn if threads is None else threads.items)(dataset, indices)
+        except Exception as error:
+            note_places(error, dataset, indices)
+            raise
+
+    def _collated(self, rows: Any, first: _Row, collate: Callable[[Any], Any] | None) -> Any:
+        self._streams(first.window).seed_microbatch(first.place)
+        if collate is None or self._collate_fn is not default_collate:
+            return self._collate_fn(rows)
+        try:
+            return collate(rows)
+        except Exception as error:
+            note_misfit(error, rows)
+            raise
+
+    def _streams(self, window: int) -> ShardStreams:
+        # Of no rank: with another number of ranks, a window draws the same.
+        return ShardStreams.of(self._seed, 0, self._window.epoch, window)
+
+
+def _called(function: Callable[[list[Any]], object], rows: list[Any]) -> list[Any]:
+    made = function(rows)
+    if not isinstance(made, list):
+        found = f"{_name_of(function)}, which returned a {type(made).__name__}"
+        raise ConfigurationError("window_fn", found, "a function that returns a list of rows")
+    return cast("list[Any]", made)
+
+
+_MARK = struct.Struct("<qQ")
+
+
+def read_mark(mark: bytes) -> tuple[int, int]:
+    """Return the rows of a window up to the end of a microbatch, -1 for all; and the window's microbatches behind it."""
+    num_rows, num_behind = _MARK.unpack(mark)
+    return num_rows, num_behind
+
+
+def _mark(num_rows: int, num_all: int, num_behind: int) -> bytes:
+    return _MARK.pack(-1 if num_rows == num_all else num_rows, num_behind)
+
+
+def _name_of(function: object) -> str:
+    return getattr(function, "__qualname__", None) or repr(function)
+
+
+def version_of(functions: Sequence[object]) -> str:
+    """Return what a state says of window functions: their own ``version``, or their qualified names."""
+    return ", ".join(_version_of(function) for function in functions)
+
+
+def _version_of(function: Any) -> str:
+    version = getattr(function, "version", None)
+    if version is not None:
+        return str(version)
+    inner = getattr(function, "func", function)  # of a functools.partial
+    name = getattr(inner, "__qualname__", None) or type(inner).__qualname__
+    return f"{getattr(inner, '__module__', None) or type(inner).__module__}.{name}"

@@ -1,0 +1,338 @@
+"""A window function makes rows of samples: each row is delivered once, in one order, however it is made and resumed."""
+
+import json
+import os
+import signal
+from itertools import chain, islice
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from own_workers import worker_pids
+from ranks_of_windows import rows_of
+
+from fkat_data import ConfigurationError, DataLoader, ReplayMismatchError, StateMismatchError
+
+RANKS = Path(__file__).with_name("ranks_of_windows.py")
+
+
+class Rows:
+    """Makes so many rows of each sample, by its number: (sample, row)."""
+
+    def __init__(self, counts):
+        self.counts = counts
+
+    def __call__(self, samples):
+        return [(sample, row) for sample in samples for row in range(self.counts[sample % len(self.counts)])]
+
+
+class Drawn:
+    """Yields a row with what the window draws, and one with what its sample has drawn."""
+
+    def __call__(self, samples):
+        return [[float(torch.rand(())), float(sample)] for sample in samples]
+
+
+class Draws:
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        return torch.rand(())
+
+
+def listed(rows):
+    return list(rows)
+
+
+def as_drawn(rows):
+    return [*chain.from_iterable(rows), float(torch.rand(()))]
+
+
+def raise_on_30(samples):
+    if 30 in samples:
+        raise ValueError("no thirty")
+    return samples
+
+
+def make(num_samples, counts, *, size=3, window_size=4, num_workers=0, ranks=(1, 0), **options):
+    options = {"shuffle": True, "seed": 5, "collate_fn": listed, **options}
+    loader = DataLoader(
+        range(num_samples), size, window_fn=Rows(counts), window_size=window_size, num_workers=num_workers, **options
+    )
+    loader.deal_out(*ranks)
+    return loader
+
+
+def saved(loaders):
+    return json.loads(json.dumps(DataLoader.merge_state_dicts([loader.local_state_dict() for loader in loaders])))
+
+
+def epoch_of(num_samples, counts, **options):
+    with make(num_samples, counts, **options) as loader:
+        return list(loader)
+
+
+shapes = st.fixed_dictionaries(
+    {
+        "num_samples": st.integers(1, 30),
+        "counts": st.lists(st.integers(0, 4), min_size=1, max_size=4),
+        "size": st.sampled_from([None, 1, 2, 5, 9]),
+        "window_size": st.integers(1, 9),
+        "shuffle": st.booleans(),
+    }
+)
+
+
+@given(shapes, st.booleans())
+def test_rows_come_in_the_order_of_the_samples_and_batches_are_full_but_for_the_last(shape, drop_last):
+    size, counts = shape["size"], shape["counts"]
+    drop_last = drop_last and size is not None
+    batches = epoch_of(**shape, drop_last=drop_last)
+    order = list(range(shape["num_samples"]))
+    if shape["shuffle"]:
+        order = [*chain.from_iterable(DataLoader(order, 7, shuffle=True, seed=5, collate_fn=listed))]
+    expected = Rows(counts)(order)
+    rows = batches if size is None else [*chain.from_iterable(batches)]
+    if drop_last:
+        expected = expected[: len(expected) // size * size]
+    if size is None:
+        rows = [tuple(row) for row in rows]
+    assert rows == expected
+    if size is not None:
+        assert all(len(batch) == size for batch in batches[:-1])
+
+
+@given(shapes, st.data())
+def test_a_state_goes_on_with_the_next_row_at_every_cut(shape, data):
+    whole = epoch_of(**shape)
+    loader, had = make(**shape), []
+    for cut in sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=3))):
+        had += islice(loader, max(0, cut - len(had)))
+        state = saved([loader])
+        loader = make(**shape)
+        loader.load_state_dict(state)
+        assert (loader.epoch, loader.step) == (state["epoch"], state["step"])
+    if loader.epoch == 0:
+        had += loader
+    assert had == whole
+
+
+def delivered(loader, count):
+    """Return what a rank delivers of the first epoch, so many microbatches at most; None: all."""
+    found = []
+    while loader.epoch == 0 and (count is None or len(found) < count):
+        batch = next(loader_iterator := iter(loader), None) if not found else next(loader_iterator, None)
+        if batch is None:
+            break
+        if (loader.epoch, loader.step) > (1, 0):  # nothing was left, and the next epoch has begun
+            assert loader.take_back()
+            break
+        found.append(batch)
+    return found
+
+
+counts_of_ranks = st.lists(st.integers(0, 4), min_size=1, max_size=4)
+
+
+@settings(deadline=None, max_examples=60)
+@given(shapes, st.lists(counts_of_ranks, min_size=1, max_size=3), st.integers(1, 4))
+def test_each_row_comes_once_though_the_number_of_ranks_changes_again_and_again(shape, trip, last):
+    state, rows = None, []
+    for counts in [*trip, [None] * last]:
+        loaders = [make(**shape, ranks=(len(counts), rank)) for rank in range(len(counts))]
+        for loader, count in zip(loaders, counts, strict=True):
+            if state is not None:
+                loader.load_state_dict(state)
+            found = delivered(loader, count)
+            rows += found if shape["size"] is None else [*chain.from_iterable(found)]
+        if all(loader.epoch for loader in loaders):
+            break
+        state = saved(loaders)
+    assert sorted(map(tuple, rows)) == sorted(Rows(shape["counts"])(range(shape["num_samples"])))
+
+
+def test_a_place_of_two_microbatches_ago_can_be_taken_back_to():
+    whole = epoch_of(30, [2, 0, 3])
+    with make(30, [2, 0, 3]) as loader:
+        had = list(islice(loader, 5))
+        assert loader.take_back()
+        state = saved([loader])
+    with make(30, [2, 0, 3]) as loader:
+        loader.load_state_dict(state)
+        assert had[:4] + list(loader) == whole
+
+
+@pytest.mark.usefixtures("processes")
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_any_number_of_workers_gives_the_same_microbatches_and_goes_on_with_the_others_state(num_workers):
+    counts = [3, 0, 1, 7, 2]
+    whole = epoch_of(200, counts, window_size=16, size=7)
+    with make(200, counts, window_size=16, size=7, num_workers=num_workers) as loader:
+        assert list(loader) == whole
+        second = list(loader)
+        loader.set_epoch(1)
+        had = list(islice(loader, 11))
+        state = saved([loader])
+    assert had == second[:11]
+    with make(200, counts, window_size=16, size=7, num_workers=3 - num_workers) as loader:
+        loader.load_state_dict(state)
+        assert had + list(loader) == second
+
+
+@pytest.mark.usefixtures("processes")
+@pytest.mark.parametrize("size", [None, 4])
+def test_draws_are_the_windows_and_the_rows_own_whoever_makes_them(size):
+    def epoch(num_workers, ranks=(1, 0), state=None):
+        collate_fn = None if size is None else as_drawn
+        loader = DataLoader(
+            Draws(), size, window_fn=Drawn(), window_size=6, seed=2, collate_fn=collate_fn, num_workers=num_workers
+        )
+        loader.deal_out(*ranks)
+        with loader:
+            if state is not None:
+                loader.load_state_dict(state)
+            found = list(islice(loader, 3)) if ranks == (1, 0) and num_workers == 9 else list(loader)
+        return [float(value) for batch in found for value in batch]
+
+    torch.manual_seed(8)
+    whole = epoch(0)
+    torch.manual_seed(9)
+    assert epoch(2) == whole
+    if size is None:  # of two ranks, each has every second window
+        of_ranks = [epoch(0, (2, rank)) for rank in range(2)]
+        windows = [whole[first : first + 12] for first in range(0, 80, 12)]
+        assert [[*chain.from_iterable(windows[rank::2])] for rank in range(2)] == of_ranks
+
+
+@pytest.mark.usefixtures("processes")
+def test_killed_workers_cost_no_row():
+    counts = [3, 0, 1, 7, 2]
+    whole = epoch_of(400, counts, window_size=16, size=7)
+    with make(400, counts, window_size=16, size=7, num_workers=2, max_worker_restarts=9) as loader:
+        found = []
+        for number, batch in enumerate(loader):
+            found.append(batch)
+            if number in (3, 40, 41, 80):
+                os.kill(worker_pids()[number % 2], signal.SIGKILL)
+    assert found == whole
+
+
+def with_a_row_of_its_own(samples):
+    return [*samples, os.urandom(4).hex()]
+
+
+@pytest.mark.usefixtures("processes")
+def test_rows_that_a_successor_makes_in_another_way_are_an_error():
+    options = {"num_workers": 1, "max_worker_restarts": 9, "prefetch_factor": 1, "collate_fn": listed}
+    with DataLoader(range(400), 2, window_fn=with_a_row_of_its_own, window_size=20, **options) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        os.kill(worker_pids()[0], signal.SIGKILL)
+        with pytest.raises(ReplayMismatchError, match="window 0"):
+            list(iterator)
+
+
+@pytest.mark.usefixtures("processes")
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_error_comes_in_its_place_and_names_the_function_and_the_samples(num_workers):
+    loader = DataLoader(range(60), 4, window_fn=raise_on_30, window_size=8, collate_fn=listed, num_workers=num_workers)
+    with loader, pytest.raises(ValueError, match="no thirty") as caught:
+        for number, _ in enumerate(loader):  # noqa: B007 - used behind the loop
+            pass
+    assert number == 5
+    notes = "\n".join(caught.value.__notes__)
+    assert "raise_on_30" in notes
+    assert "window 3 (samples 24, 25, 26, 27, 28, …)" in notes
+
+
+def test_functions_in_a_list_are_called_one_on_what_the_other_has_returned():
+    def doubled(rows):
+        return [2 * row for row in rows]
+
+    def odd_left_out(rows):
+        return [row for row in rows if row % 2 == 0]
+
+    loader = DataLoader(range(10), 3, window_fn=[odd_left_out, doubled], collate_fn=listed)
+    assert list(loader) == [[0, 4, 8], [12, 16]]
+
+
+def test_an_epoch_without_a_row_ends_and_says_so(caplog):
+    loader = DataLoader(range(10), 3, window_fn=lambda samples: [], window_size=4)
+    assert list(loader) == []
+    assert "window_fn" in caplog.text
+    assert loader.epoch == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"window_fn": 3}, "window_fn"),
+        ({"window_fn": []}, "window_fn"),
+        ({"window_size": 0}, "window_size"),
+        ({"batch_sampler": [[1]], "batch_size": 1, "shuffle": None}, "batch_sampler"),
+        ({"sampler": [1, 2], "shuffle": None}, "sampler"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused_by_name(options, name):
+    with pytest.raises(ConfigurationError, match=name):
+        list(DataLoader(range(9), **{"window_fn": Rows([1]), "batch_size": 2, **options}))
+
+
+def test_a_function_that_returns_no_list_is_refused_by_name():
+    loader = DataLoader(range(9), 2, window_fn=iter)
+    with pytest.raises(ConfigurationError, match=r"window_fn = .*iter.*list_iterator"):
+        list(loader)
+
+
+def test_the_number_of_microbatches_is_not_known():
+    with pytest.raises(TypeError, match="window_fn"):
+        len(make(30, [2]))
+
+
+@pytest.mark.parametrize(
+    ("options", "field"), [({"window_size": 5}, "window_size"), ({"counts": [1], "window_fn": max}, "window_fn")]
+)
+def test_a_state_of_other_windows_is_refused_by_name(options, field):
+    loader = make(30, [2])
+    next(iter(loader))
+    state = saved([loader])
+    function = options.get("window_fn", Rows([2]))
+    other = DataLoader(range(30), 3, shuffle=True, window_fn=function, window_size=options.get("window_size", 4))
+    with pytest.raises(StateMismatchError, match=field):
+        other.load_state_dict(state)
+
+
+def test_ranks_that_are_an_epoch_apart_keep_their_number():
+    loaders = [make(30, [2], ranks=(2, rank)) for rank in range(2)]
+    list(loaders[0])
+    next(iter(loaders[0]))
+    next(iter(loaders[1]))
+    state = saved(loaders)
+    alone = make(30, [2])
+    with pytest.raises(StateMismatchError, match="epoch"):
+        alone.load_state_dict(state)
+
+
+@pytest.mark.usefixtures("processes")
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_real_ranks_end_an_epoch_together_though_their_windows_make_uneven_numbers_of_rows(
+    prepared, tmp_path, num_workers
+):
+    def run(num_ranks, num_steps):
+        for rank in prepared.run_ranks(num_ranks, RANKS, tmp_path, num_steps, num_workers, folder=tmp_path):
+            assert rank.returncode == 0, rank.stderr
+        return json.loads((tmp_path / "content.json").read_text())
+
+    begun = run(3, 5)
+    assert [count for count, _, _ in begun["counts"]] == [5, 5, 5]
+    ended = run(2, 0)
+    numbers = ended["counts"]
+    assert len({tuple(each) for each in numbers}) == 1  # all ranks have as many, in both epochs
+    assert numbers[0][0] > 0
+    assert numbers[0][1] > 0
+    rows = list(map(tuple, ended["rows"]))
+    assert len(set(rows)) == len(rows)
+    assert set(rows) < set(rows_of(range(300)))
