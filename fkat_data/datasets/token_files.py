@@ -75,8 +75,8 @@ class _TokenFiles(IndexedFiles):
         return self._by_file(indices, self._samples)
 
     @abstractmethod
-    def _samples(self, number: int, rows: list[int]) -> Iterator[Any]:
-        """Yield the samples of a file at some rows."""
+    def _samples(self, number: int, rows: list[int]) -> Iterable[Any]:
+        """Return the samples of a file at some rows."""
 
     def _file(self, number: int) -> RangedFile:
         return self._open.get(number, partial(RangedFile, self.paths[number], self.storage_options))
@@ -103,6 +103,21 @@ class _TokenFiles(IndexedFiles):
             yield tokens
         if file.version().is_changed_from(found.version):
             raise changed(self.paths[number])
+
+    def _read_windows(self, number: int, starts: list[int], size: int) -> npt.NDArray[np.int64]:
+        """Return as many tokens of a file behind each start, shape (len(starts), size); raise as ``_read`` does."""
+        file, found = self._file(number), self.files[number]
+        dtype, first_byte = np.dtype(found.dtype), found.first_byte
+        stored: npt.NDArray[Any] = np.empty((len(starts), size), dtype)
+        for row, start in zip(stored, starts, strict=True):
+            file.read_into(row, first_byte + start * dtype.itemsize)
+        if file.version().is_changed_from(found.version):
+            raise changed(self.paths[number])
+        tokens = stored.astype(np.int64)
+        if dtype.kind == "f" or self.vocab_size is not None:
+            for index, start in enumerate(starts):
+                self._check(number, start, stored[index], tokens[index])
+        return tokens
 
     def _check(self, number: int, start: int, stored: npt.NDArray[Any], tokens: npt.NDArray[np.int64]) -> None:
         if stored.dtype.kind == "f" and not np.array_equal(tokens, stored):
@@ -178,11 +193,11 @@ class TokenWindows(_TokenFiles):
         counts = [max(0, (file.num_tokens - self.window_size) // self.stride + 1) for file in self.files]
         self._ends = np.cumsum(counts, dtype=np.int64)
 
-    def _samples(self, number: int, rows: list[int]) -> Iterator[Any]:
+    def _samples(self, number: int, rows: list[int]) -> Iterable[Any]:
         starts = [row * self.stride for row in rows]
-        windows = self._read(number, [(start, start + self.window_size) for start in starts])
+        windows = self._read_windows(number, starts, self.window_size)
         if not self._has_boundaries:
-            return (torch.from_numpy(tokens) for tokens in windows)
+            return torch.from_numpy(windows).unbind()
         return (self._with_boundaries(number, *window) for window in zip(starts, windows, strict=True))
 
     def _with_boundaries(self, number: int, start: int, tokens: npt.NDArray[np.int64]) -> dict[str, torch.Tensor]:

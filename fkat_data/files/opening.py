@@ -222,6 +222,12 @@ class RangedFile:
                 raise changed(self._path, f"it has become shorter and ends at byte {start:,}")
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
+    def read_into(self, buffer: Any, start: int) -> None:
+        """Fill a contiguous buffer, such as an array, with the bytes from ``start`` on; raise as ``read`` does."""
+        if self._file is not None and os.preadv(self._file.fileno(), (buffer,), start) == buffer.nbytes:
+            return
+        memoryview(buffer).cast("B")[:] = self.read(start, start + buffer.nbytes)
+
     def version(self) -> FileVersion:
         """Return what the open file is: now, or for a remote one when it was opened."""
         return FileVersion.of_remote(self._remote) if self._file is None else FileVersion.of(self._file.fileno())

@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import sys
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from ranks_of_windows import rows_of
 
 from fkat_data import ConfigurationError, DataLoader, ReplayMismatchError, StateMismatchError
 
+sys.path.append(str(Path(__file__).parents[1] / "faults"))
 RANKS = Path(__file__).with_name("ranks_of_windows.py")
 
 
@@ -336,3 +339,14 @@ def test_real_ranks_end_an_epoch_together_though_their_windows_make_uneven_numbe
     rows = list(map(tuple, ended["rows"]))
     assert len(set(rows)) == len(rows)
     assert set(rows) < set(rows_of(range(300)))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("share", [60, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.timeout(7200)])])
+def test_a_loop_goes_on_where_an_interrupted_call_has_left_it(share):
+    from front_door_sweep import sweep_beside
+    from interruption_sweep import Interruptions, Preempted
+
+    interruptions = Interruptions(Preempted, share)
+    sweep_beside(partial(make, 31, [0, 1, 2], window_size=6), interruptions)
+    assert interruptions.num_raised > 100
