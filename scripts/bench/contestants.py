@@ -5,8 +5,10 @@ A contestant imports its library only when it is opened, because the peers' envi
 
 import importlib
 import shutil
+import tempfile
 from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import measure
@@ -24,8 +26,10 @@ def _ours(workload: str, **options: Any) -> Generator[Iterable[Any]]:
         yield loader
 
 
-def _ours_bounded(workload: str) -> AbstractContextManager[Iterable[Any]]:
-    return _ours(workload, num_microbatch_prefetches=PREFETCHED)
+@contextmanager
+def _traced(workload: str) -> Generator[Iterable[Any]]:
+    with tempfile.TemporaryDirectory() as folder, _ours(workload, trace=Path(folder, "run.json")) as loader:
+        yield loader
 
 
 @contextmanager
@@ -71,7 +75,7 @@ _not_ended: list[Any] = []
 
 CONTESTANTS: dict[str, Callable[[str], AbstractContextManager[Iterable[Any]]]] = {
     "ours": _ours,
-    "ours, 8 ahead": _ours_bounded,
+    "ours, traced": _traced,
     "torch": _torch,
     "torchdata": _torchdata,
     "fkat": _fkat,

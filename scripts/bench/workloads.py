@@ -35,19 +35,11 @@ def same_images() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         yield microbatch
 
 
-def varying() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield token microbatches of 64 lengths, 4 to 512 KiB each, in a fixed order that is not a simple cycle."""
-    for count in itertools.count():
-        length = 32 * (1 + count * 37 * (1 + count // 64) % 128)
-        yield torch.full((8, length), count), torch.full((8, length), count + 1)
-
-
 WORKLOADS: dict[str, Callable[[], Iterator[Any]]] = {
     "tiny": tiny,
     "tokens": tokens,
     "images": images,
     "same images": same_images,
-    "varying": varying,
 }
 
 
