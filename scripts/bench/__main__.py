@@ -8,15 +8,12 @@ To measure peers too, make their environment first with scripts/bench/peers.
 import argparse
 import importlib
 import json
-import os
-import platform
 import shlex
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from measure import Settings
+from measure import Settings, machine
 
 #: By name: the module, whose ``run`` takes the settings and returns tables.
 BENCHMARKS = {
@@ -44,7 +41,7 @@ def main() -> None:
         peers=_PEERS_PYTHON if _PEERS_PYTHON.exists() else None,
         trials=[],
     )
-    report: dict[str, Any] = {"machine": _machine(), "options": vars(options) | {"json": None}, "trials": {}}
+    report: dict[str, Any] = {"machine": machine(), "options": vars(options) | {"json": None}, "trials": {}}
     print(_heading(report["machine"]), flush=True)
     for name in options.only:
         repeats = options.repeats or _REPEATS.get(name, settings.repeats)
@@ -74,20 +71,6 @@ def _less_often() -> str:
     return ", ".join(f"{number} for {name}" for name, number in _REPEATS.items())
 
 
-def _machine() -> dict[str, Any]:
-    cpu = next(
-        (line.split(":")[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")), "unknown"
-    )
-    return {
-        "cpu": cpu,
-        "cpus": len(os.sched_getaffinity(0)),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "versions": {name: _version(name) for name in ("fkat_data", "torch", "numpy")},
-        "load": os.getloadavg(),
-    }
-
-
 def _heading(machine: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
     return (
@@ -95,20 +78,6 @@ def _heading(machine: dict[str, Any]) -> str:
         f"Linux {machine['kernel']}, Python {machine['python']}, {versions}; "
         f"load before: {machine['load'][0]:.1f}."
     )
-
-
-def _lines(path: str) -> list[str]:
-    try:
-        return Path(path).read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return []
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "not installed"
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import json
 import os
+import platform
 import resource
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -194,6 +196,27 @@ def medians(trials: Trials) -> Callable[[str], float]:
 def cells(trials: Trials, **forms: str) -> list[str]:
     """Return the medians of numbers, each in the form that its name is given."""
     return [format(medians(trials)(name), form) for name, form in forms.items()]
+
+
+def machine() -> dict[str, Any]:
+    """Return what a report says of the machine and of what is installed."""
+    described = Path("/proc/cpuinfo")
+    lines = described.read_text(encoding="utf-8").splitlines() if described.exists() else []
+    return {
+        "cpu": next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "unknown"),
+        "cpus": len(os.sched_getaffinity(0)),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in ("fkat_data", "torch", "numpy")},
+        "load": os.getloadavg(),
+    }
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
 
 
 def _apart(python: str, module: str, arguments: dict[str, Any]) -> dict[str, Any]:
