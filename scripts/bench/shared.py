@@ -6,16 +6,14 @@ and ``prefetch_factor=8``. The first shard warms both up, four are measured, the
 as there are cores keep busy.
 """
 
-import importlib
 import os
-from collections.abc import Callable, Generator, Iterable
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import measure
-from contestants import PREFETCHED
+from contestants import PREFETCHED, ours, torchs
 from measure import Settings, Table, Usage, medians
-from torch.utils.data import DataLoader
 from workloads import ShardDataLoader, ShardSamples
 
 #: Microbatches a shard: ours, torch.
@@ -31,7 +29,7 @@ _CPU_TARGETS = {"tiny": 20, "tokens": 20, "images": 6}
 def trial(contestant: str, workload: str, shard_size: int) -> dict[str, Any]:
     count = _NUM_SHARDS * shard_size
     measured: dict[str, Any] = {}
-    with {"ours": _ours, "torch": _torch}[contestant](workload, shard_size) as loader:
+    with _opened(contestant, workload, shard_size) as loader:
         microbatches = iter(loader)
         measure.take(microbatches, shard_size)
         children = measure.workers()
@@ -62,11 +60,11 @@ def run(settings: Settings) -> list[Table]:
         rates.append([workload])
         costs.append([workload])
         for load in _LOADS:
-            ours, other = (number(f"{load}_per_s") for number in both)
+            own, other = (number(f"{load}_per_s") for number in both)
             target = f"{_PER_S_TARGETS[workload]}" if load == "idle" else ""
-            rates[-1] += [f"{ours:,.0f}", f"{other:,.0f}", f"{ours / other:.1f}", target]
-            ours, other = (number(f"{load}_cpu_us") for number in both)
-            ratio = f"{other / ours:.1f}"
+            rates[-1] += [f"{own:,.0f}", f"{other:,.0f}", f"{own / other:.1f}", target]
+            own, other = (number(f"{load}_cpu_us") for number in both)
+            ratio = f"{other / own:.1f}"
             costs[-1] += [*(_cost(number, load) for number in both), ratio, f"{_CPU_TARGETS[workload]}"]
     title = f"A DataLoader a shard, one worker, {PREFETCHED} ahead, idle and beside {_num_cores()} busy processes"
     headers = ["microbatch", *(f"{load}: {name}" for load in _LOADS for name in ("ours", "torch", "ratio", "target"))]
@@ -81,28 +79,12 @@ def _cost(number: Callable[[str], float], load: str) -> str:
     return f"{number(f'{load}_cpu_us'):,.0f} ({trainer:,.0f} + {worker:,.0f})"
 
 
-@contextmanager
-def _ours(workload: str, shard_size: int) -> Generator[Iterable[Any]]:
-    loader_type = importlib.import_module("fkat_data").ShardedDataLoader
-    with loader_type(
-        0,
-        [f"shard {number}" for number in range(_NUM_OPENED)],
-        ShardDataLoader(workload, shard_size),
-        num_shard_prefetches=1,
-        num_microbatch_prefetches=PREFETCHED,
-    ) as loader:
-        yield loader
-
-
-@contextmanager
-def _torch(workload: str, shard_size: int) -> Generator[Iterable[Any]]:
-    yield DataLoader(
-        ShardSamples(workload, _NUM_OPENED * shard_size),
-        batch_size=None,
-        num_workers=1,
-        prefetch_factor=PREFETCHED,
-        multiprocessing_context="spawn",
-    )
+def _opened(contestant: str, workload: str, shard_size: int) -> AbstractContextManager[Iterable[Any]]:
+    if contestant == "torch":
+        return torchs(ShardSamples(workload, _NUM_OPENED * shard_size))
+    shards = [f"shard {number}" for number in range(_NUM_OPENED)]
+    options = {"num_shard_prefetches": 1, "num_microbatch_prefetches": PREFETCHED}
+    return ours(ShardDataLoader(workload, shard_size), shards, **options)
 
 
 def _num_cores() -> int:

@@ -12,15 +12,15 @@ import importlib
 import os
 import signal
 import time
-from collections.abc import Generator, Iterable
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from statistics import median
 from typing import Any
 
 import measure
 import workloads
+from contestants import ours, torchs
 from measure import Settings, Table, Usage, cells, medians
-from torch.utils.data import DataLoader
 
 _AHEAD = 2
 _MANY = 8
@@ -75,21 +75,17 @@ def _trial_of_phases(num_phases: int) -> dict[str, Any]:
     return {f"{name}_{place}_s": of(found) for name, found in seconds.items() for place, of in places.items()}
 
 
-@contextmanager
-def _open(contestant: str, num_workers: int = 1, ahead: int | None = None) -> Generator[Iterable[Any]]:
+def _open(contestant: str, num_workers: int = 1, ahead: int | None = None) -> AbstractContextManager[Iterable[Any]]:
     """Open a loader; without ``ahead``, with what it does by default."""
+    options: dict[str, Any]
     if contestant == "torch":
-        options = {} if ahead is None else {"prefetch_factor": ahead, "multiprocessing_context": "spawn"}
-        yield DataLoader(workloads.Stream("tiny"), batch_size=None, num_workers=num_workers, **options)
-        return
-    loader_type = importlib.import_module("fkat_data").ShardedDataLoader
+        method = None if ahead is None else "spawn"
+        options = {"num_workers": num_workers, "prefetch_factor": ahead, "multiprocessing_context": method}
+        return torchs(workloads.Stream("tiny"), **options)
+    options = {"num_shard_prefetches": num_workers, "num_microbatch_prefetches": ahead}
+    options |= {"start_method": contestant.removeprefix("ours, "), "max_worker_restarts": _RESTARTS}
     shards = [str(index) for index in range(num_workers)]
-    options = {}
-    if ahead is not None:
-        options = {"num_shard_prefetches": num_workers, "num_microbatch_prefetches": ahead}
-        options |= {"start_method": contestant.removeprefix("ours, "), "max_worker_restarts": _RESTARTS}
-    with loader_type(0, shards, workloads.Factory("tiny"), **options) as loader:
-        yield loader
+    return ours(workloads.Factory("tiny"), shards, **({} if ahead is None else options))
 
 
 def run(settings: Settings) -> list[Table]:
