@@ -1,17 +1,16 @@
 """Refuse words that the field does not use: each with what to say instead.
 
-    python scripts/check_words.py            what stands where; exit code 1 if there is any
-    python scripts/check_words.py --count    how many there are in 10,000 lines of the package
-
-A word that belongs to a quotation or to another program's interface goes into ALLOWED, with its line.
+python scripts/check_words.py    what stands where; exit code 1 if there is any
 """
 
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("fkat_data", "scripts", "docs")
+SUFFIXES = {".py", ".yaml", ".toml", ".md", ""}
 
 #: pattern -> what to say instead
 BANISHED = {
@@ -52,38 +51,20 @@ BANISHED = {
     r"\b(?:not|Not) the \w+ \w+s\b": "name what does, not what does not",
 }
 
-#: (file, line's text): what stays, because somebody else's interface has it
-ALLOWED: set[tuple[str, str]] = set()
 
-
-def found_in(folders: tuple[str, ...] = FOLDERS) -> list[str]:
-    patterns = [(re.compile(pattern, re.IGNORECASE), instead) for pattern, instead in BANISHED.items()]
-    found: list[str] = []
-    for folder in folders:
-        for path in sorted((ROOT / folder).rglob("*")):
-            if (
-                path.suffix not in {".py", ".yaml", ".toml", ".md", ""}
-                or not path.is_file()
-                or path == Path(__file__).resolve()
-            ):
-                continue
-            name = str(path.relative_to(ROOT))
-            for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
-                for pattern, instead in patterns:
-                    match = pattern.search(line)
-                    if match and (name, line.strip()) not in ALLOWED:
-                        found.append(f"{name}:{number}: {match[0].strip()!r}: say {instead}\n    {line.strip()}")
-    return found
+def found_in(path: Path) -> Iterator[str]:
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    for pattern, instead in BANISHED.items():
+        for number, line in enumerate(lines, start=1):
+            if match := re.search(pattern, line, re.IGNORECASE):
+                yield f"{path.relative_to(ROOT)}:{number}: {match[0].strip()!r}: say {instead}\n    {line.strip()}"
 
 
 def main() -> int:
-    found = found_in(("fkat_data",)) if "--count" in sys.argv[1:] else found_in()
-    if "--count" in sys.argv[1:]:
-        num_lines = sum(len(path.read_text().splitlines()) for path in (ROOT / "fkat_data").rglob("*.py"))
-        print(f"{len(found)} banished words in {num_lines} lines: {10_000 * len(found) / num_lines:.0f} in 10,000")
-        return 0
-    if found:
-        print(*found, sep="\n")
+    paths = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*"))]
+    paths = [path for path in paths if path.suffix in SUFFIXES and path.is_file()]
+    found = [words for path in paths if path != Path(__file__).resolve() for words in found_in(path)]
+    print(*found, sep="\n", end="\n" * bool(found))
     return 1 if found else 0
 
 

@@ -49,11 +49,8 @@ def prepare(
         num_shards: The number of shards.
         row_group_rows: The number of rows in a row group, the unit in which a shard is read.
     """
-    for name, value in (
-        ("sequence_length", sequence_length),
-        ("num_shards", num_shards),
-        ("row_group_rows", row_group_rows),
-    ):
+    numbers = {"sequence_length": sequence_length, "num_shards": num_shards, "row_group_rows": row_group_rows}
+    for name, value in numbers.items():
         if value < 1:
             raise SystemExit(f"{name} = {value}: expected at least 1")
     source = source or Path(sysconfig.get_path("stdlib"))
@@ -65,9 +62,7 @@ def prepare(
             "source": str(source),
             "num_files": num_files,
             "sha256": hashlib.sha256(text).hexdigest(),
-            "sequence_length": sequence_length,
-            "num_shards": num_shards,
-            "row_group_rows": row_group_rows,
+            **numbers,
         }
         manifest = whole_manifest(destination)
         if manifest is not None and manifest["settings"] == settings:
@@ -170,14 +165,7 @@ def main() -> None:
     parser.add_argument("--sequence-length", type=int, default=256, help="default: %(default)s")
     parser.add_argument("--num-shards", type=int, default=8, help="default: %(default)s")
     parser.add_argument("--row-group-rows", type=int, default=4096, help="default: %(default)s")
-    arguments = parser.parse_args()
-    prepare(
-        arguments.destination,
-        arguments.source,
-        sequence_length=arguments.sequence_length,
-        num_shards=arguments.num_shards,
-        row_group_rows=arguments.row_group_rows,
-    )
+    prepare(**vars(parser.parse_args()))
 
 
 if __name__ == "__main__":

@@ -8,30 +8,24 @@ To measure peers too, make their environment first with scripts/bench/peers.
 import argparse
 import importlib
 import json
-import os
-import platform
 import shlex
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from measure import Settings
+from measure import Settings, machine
 
-#: By name: the module, whose ``run`` takes the settings.
+#: By name: the module, whose ``run`` takes the settings and returns tables.
 BENCHMARKS = {
-    **{
-        name: name
-        for name in ("shared", "scaling", "jpeg", "latency", "start", "growth", "overlap", "costs", "state", "formats")
-    },
-    **{name: name for name in ("tracing", "remote", "plans", "tokens")},
+    **{name: name for name in ("shared", "scaling", "latency", "start", "overlap", "state", "formats")},
+    **{name: name for name in ("remote", "plans", "tokens")},
     "import": "changed_import",
-    "streaming": "streaming_bench",
     "cache": "cache_limits",
+    "streaming": "streaming_bench",
     "peers": "throughput",
 }
 #: Trials of each contestant by default, where they take long.
-_REPEATS = {"shared": 3, "scaling": 1, "jpeg": 2}
+_REPEATS = {"shared": 3, "scaling": 1}
 _PEERS_PYTHON = Path(__file__).resolve().parents[2] / ".venvs" / "bench" / "bin" / "python"
 
 
@@ -45,15 +39,16 @@ def main() -> None:
         contestants=tuple(options.contestants),
         workers=tuple(options.workers),
         peers=_PEERS_PYTHON if _PEERS_PYTHON.exists() else None,
+        trials=[],
     )
-    report: dict[str, Any] = {"machine": _machine(), "options": vars(options) | {"json": None}, "trials": {}}
+    report: dict[str, Any] = {"machine": machine(), "options": vars(options) | {"json": None}, "trials": {}}
     print(_heading(report["machine"]), flush=True)
     for name in options.only:
         repeats = options.repeats or _REPEATS.get(name, settings.repeats)
         print(f"\n`{name}`: medians of {repeats}, in turn", flush=True)
-        result = importlib.import_module(BENCHMARKS[name]).run(settings._replace(repeats=repeats))
-        report["trials"][name] = result.trials
-        for table in result.tables:
+        report["trials"][name] = []
+        own = settings._replace(repeats=repeats, trials=report["trials"][name])
+        for table in importlib.import_module(BENCHMARKS[name]).run(own):
             print(f"\n{table.markdown()}", flush=True)
         if options.json:
             options.json.write_text(json.dumps(report, indent=1), encoding="utf-8")
@@ -65,7 +60,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", choices=list(BENCHMARKS), default=list(BENCHMARKS), help="benchmarks")
     parser.add_argument("--workloads", nargs="+", default=[], help="kinds of microbatches (default: all)")
     parser.add_argument("--contestants", nargs="+", default=[], help="contestants (default: all)")
-    parser.add_argument("--workers", nargs="+", type=int, default=[], help="numbers of workers, for scaling and jpeg")
+    parser.add_argument("--workers", nargs="+", type=int, default=[], help="numbers of workers, for scaling and import")
     parser.add_argument("--repeats", type=int, help=f"trials of each contestant, in turn (default 5; {_less_often()})")
     parser.add_argument("--scale", type=float, default=1.0, help="factor on the number of microbatches (default 1)")
     parser.add_argument("--together", action="store_true", help="run all trials in one process: quick, no valid memory")
@@ -76,20 +71,6 @@ def _less_often() -> str:
     return ", ".join(f"{number} for {name}" for name, number in _REPEATS.items())
 
 
-def _machine() -> dict[str, Any]:
-    cpu = next(
-        (line.split(":")[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")), "unknown"
-    )
-    return {
-        "cpu": cpu,
-        "cpus": len(os.sched_getaffinity(0)),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "versions": {name: _version(name) for name in ("fkat_data", "torch", "numpy")},
-        "load": os.getloadavg(),
-    }
-
-
 def _heading(machine: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
     return (
@@ -97,20 +78,6 @@ def _heading(machine: dict[str, Any]) -> str:
         f"Linux {machine['kernel']}, Python {machine['python']}, {versions}; "
         f"load before: {machine['load'][0]:.1f}."
     )
-
-
-def _lines(path: str) -> list[str]:
-    try:
-        return Path(path).read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return []
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "not installed"
 
 
 if __name__ == "__main__":

@@ -4,9 +4,7 @@ A contestant imports its library only when it is opened, because the peers' envi
 """
 
 import importlib
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -22,12 +20,11 @@ _Epoch = Callable[[], Iterable[Any]]
 
 def imported(contestant: str) -> None:
     """Import a contestant's library, as a training script does before it makes a loader."""
-    modules = {"ours": "fkat_data", "grain": "grain", "SPDL": "spdl.pipeline"}
-    importlib.import_module(modules.get(contestant.split(",", maxsplit=1)[0], "torch"))
+    importlib.import_module({"ours": "fkat_data", "grain": "grain", "SPDL": "spdl.pipeline"}.get(contestant, "torch"))
 
 
 @contextmanager
-def _ours(source: Source, workers: int, ahead: int | None, threads: int = 1) -> Generator[_Epoch]:
+def _ours(source: Source, workers: int, ahead: int | None) -> Generator[_Epoch]:
     loader_type = importlib.import_module("fkat_data").ShardedDataLoader
     with loader_type(
         0,
@@ -36,51 +33,20 @@ def _ours(source: Source, workers: int, ahead: int | None, threads: int = 1) -> 
         num_shard_prefetches=1,
         num_microbatch_prefetches=-1 if ahead is None else ahead,
         num_workers_per_shard=workers,
-        num_threads_per_worker=threads,
     ) as loader:
         yield lambda: loader
 
 
-def _ours_threads(source: Source, workers: int, ahead: int | None) -> AbstractContextManager[_Epoch]:
-    return _ours(source, 1, ahead, threads=workers)
-
-
 @contextmanager
-def _torch(source: Source, workers: int, ahead: int | None, method: str | None = None) -> Generator[_Epoch]:
+def _torch(source: Source, workers: int, ahead: int | None) -> Generator[_Epoch]:
     loader = DataLoader(
         source.whole(),
         batch_size=BATCH_SIZE,
         num_workers=workers,
         prefetch_factor=None if ahead is None else max(1, ahead // workers),
         persistent_workers=True,
-        multiprocessing_context=method,
     )
     yield lambda: loader
-
-
-def _torch_spawn(source: Source, workers: int, ahead: int | None) -> AbstractContextManager[_Epoch]:
-    return _torch(source, workers, ahead, "spawn")
-
-
-@contextmanager
-def _pool(source: Source, workers: int, ahead: int | None) -> Generator[_Epoch]:
-    """Make each item in a thread of a pool: what is there without a loader."""
-    dataset = source.whole()
-    with ThreadPoolExecutor(workers) as pool:
-
-        def epoch() -> Iterator[torch.Tensor]:
-            pending: deque[list[Future[torch.Tensor]]] = deque()
-            for batch in _batches(dataset):
-                pending.append([pool.submit(dataset.__getitem__, index) for index in batch])
-                if len(pending) > (ahead or _AHEAD):
-                    yield default_collate([future.result() for future in pending.popleft()])
-            while pending:
-                yield default_collate([future.result() for future in pending.popleft()])
-
-        try:
-            yield epoch
-        finally:
-            pool.shutdown(cancel_futures=True)
 
 
 @contextmanager
@@ -96,14 +62,15 @@ def _grain(source: Source, workers: int, ahead: int | None) -> Generator[_Epoch]
 def _spdl(source: Source, workers: int, ahead: int | None) -> Generator[_Epoch]:
     spdl = importlib.import_module("spdl.pipeline")
     dataset = source.whole()
+    starts = range(0, len(dataset), BATCH_SIZE)
 
-    def made(batch: list[int]) -> torch.Tensor:
-        return default_collate([dataset[index] for index in batch])
+    def made(start: int) -> torch.Tensor:
+        return default_collate([dataset[index] for index in range(start, min(start + BATCH_SIZE, len(dataset)))])
 
     def epoch() -> Iterator[torch.Tensor]:
         pipeline = (
             spdl.PipelineBuilder()
-            .add_source(_batches(dataset))
+            .add_source(starts)
             .pipe(made, concurrency=workers, output_order="input")
             .add_sink(ahead or _AHEAD)
             .build(num_threads=workers)
@@ -114,18 +81,10 @@ def _spdl(source: Source, workers: int, ahead: int | None) -> Generator[_Epoch]:
     yield epoch
 
 
-def _batches(dataset: Any) -> list[list[int]]:
-    indices = list(range(len(dataset)))
-    return [indices[first : first + BATCH_SIZE] for first in range(0, len(indices), BATCH_SIZE)]
-
-
 #: By name: a function of source, workers (or threads) and microbatches ahead of the caller; None: its default.
 BATCHERS: dict[str, Callable[[Source, int, int | None], AbstractContextManager[_Epoch]]] = {
     "ours": _ours,
-    "ours, threads": _ours_threads,
     "torch": _torch,
-    "torch, spawn": _torch_spawn,
-    "pool of threads": _pool,
     "grain": _grain,
     "SPDL": _spdl,
 }

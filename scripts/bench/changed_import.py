@@ -5,12 +5,12 @@
 - ``stream``: a ``StreamingDataset`` of MDS shards, 32 int64 a sample, in batches of 8 (2 KiB).
 - ``normalized stream``: the same JPEGs in MDS shards, with a ``transform``.
 
-All are shuffled. Streams are read by ``StreamingDataLoader`` and by torch's loader over the same dataset. The clock of the first epoch starts before the loader is made, with torch imported; the next epochs have
-workers that are there. torch forks its workers, as it does by default. CPU seconds and memory (PSS) are of all processes.
+All are shuffled. Streams are read by ``StreamingDataLoader`` and by torch's loader over the same dataset. The clock of
+the first epoch starts before the loader is made, with torch imported; the next epochs have workers that are there. torch
+forks its workers, as it does by default. CPU seconds and memory (PSS) are of all processes.
 """
 
 import importlib
-import io
 import tempfile
 import time
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any
 import measure
 import numpy as np
 from items import BATCH_SIZE, Source, cropped, make_jpegs, make_tokens
-from measure import Result, Settings, Table, medians
+from measure import Settings, Table, Trials, medians
 from process_tree import ProcessTree
 
 KINDS = ("windows", "normalized", "stream", "normalized stream")
@@ -38,9 +38,7 @@ def trial(contestant: str, kind: str, workers: int, count: int, folder: str) -> 
         begun_cpu_s, begun_s = tree.cpu_s(), time.perf_counter()
         loader = loader_type(dataset, batch_size, num_workers=workers, persistent_workers=True, **order)
         for name in ("first", "next"):
-            num_batches = 0
-            for _ in loader:
-                num_batches += 1
+            num_batches = sum(1 for _ in loader)
             now_cpu_s, now_s = tree.cpu_s(), time.perf_counter()
             if num_batches != -(-len(dataset) // batch_size):
                 raise RuntimeError(f"{contestant} delivered {num_batches} batches of {len(dataset)} samples")
@@ -49,7 +47,7 @@ def trial(contestant: str, kind: str, workers: int, count: int, folder: str) -> 
                 f"{name}_cpu_ms": 1e3 * (now_cpu_s - begun_cpu_s) / num_batches,
             }
             begun_cpu_s, begun_s = now_cpu_s, now_s
-        measured |= {"peak_mb": tree.peak_mb(), "peak_alone_mb": tree.peak_alone_mb()}
+        measured["peak_mb"] = tree.peak_mb()
         # The workers' end is not measured: torch's end with their loader.
         del loader
     return measured
@@ -67,7 +65,7 @@ def _loader_and_dataset(contestant: str, kind: str, count: int, folder: str) -> 
 
 
 def _image(sample: dict[str, Any]) -> Any:
-    return cropped(io.BytesIO(sample["jpeg"]), len(sample["jpeg"]), is_normalized=True)
+    return cropped(sample["jpeg"], len(sample["jpeg"]), is_normalized=True)
 
 
 def _make(kind: str, folder: str, count: int) -> None:
@@ -83,9 +81,12 @@ def _make(kind: str, folder: str, count: int) -> None:
         make_jpegs(folder, "files" if kind == "normalized" else "mds", count, 1)
 
 
-def run(settings: Settings) -> Result:
+def run(settings: Settings) -> list[Table]:
     tables: list[Table] = []
-    trials: list[dict[str, Any]] = []
+    names = settings.wanted_contestants(_MODULES)
+    both = " / ".join(names)
+    headers = ["workers", f"next epochs, batches/s: {both}", "ratio", f"CPU ms each: {both}", "ratio"]
+    headers += [f"first epoch, batches/s: {both}", f"CPU ms each: {both}", f"peak MB: {both}"]
     with tempfile.TemporaryDirectory(prefix="fkat_data_bench_") as folder:
         for kind in settings.wanted_workloads(KINDS):
             count = settings.count(_COUNTS[kind], at_least=4 * _BATCH_SIZES[kind])
@@ -93,31 +94,17 @@ def run(settings: Settings) -> Result:
             rows: list[list[str]] = []
             for workers in settings.workers or _WORKERS:
                 arguments = {"kind": kind, "workers": workers, "count": count, "folder": folder}
-                names = settings.wanted_contestants(_MODULES)
-                variants = {name: ("changed_import", {"contestant": name, **arguments}) for name in names}
-                found = measure.in_turn(settings, variants)
-                trials += [trial for each in found.values() for trial in each]
-                rows.append([f"{workers}", *_cells([medians(found[name]) for name in names])])
-            both = " / ".join(settings.wanted_contestants(_MODULES))
-            headers = ["workers", f"next epochs, batches/s: {both}", "ratio", f"CPU ms each: {both}", "ratio"]
-            headers += [f"first epoch, batches/s: {both}", f"CPU ms each: {both}", f"peak MB: {both}"]
-            headers += [f"without neighbours: {both}"]
+                found = measure.of_contestants(settings, "changed_import", names, **arguments)
+                rows.append([f"{workers}", *_cells(list(found.values()))])
             tables.append(Table(f"{kind}: {count:,} samples in batches of {_BATCH_SIZES[kind]}", headers, rows))
-    return Result(tables, trials)
+    return tables
 
 
-def _cells(found: list[Any]) -> list[str]:
+def _cells(found: list[Trials]) -> list[str]:
     def both(name: str, form: str) -> str:
-        return " / ".join(format(middle(name), form) for middle in found)
+        return " / ".join(format(medians(done)(name), form) for done in found)
 
-    ours, last = found[0], found[-1]
-    return [
-        both("next_per_s", ",.0f"),
-        f"{ours('next_per_s') / last('next_per_s'):.2f}",
-        both("next_cpu_ms", ",.3f"),
-        f"{last('next_cpu_ms') / ours('next_cpu_ms'):.2f}",
-        both("first_per_s", ",.0f"),
-        both("first_cpu_ms", ",.3f"),
-        both("peak_mb", ",.0f"),
-        both("peak_alone_mb", ",.0f"),
-    ]
+    ours, last = medians(found[0]), medians(found[-1])
+    rates = [both("next_per_s", ",.0f"), f"{ours('next_per_s') / last('next_per_s'):.2f}"]
+    costs = [both("next_cpu_ms", ",.3f"), f"{last('next_cpu_ms') / ours('next_cpu_ms'):.2f}"]
+    return [*rates, *costs, both("first_per_s", ",.0f"), both("first_cpu_ms", ",.3f"), both("peak_mb", ",.0f")]

@@ -5,8 +5,10 @@ A contestant imports its library only when it is opened, because the peers' envi
 
 import importlib
 import shutil
-from collections.abc import Callable, Generator, Iterable
-from contextlib import AbstractContextManager, contextmanager
+import tempfile
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import measure
@@ -17,30 +19,29 @@ from torch.utils.data import DataLoader
 PREFETCHED = 8
 
 
+def ours(factory: Any, shards: Sequence[str] = ("shard",), **options: Any) -> AbstractContextManager[Iterable[Any]]:
+    """Open our loader over shards that ``factory`` makes."""
+    return importlib.import_module("fkat_data").ShardedDataLoader(0, shards, factory, **options)
+
+
+def torchs(dataset: Any, loader_type: Any = DataLoader, **options: Any) -> AbstractContextManager[Iterable[Any]]:
+    """Open torch's loader, or one with its arguments: with one worker that is spawned, unless ``options`` differ."""
+    options = {"num_workers": 1, "prefetch_factor": PREFETCHED, "multiprocessing_context": "spawn", **options}
+    return nullcontext(loader_type(dataset, batch_size=None, **options))
+
+
 @contextmanager
-def _ours(workload: str, **options: Any) -> Generator[Iterable[Any]]:
-    loader_type = importlib.import_module("fkat_data").ShardedDataLoader
-    with loader_type(0, ["shard"], workloads.Factory(workload), **options) as loader:
+def _traced(workload: str) -> Generator[Iterable[Any]]:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ours(workloads.Factory(workload), trace=Path(folder, "run.json")) as loader,
+    ):
         yield loader
 
 
-def _ours_bounded(workload: str) -> AbstractContextManager[Iterable[Any]]:
-    return _ours(workload, num_microbatch_prefetches=PREFETCHED)
-
-
-@contextmanager
-def _torch(workload: str, loader_type: Any = DataLoader) -> Generator[Iterable[Any]]:
-    yield loader_type(
-        workloads.Stream(workload),
-        batch_size=None,
-        num_workers=1,
-        prefetch_factor=PREFETCHED,
-        multiprocessing_context="spawn",
-    )
-
-
 def _torchdata(workload: str) -> AbstractContextManager[Iterable[Any]]:
-    return _torch(workload, importlib.import_module("torchdata.stateful_dataloader").StatefulDataLoader)
+    loader_type = importlib.import_module("torchdata.stateful_dataloader").StatefulDataLoader
+    return torchs(workloads.Stream(workload), loader_type)
 
 
 @contextmanager
@@ -70,9 +71,9 @@ def _fkat(workload: str) -> Generator[Iterable[Any]]:
 _not_ended: list[Any] = []
 
 CONTESTANTS: dict[str, Callable[[str], AbstractContextManager[Iterable[Any]]]] = {
-    "ours": _ours,
-    "ours, 8 ahead": _ours_bounded,
-    "torch": _torch,
+    "ours": lambda workload: ours(workloads.Factory(workload)),
+    "ours, traced": _traced,
+    "torch": lambda workload: torchs(workloads.Stream(workload)),
     "torchdata": _torchdata,
     "fkat": _fkat,
 }

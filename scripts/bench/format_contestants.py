@@ -62,21 +62,21 @@ def prepared(folder: str, workload: str, count: int, kind: str) -> str:
     path = Path(folder) / f"{workload}-{count}-{kind}"
     if not path.is_dir():
         path.mkdir()
-        {"mds": _write_mds, "parquet": _write_parquet, "tar": _write_tar, "litdata": _write_litdata}[kind](
+        {"mds": write_mds, "parquet": _write_parquet, "tar": _write_tar, "litdata": _write_litdata}[kind](
             path, workload, count
         )
     return str(path)
 
 
-def opened(contestant: str, path: str, workload: str) -> Reader:
-    """Open a contestant's rows."""
+def opened(contestant: str, path: str, workload: str, num_workers: int = 0) -> Reader:
+    """Open a contestant's rows, to be read in this process or by workers."""
     return {
         "ours": _ours,
         "mosaicml-streaming": _mosaicml,
         "datasets": _datasets,
         "webdataset": _webdataset,
         "litdata": _litdata,
-    }[contestant.partition(",")[0]](path, workload)
+    }[contestant.partition(",")[0]](path, workload, num_workers)
 
 
 def numbers_of(batch: Any) -> list[int]:
@@ -95,26 +95,26 @@ def numbers_of(batch: Any) -> list[int]:
     return (rows[:, 0] if rows.ndim > 1 else rows).tolist()
 
 
-def _ours(path: str, workload: str) -> Reader:
+def _ours(path: str, workload: str, num_workers: int) -> Reader:
     del workload
     from fkat_data.streaming import StreamingDataLoader, StreamingDataset  # noqa: PLC0415 - peers do not have it
 
     dataset = StreamingDataset(local=path, shuffle=True, shuffle_algo="block", batch_size=BATCH_SIZE)
-    loader = StreamingDataLoader(dataset)
+    loader = StreamingDataLoader(dataset, num_workers=num_workers)
     return Reader(loader, loader.state_dict, loader.load_state_dict)
 
 
-def _mosaicml(path: str, workload: str) -> Reader:
+def _mosaicml(path: str, workload: str, num_workers: int) -> Reader:
     del workload
     stand_in("streaming")
     library = importlib.import_module("streaming")
     library.base.util.clean_stale_shared_memory()
     dataset = library.StreamingDataset(local=path, shuffle=True, batch_size=BATCH_SIZE)
-    loader = library.StreamingDataLoader(dataset, batch_size=BATCH_SIZE)
+    loader = library.StreamingDataLoader(dataset, batch_size=BATCH_SIZE, num_workers=num_workers)
     return Reader(loader, loader.state_dict, loader.load_state_dict)
 
 
-def _datasets(path: str, workload: str) -> Reader:
+def _datasets(path: str, workload: str, num_workers: int) -> Reader:
     del workload
     from torch.utils.data import DataLoader  # noqa: PLC0415 - the interpreter that lists contestants needs no torch
 
@@ -122,29 +122,31 @@ def _datasets(path: str, workload: str) -> Reader:
     files = sorted(glob(f"{path}/*.parquet"))  # noqa: PTH207 - a list of texts is what the library takes
     rows = library.load_dataset("parquet", data_files=files, split="train", streaming=True)
     rows = rows.shuffle(seed=0, buffer_size=_BUFFER_SAMPLES).with_format("torch")
-    return Reader(DataLoader(rows, batch_size=BATCH_SIZE), rows.state_dict, rows.load_state_dict)
+    return Reader(DataLoader(rows, BATCH_SIZE, num_workers=num_workers), rows.state_dict, rows.load_state_dict)
 
 
-def _webdataset(path: str, workload: str) -> Reader:
+def _webdataset(path: str, workload: str, num_workers: int) -> Reader:
     library = importlib.import_module("webdataset")
     files = sorted(glob(f"{path}/*.tar"))  # noqa: PTH207 - see above
     rows = library.WebDataset(files, shardshuffle=_NUM_FILES, seed=0).shuffle(_BUFFER_SAMPLES, seed=0).decode()
     rows = rows.to_tuple("npy" if workload == "tokens" else "json").batched(BATCH_SIZE)
-    return Reader(library.WebLoader(rows, batch_size=None))
+    return Reader(library.WebLoader(rows, batch_size=None, num_workers=num_workers))
 
 
-def _litdata(path: str, workload: str) -> Reader:
+def _litdata(path: str, workload: str, num_workers: int) -> Reader:
     del workload
     stand_in("litdata")
     library = importlib.import_module("litdata")
-    loader = library.StreamingDataLoader(library.StreamingDataset(path, shuffle=True), batch_size=BATCH_SIZE)
+    dataset = library.StreamingDataset(path, shuffle=True)
+    loader = library.StreamingDataLoader(dataset, batch_size=BATCH_SIZE, num_workers=num_workers)
     return Reader(loader, loader.state_dict, loader.load_state_dict)
 
 
-def _write_mds(path: Path, workload: str, count: int) -> None:
+def write_mds(path: Path, workload: str, count: int, **options: Any) -> None:
+    """Write rows as MDS shards."""
     from fkat_data.streaming import MDSWriter  # noqa: PLC0415 - peers do not have it
 
-    with MDSWriter(out=str(path), columns=WORKLOADS[workload], exist_ok=True) as writer:
+    with MDSWriter(out=str(path), columns=WORKLOADS[workload], exist_ok=True, **options) as writer:
         for number in range(count):
             writer.write(sample(workload, number))
 

@@ -1,6 +1,6 @@
 """Items as datasets make them: they wait, are JPEGs to decode, crop and resize, or windows of a file of tokens.
 
-JPEGs come from files, a tar or MDS shards. Images are uint8, or, of the kind ``normalized``, float32 as most models of
+JPEGs come from files or a tar. Images are uint8, or, of the kind ``normalized``, float32 as most models of
 images want them.
 
 A separate module, so that spawned workers and the peers' environment can import it without the benchmarks.
@@ -35,11 +35,11 @@ class Source(NamedTuple):
     """Where items come from.
 
     Attributes:
-        kind: ``waiting``, ``slow``, ``files``, ``normalized`` (files as well), ``tar``, ``mds`` or ``windows``.
+        kind: ``waiting``, ``slow``, ``files``, ``normalized`` (files as well), ``tar`` or ``windows``.
         folder: Where the images, or the tokens, are.
         shard_size: The items of a shard.
         num_shards: The number of shards; images begin again where they end.
-        wait_s: How long each item waits, images after they are decoded.
+        wait_s: How long each item waits.
     """
 
     kind: str
@@ -53,8 +53,8 @@ class Source(NamedTuple):
             return _Waiting(self.shard_size, self.wait_s, is_uneven=self.kind == "slow")
         if self.kind == "windows":
             return _Windows(self.folder)
-        reader = {"files": _Files, "normalized": _Files, "tar": _Tar, "mds": _Mds}[self.kind]
-        return _Images(reader(self.folder, number), self.wait_s, is_normalized=self.kind == "normalized")
+        reader = _Tar(self.folder, number) if self.kind == "tar" else _Files(self.folder)
+        return _Images(reader, is_normalized=self.kind == "normalized")
 
     def whole(self) -> Dataset[Any]:
         """Return all shards in a row."""
@@ -136,36 +136,31 @@ class _Windows(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 
 class _Images(Dataset[torch.Tensor]):
-    def __init__(self, reader: Any, wait_s: float, *, is_normalized: bool) -> None:
+    def __init__(self, reader: Any, *, is_normalized: bool) -> None:
         self._reader = reader
-        self._wait_s = wait_s
         self._is_normalized = is_normalized
 
     def __len__(self) -> int:
         return len(self._reader)
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        data = io.BytesIO(self._reader.read(index))
-        return cropped(data, index, is_normalized=self._is_normalized, wait_s=self._wait_s)
+        return cropped(self._reader.read(index), index, is_normalized=self._is_normalized)
 
 
-def cropped(data: io.BytesIO, index: int, *, is_normalized: bool, wait_s: float = 0.0) -> torch.Tensor:
-    """Decode an image, and return a crop of it; wait after it is decoded."""
-    image = Image.open(data).convert("RGB")
+def cropped(jpeg: bytes, index: int, *, is_normalized: bool) -> torch.Tensor:
+    """Decode an image, and return a crop of it."""
+    image = Image.open(io.BytesIO(jpeg)).convert("RGB")
     # A crop of 72 to 88 % of each side, by arithmetic: the same for all contestants.
     width, height = (side * (72 + index % 17) // 100 for side in image.size)
     left, top = (index * 31 % (image.size[0] - width), index * 17 % (image.size[1] - height))
     box = (left, top, left + width, top + height)
     pixels = np.array(image.resize((_CROP, _CROP), Image.Resampling.BILINEAR, box=box))
-    if wait_s:
-        time.sleep(wait_s)
     tensor = torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
     return tensor.float().div_(255).sub_(_MEANS).div_(_DEVIATIONS) if is_normalized else tensor
 
 
 class _Files:
-    def __init__(self, folder: str, number: int) -> None:
-        del number
+    def __init__(self, folder: str) -> None:
         self._paths = sorted(str(path) for path in Path(folder).glob("*.jpg"))
 
     def __len__(self) -> int:
@@ -195,18 +190,6 @@ class _Tar:
             self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         offset, size = self._members[index]
         return os.pread(self._descriptor, size, offset)
-
-
-class _Mds:
-    def __init__(self, folder: str, number: int) -> None:
-        path = Path(folder, f"mds-{number % len(list(Path(folder).glob('mds-*')))}")
-        self._dataset = importlib.import_module("fkat_data.streaming").LocalDataset(path)
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def read(self, index: int) -> bytes:
-        return self._dataset[index]["jpeg"]
 
 
 @functools.cache

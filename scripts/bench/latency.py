@@ -12,7 +12,7 @@ from typing import Any
 
 import measure
 from contestants import CONTESTANTS
-from measure import Result, Settings, Table, medians
+from measure import Settings, Table, cells
 
 _CALLS = 500
 _WARM_UP = 50
@@ -44,32 +44,25 @@ def trial(contestant: str, workload: str, pause: str, count: int) -> dict[str, A
     }
 
 
-def run(settings: Settings) -> Result:
+def run(settings: Settings) -> list[Table]:
     count = settings.count(_CALLS)
     variants = {
-        f"{contestant}, caller {pause}": (
-            "latency",
-            {"contestant": contestant, "workload": "tokens", "pause": pause, "count": count},
-        )
+        f"{contestant}, caller {pause}": {
+            "contestant": contestant,
+            "workload": "tokens",
+            "pause": pause,
+            "count": count,
+        }
         for contestant in ("ours", "torch")
         for pause in _PAUSES
     }
-    found = measure.in_turn(settings, variants)
-    rows = []
-    for name, trials in found.items():
-        middle = medians(trials)
-        numbers = [f"{middle(key):,.0f}" for key in ("median_us", "p90_us", "max_us", "step_us")]
-        rows.append([name, *numbers, str(_TARGET_US) if trials[0]["contestant"] == "ours" else ""])
-    headers = [
-        "tokens",
-        "median µs",
-        "p90 µs",
-        "max µs",
-        "with the release of the previous one, median µs",
-        "target (median)",
-    ]
-    title = "next() with data ready"
-    return Result([Table(title, headers, rows)], [trial for trials in found.values() for trial in trials])
+    rows: list[list[str]] = []
+    for name, done in measure.in_turn(settings, "latency", variants).items():
+        numbers = cells(done, median_us=",.0f", p90_us=",.0f", max_us=",.0f", step_us=",.0f")
+        rows.append([name, *numbers, str(_TARGET_US) if done[0]["contestant"] == "ours" else ""])
+    headers = ["tokens", "median µs", "p90 µs", "max µs"]
+    headers += ["with the release of the previous one, median µs", "target (median)"]
+    return [Table("next() with data ready", headers, rows)]
 
 
 def _compute(duration_s: float) -> None:

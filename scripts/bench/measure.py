@@ -1,9 +1,10 @@
-"""Run trials in separate processes, in turn, and measure time, CPU seconds, page faults and memory."""
+"""Run trials in separate processes, in turn, and measure time, CPU seconds and memory."""
 
 import contextlib
 import importlib
 import json
 import os
+import platform
 import resource
 import signal
 import subprocess
@@ -11,7 +12,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -23,6 +26,8 @@ _TIMEOUT_S = 120
 _GRACE_S = 8.0
 _BUSY_START_S = 0.3
 _MEBIBYTE = 1 << 20
+
+Trials = list[dict[str, Any]]
 
 
 class Settings(NamedTuple):
@@ -36,6 +41,7 @@ class Settings(NamedTuple):
         contestants: The contestants to run, if a benchmark can omit some; empty: all.
         workers: The numbers of workers, for benchmarks that compare several; empty: the benchmark's own.
         peers: The Python of the peers' environment, or None.
+        trials: Every trial of the benchmark so far.
     """
 
     repeats: int
@@ -45,6 +51,7 @@ class Settings(NamedTuple):
     contestants: tuple[str, ...]
     workers: tuple[int, ...]
     peers: Path | None
+    trials: Trials
 
     def count(self, full: int, *, at_least: int = 10) -> int:
         return max(at_least, round(full * self.scale))
@@ -52,12 +59,10 @@ class Settings(NamedTuple):
     def wanted_workloads(self, names: Iterable[str]) -> list[str]:
         return [name for name in names if not self.workloads or name in self.workloads]
 
-    def wanted_contestants(self, names: Iterable[str]) -> list[str]:
-        return [name for name in names if not self.contestants or name in self.contestants]
-
-    def pythons(self, variants: Iterable[str]) -> dict[str, Path]:
-        """Return the Python of variants that run in the peers' environment."""
-        return dict.fromkeys(variants, self.peers) if self.peers else {}
+    def wanted_contestants(self, names: Iterable[str], peers: Collection[str] = ()) -> list[str]:
+        """Return those that are asked for; peers need their environment."""
+        there = [name for name in names if self.peers or name not in peers]
+        return [name for name in there if not self.contestants or name in self.contestants]
 
 
 class Table(NamedTuple):
@@ -72,50 +77,40 @@ class Table(NamedTuple):
         return "\n".join([*lines, *(_row(row) for row in self.rows)])
 
 
-class Result(NamedTuple):
-    """The result of a benchmark: tables for people, and every trial for programs."""
-
-    tables: list[Table]
-    trials: list[dict[str, Any]]
-
-
 class Usage(NamedTuple):
     """The resources that a trainer and its workers used so far."""
 
     wall_s: float
     trainer_cpu_s: float
     worker_cpu_s: float
-    trainer_faults: int
-    worker_faults: int
 
     @classmethod
     def now(cls, children: Sequence[psutil.Process] | None = None) -> "Usage":
         """Return what was used until now, by these children alone if they are given."""
         own = resource.getrusage(resource.RUSAGE_SELF)
         children = workers() if children is None else children
-        return cls(
-            wall_s=time.perf_counter(),
-            trainer_cpu_s=own.ru_utime + own.ru_stime,
-            worker_cpu_s=sum(_cpu_s(child) for child in children),
-            trainer_faults=own.ru_minflt,
-            worker_faults=sum(_minor_faults(child.pid) for child in children),
-        )
+        worker_cpu_s = sum(sum(child.cpu_times()[:2]) for child in children)
+        return cls(time.perf_counter(), own.ru_utime + own.ru_stime, worker_cpu_s)
 
 
 def used_between(before: Usage, after: Usage, count: int) -> dict[str, float]:
     """Return the resources used between two times, in total and for each of ``count`` microbatches."""
     wall_s = after.wall_s - before.wall_s
+    trainer_cpu_us = 1e6 * (after.trainer_cpu_s - before.trainer_cpu_s) / count
+    worker_cpu_us = 1e6 * (after.worker_cpu_s - before.worker_cpu_s) / count
     return {
         "count": count,
         "wall_s": wall_s,
         "per_s": count / wall_s,
-        "trainer_cpu_s": after.trainer_cpu_s - before.trainer_cpu_s,
-        "worker_cpu_s": after.worker_cpu_s - before.worker_cpu_s,
-        "trainer_cpu_us": 1e6 * (after.trainer_cpu_s - before.trainer_cpu_s) / count,
-        "worker_cpu_us": 1e6 * (after.worker_cpu_s - before.worker_cpu_s) / count,
-        "trainer_faults": (after.trainer_faults - before.trainer_faults) / count,
-        "worker_faults": (after.worker_faults - before.worker_faults) / count,
+        "trainer_cpu_us": trainer_cpu_us,
+        "worker_cpu_us": worker_cpu_us,
+        "cpu_us": trainer_cpu_us + worker_cpu_us,
     }
+
+
+def take(microbatches: Iterable[Any], count: int) -> int:
+    """Take at most ``count`` microbatches; return their number."""
+    return sum(1 for _ in islice(microbatches, count))
 
 
 def workers() -> list[psutil.Process]:
@@ -129,14 +124,21 @@ def memory() -> dict[str, float]:
     In the proportional set size (PSS), a page that n processes map counts 1/n for each. So the sum over all processes
     is what they take together, including shared memory.
     """
-    trainer, others = psutil.Process(), workers()
-    own = _memory_of(trainer)
-    theirs = [_memory_of(other) for other in others]
-    found: dict[str, float] = {f"trainer_{name}": value for name, value in own.items()}
-    for name in own:
-        found[f"worker_{name}"] = sum(other[name] for other in theirs)
-    found["pss_mib"] = found["trainer_pss_mib"] + found["worker_pss_mib"]
-    return found
+    processes = [psutil.Process(), *workers()]
+    own, *others = (process.memory_full_info() for process in processes)
+    worker_pss_mib = sum(other.pss for other in others) / _MEBIBYTE
+    return {
+        "rss_mib": own.rss / _MEBIBYTE,
+        "pss_mib": own.pss / _MEBIBYTE + worker_pss_mib,
+        "worker_pss_mib": worker_pss_mib,
+        "peak_rss_mib": sum(peak_rss_mib(process.pid) for process in processes),
+    }
+
+
+def peak_rss_mib(pid: int) -> float:
+    """Return the most memory that a process had, since it began or since ``clear_refs`` has reset that."""
+    lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
 
 
 @contextlib.contextmanager
@@ -152,47 +154,69 @@ def busy_processes(count: int) -> Generator[None]:
             process.wait()
 
 
-def counts(pid: int) -> dict[str, int]:
-    """Return the numbers of a process's open descriptors and mappings."""
-    return {
-        "fds": sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir()),
-        "maps": len(Path(f"/proc/{pid}/maps").read_text(encoding="utf-8").splitlines()),
-    }
-
-
 def in_turn(
-    settings: Settings,
-    variants: Mapping[str, tuple[str, dict[str, Any]]],
-    *,
-    pythons: Mapping[str, Path] | None = None,
-) -> dict[str, list[dict[str, Any]]]:
+    settings: Settings, module: str, variants: Mapping[str, dict[str, Any]], *, peers: Collection[str] = ()
+) -> dict[str, Trials]:
     """Run each variant ``repeats`` times in turn, A B C A B C, so that other load on the machine affects all equally.
 
     Args:
         settings: The number of repeats, and whether trials run in this process.
-        variants: By name: the module, and the arguments of its ``trial``.
-        pythons: By name: the Python of a variant that needs a different one.
+        module: The module whose ``trial`` runs.
+        variants: By name: the arguments of ``trial``.
+        peers: The contestants that need the peers' environment.
     """
-    run = _here if settings.is_together else _apart
-    trials: dict[str, list[dict[str, Any]]] = {name: [] for name in variants}
+    trials: dict[str, Trials] = {name: [] for name in variants}
     warm_ups = 1 if settings.repeats > 1 else 0
     for repeat in range(settings.repeats + warm_ups):
-        for name, (module, arguments) in variants.items():
-            python = str((pythons or {}).get(name, sys.executable))
-            trial = run(python, module, arguments)
+        for name, arguments in variants.items():
+            python = settings.peers if arguments.get("contestant") in peers else None
+            if settings.is_together:
+                measured = importlib.import_module(module).trial(**arguments)
+            else:
+                measured = _apart(str(python or sys.executable), module, arguments)
             if repeat >= warm_ups:
-                trials[name].append({"variant": name, "module": module, **arguments, **trial})
+                trials[name].append({"variant": name, "module": module, **arguments, **measured})
+    settings.trials.extend(trial for done in trials.values() for trial in done)
     return trials
 
 
-def medians(trials: list[dict[str, Any]]) -> Callable[[str], float]:
+def of_contestants(
+    settings: Settings, module: str, contestants: Iterable[str], *, peers: Collection[str] = (), **arguments: Any
+) -> dict[str, Trials]:
+    """Run each contestant in turn, with the same arguments."""
+    variants = {name: {"contestant": name, **arguments} for name in contestants}
+    return in_turn(settings, module, variants, peers=peers)
+
+
+def medians(trials: Trials) -> Callable[[str], float]:
     """Return a function that gives a number's median over the trials."""
     return lambda name: median(trial[name] for trial in trials)
 
 
-def _here(python: str, module: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    del python
-    return importlib.import_module(module).trial(**arguments)
+def cells(trials: Trials, **forms: str) -> list[str]:
+    """Return the medians of numbers, each in the form that its name is given."""
+    return [format(medians(trials)(name), form) for name, form in forms.items()]
+
+
+def machine() -> dict[str, Any]:
+    """Return what a report says of the machine and of what is installed."""
+    described = Path("/proc/cpuinfo")
+    lines = described.read_text(encoding="utf-8").splitlines() if described.exists() else []
+    return {
+        "cpu": next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "unknown"),
+        "cpus": len(os.sched_getaffinity(0)),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in ("fkat_data", "torch", "numpy")},
+        "load": os.getloadavg(),
+    }
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
 
 
 def _apart(python: str, module: str, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -227,31 +251,6 @@ def _apart(python: str, module: str, arguments: dict[str, Any]) -> dict[str, Any
 def _kill(process_group: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process_group, signal.SIGKILL)
-
-
-def _memory_of(process: psutil.Process) -> dict[str, float]:
-    full = process.memory_full_info()
-    status = Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8").splitlines()
-    kibibytes = {line.split(":")[0]: int(line.split()[1]) for line in status if line.endswith(" kB")}
-    return {
-        "pss_mib": full.pss / _MEBIBYTE,
-        "uss_mib": full.uss / _MEBIBYTE,
-        "rss_mib": full.rss / _MEBIBYTE,
-        "peak_rss_mib": kibibytes["VmHWM"] / 1024,
-        "shared_mib": kibibytes["RssShmem"] / 1024,
-        **counts(process.pid),
-    }
-
-
-def _cpu_s(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return times.user + times.system
-
-
-def _minor_faults(pid: int) -> int:
-    # The second field, the name in parentheses, can contain spaces; `minflt` is the eighth field after it.
-    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    return int(fields[7])
 
 
 def _row(cells: list[str]) -> str:

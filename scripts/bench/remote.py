@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from format_contestants import BATCH_SIZE, WORKLOADS, sample
-from measure import Result, Settings, Table, in_turn, medians
+from format_contestants import BATCH_SIZE, write_mds
+from measure import Settings, Table, cells, of_contestants
 from stand_ins import stand_in
 
 _COUNT = 40_000
@@ -28,8 +28,9 @@ _SHARD_BYTES = 4 << 20
 
 def trial(folder: str, count: int, contestant: str, bytes_per_s: float, latency_s: float) -> dict[str, Any]:
     warnings.simplefilter("ignore")
-    data = Path(folder) / f"remote-{count}"
-    _prepare(data, count)
+    data = Path(folder, f"remote-{count}")
+    if not data.is_dir():
+        write_mds(data, "tokens", count, size_limit=_SHARD_BYTES)
     with _served(data, bytes_per_s, latency_s) as port, tempfile.TemporaryDirectory(dir=folder) as local:
         os.environ |= {
             "S3_ENDPOINT_URL": f"http://127.0.0.1:{port}",
@@ -44,12 +45,8 @@ def trial(folder: str, count: int, contestant: str, bytes_per_s: float, latency_
         cold = _epoch(loader, count, began_s)
         warm = _epoch(loader, count, time.perf_counter())
     size_bytes = sum(path.stat().st_size for path in data.glob("shard.*"))
-    return {
-        "first_s": cold[0],
-        "cold_s": cold[1],
-        "warm_samples_per_s": count / warm[1],
-        "transfer_s": size_bytes / bytes_per_s,
-    }
+    relative = cold[1] * bytes_per_s / size_bytes
+    return {"first_ms": 1e3 * cold[0], "cold_s": cold[1], "relative": relative, "samples_per_s": count / warm[1]}
 
 
 def _imported(contestant: str) -> Any:
@@ -68,12 +65,9 @@ def _loader(library: Any, contestant: str, local: str) -> Any:
     options = {"remote": "s3://bucket", "local": local, "shuffle": True, "shuffle_algo": "py1e"}
     if contestant == "ours":
         options["validate_hash"] = None
-    dataset = library.StreamingDataset(batch_size=BATCH_SIZE, shuffle_block_size=4 * _rows_a_shard(), **options)
+    # Four shards.
+    dataset = library.StreamingDataset(batch_size=BATCH_SIZE, shuffle_block_size=4 * (_SHARD_BYTES // 2056), **options)
     return library.StreamingDataLoader(dataset, batch_size=BATCH_SIZE)
-
-
-def _rows_a_shard() -> int:
-    return _SHARD_BYTES // 2056
 
 
 def _epoch(loader: Any, count: int, began_s: float) -> tuple[float, float]:
@@ -84,16 +78,6 @@ def _epoch(loader: Any, count: int, began_s: float) -> tuple[float, float]:
     if num_samples < count:
         raise RuntimeError(f"{num_samples} of {count} samples")
     return first_s, time.perf_counter() - began_s
-
-
-def _prepare(data: Path, count: int) -> None:
-    if data.is_dir():
-        return
-    from fkat_data.streaming import MDSWriter  # noqa: PLC0415 - the peers' environment does not have it
-
-    with MDSWriter(out=str(data), columns=WORKLOADS["tokens"], size_limit=_SHARD_BYTES) as writer:
-        for number in range(count):
-            writer.write(sample("tokens", number))
 
 
 @contextlib.contextmanager
@@ -107,35 +91,17 @@ def _served(data: Path, bytes_per_s: float, latency_s: float) -> Iterator[int]:
             server.kill()
 
 
-def run(settings: Settings) -> Result:
+def run(settings: Settings) -> list[Table]:
     """Read two epochs from each store, the first with an empty cache."""
-    contestants = settings.wanted_contestants(["ours", *([_PEER] if settings.peers else [])]) or ["ours"]
+    contestants = settings.wanted_contestants(["ours", _PEER], [_PEER]) or ["ours"]
+    count = settings.count(_COUNT, at_least=4000)
     rows: list[list[str]] = []
-    trials: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="fkat_data_bench_") as folder:
         for store, (bytes_per_s, latency_s) in _STORES.items():
-            arguments = {
-                "folder": folder,
-                "count": settings.count(_COUNT, at_least=4000),
-                "bytes_per_s": bytes_per_s,
-                "latency_s": latency_s,
-            }
-            variants = {name: ("remote", arguments | {"contestant": name}) for name in contestants}
-            pythons = {_PEER: settings.peers} if settings.peers else {}
-            found = in_turn(settings, variants, pythons=pythons)
+            arguments = {"folder": folder, "count": count, "bytes_per_s": bytes_per_s, "latency_s": latency_s}
+            found = of_contestants(settings, "remote", contestants, peers=[_PEER], **arguments)
             for name, done in found.items():
-                middle = medians(done)
-                ratio = middle("cold_s") / middle("transfer_s")
-                rows.append(
-                    [
-                        store,
-                        name,
-                        f"{1000 * middle('first_s'):.0f}",
-                        f"{middle('cold_s'):.2f}",
-                        f"{ratio:.2f}",
-                        f"{middle('warm_samples_per_s'):,.0f}",
-                    ]
-                )
-            trials += [trial for done in found.values() for trial in done]
+                numbers = cells(done, first_ms=".0f", cold_s=".2f", relative=".2f", samples_per_s=",.0f")
+                rows.append([store, name, *numbers])
     headers = ["store", "library", "first batch, ms", "cold epoch, s", "relative to the transfer", "warm, samples/s"]
-    return Result([Table(f"{_COUNT:,} samples in shards of 4 MiB, shuffled (py1e), no workers", headers, rows)], trials)
+    return [Table(f"{count:,} samples in shards of 4 MiB, shuffled (py1e), no workers", headers, rows)]

@@ -1,69 +1,84 @@
 """Measure how production scales with the number of workers: ours and torch's ``DataLoader``, in turn.
 
 - ``waiting``: 32 items that wait 2 ms each, at most 16 microbatches ahead. Peers with threads take part.
-- ``tar``, ``mds``: 32 JPEGs, decoded, cropped and resized to (3, 224, 224), from shards of 512, each library's default
-  look-ahead. What cores there are bound them.
+- ``tar``: 32 JPEGs, decoded, cropped and resized to (3, 224, 224), from shards of 512, each library's default look-ahead.
+  What cores there are bound them.
 - ``slow``: 32 items that wait 0.5 ms each, in every 20th microbatch 20 times as long, each library's default look-ahead.
 
 torch starts its workers as it does by default, by forking the trainer. CPU seconds and memory (PSS) are of all processes
 together. The rate is that of the microbatches after the start.
 """
 
-import importlib
-import itertools
 import tempfile
 import time
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import measure
 from batchers import BATCHER_PEERS, BATCHERS, imported
 from items import BATCH_SIZE, SHARD_SIZE, Source, make_jpegs
-from measure import Result, Settings, Table, medians
+from measure import Settings, Table, Trials, cells, medians
 from process_tree import ProcessTree
 
-KINDS = ("waiting", "tar", "mds", "slow")
 WORKERS = (1, 2, 4, 8, 16)
-_TITLES = {
-    "waiting": "Items that wait 2 ms, 16 microbatches ahead",
-    "tar": "JPEGs from tars",
-    "mds": "JPEGs from MDS shards",
-    "slow": "Every 20th microbatch 20 times as slow, default look-ahead",
-}
-_WAITS_S = {"waiting": 0.002, "slow": 0.0005, "tar": 0.0, "mds": 0.0}
-_AHEAD = {"waiting": 16}
-#: Microbatches that are measured, by the number of workers.
-_COUNTS = {
-    "waiting": {1: 32, 2: 60, 4: 120, 8: 240, 16: 480},
-    "tar": {1: 32, 2: 60, 4: 60, 8: 60, 16: 60},
-    "mds": {1: 32, 2: 60, 4: 60, 8: 60, 16: 60},
-    # Whole rounds of 20.
-    "slow": {1: 60, 2: 80, 4: 160, 8: 200, 16: 240},
-}
-#: Whole rounds of 20, and larger than the look-ahead, where one of 20 microbatches is slow.
-_SHARD_SIZES = {"waiting": 40 * BATCH_SIZE, "tar": SHARD_SIZE, "mds": SHARD_SIZE, "slow": 400 * BATCH_SIZE}
 _NUM_SHARDS = 4
-#: Against the number of workers: what is compared, and how large it has to be.
-_TARGETS = {"waiting": {8: "6.5 times one, torch's 8"}, "slow": {8: "2 times torch's"}}
+
+
+class _Kind(NamedTuple):
+    """A kind of items.
+
+    Attributes:
+        title: What the table says.
+        counts: Microbatches that are measured, by the number of workers.
+        shard_size: Where one of 20 microbatches is slow, whole rounds of 20, and larger than the look-ahead.
+        wait_s: How long an item waits.
+        ahead: Microbatches ahead; None: the library's default.
+        targets: By the number of workers: what is compared, and how large it has to be.
+    """
+
+    title: str
+    counts: tuple[int, int, int, int, int]
+    shard_size: int
+    wait_s: float = 0.0
+    ahead: int | None = None
+    targets: Mapping[int, str] = {}
+
+
+KINDS = {
+    "waiting": _Kind(
+        "Items that wait 2 ms, 16 microbatches ahead",
+        (32, 60, 120, 240, 480),
+        40 * BATCH_SIZE,
+        wait_s=0.002,
+        ahead=16,
+        targets={8: "6.5 times one, torch's 8"},
+    ),
+    "tar": _Kind("JPEGs from tars", (32, 60, 60, 60, 60), SHARD_SIZE),
+    "slow": _Kind(
+        "Every 20th microbatch 20 times as slow, default look-ahead",
+        (60, 80, 160, 200, 240),
+        400 * BATCH_SIZE,
+        wait_s=0.0005,
+        targets={8: "2 times torch's"},
+    ),
+}
 
 
 def trial(contestant: str, kind: str, workers: int, count: int, folder: str, shard_size: int) -> dict[str, Any]:
     imported(contestant)
-    if kind == "mds":
-        importlib.import_module("fkat_data.streaming")
-    ahead = _AHEAD.get(kind)
     # Begin when each worker has made microbatches; end while microbatches are left to make.
     num_first = 2 + 2 * workers
     num_shards = -(-(1 + num_first + count + 32) * BATCH_SIZE // shard_size)
-    source = Source(kind, folder, shard_size, num_shards, _WAITS_S[kind])
+    source = Source(kind, folder, shard_size, num_shards, KINDS[kind].wait_s)
     with ProcessTree() as tree:
         opened_cpu_s, opened_s = tree.cpu_s(), time.perf_counter()
-        with BATCHERS[contestant](source, workers, ahead) as epoch:
+        with BATCHERS[contestant](source, workers, KINDS[kind].ahead) as epoch:
             microbatches = iter(epoch())
             next(microbatches)
             first_s, first_cpu_s = time.perf_counter() - opened_s, tree.cpu_s() - opened_cpu_s
-            _take(microbatches, num_first)
+            measure.take(microbatches, num_first)
             began_cpu_s, began_s = tree.cpu_s(), time.perf_counter()
-            _take(microbatches, count)
+            measure.take(microbatches, count)
             wall_s, cpu_s = time.perf_counter() - began_s, tree.cpu_s() - began_cpu_s
             peak_mb = tree.peak_mb()
     return {
@@ -76,70 +91,37 @@ def trial(contestant: str, kind: str, workers: int, count: int, folder: str, sha
     }
 
 
-def run(settings: Settings) -> Result:
+def run(settings: Settings) -> list[Table]:
     tables: list[Table] = []
-    trials: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="fkat_data_bench_") as folder:
         for kind in settings.wanted_workloads(KINDS):
-            shard_size = _SHARD_SIZES[kind] if settings.scale >= 0.1 else 2 * BATCH_SIZE
-            if kind in {"tar", "mds"}:
+            shard_size = KINDS[kind].shard_size if settings.scale >= 0.1 else 2 * BATCH_SIZE
+            if kind == "tar":
                 make_jpegs(folder, kind, shard_size, _NUM_SHARDS)
-            names = ["ours", "torch", *(BATCHER_PEERS if kind == "waiting" and settings.peers else ())]
-            contestants = settings.wanted_contestants(names)
-            found = {
-                workers: _measured(settings, contestants, kind, workers, folder, shard_size)
-                for workers in settings.workers or WORKERS
-            }
-            tables.append(_table(kind, contestants, found))
-            trials += [trial for each in found.values() for some in each.values() for trial in some]
-    return Result(tables, trials)
+            peers = BATCHER_PEERS if kind == "waiting" else ()
+            names = settings.wanted_contestants(["ours", "torch", *peers], peers)
+            found: dict[int, dict[str, Trials]] = {}
+            for workers in settings.workers or WORKERS:
+                nearest = min(range(len(WORKERS)), key=lambda place: abs(WORKERS[place] - workers))
+                count = settings.count(KINDS[kind].counts[nearest])
+                arguments = {"kind": kind, "workers": workers, "count": count, "folder": folder}
+                arguments["shard_size"] = shard_size
+                found[workers] = measure.of_contestants(settings, "scaling", names, peers=peers, **arguments)
+            tables.append(_table(KINDS[kind], found))
+    return tables
 
 
-def _measured(
-    settings: Settings, contestants: list[str], kind: str, workers: int, folder: str, shard_size: int
-) -> dict[str, list[dict[str, Any]]]:
-    nearest = min(WORKERS, key=lambda number: abs(number - workers))
-    count = settings.count(_COUNTS[kind][nearest])
-    arguments = {"kind": kind, "workers": workers, "count": count, "folder": folder, "shard_size": shard_size}
-    variants = {name: ("scaling", {"contestant": name, **arguments}) for name in contestants}
-    return measure.in_turn(settings, variants, pythons=settings.pythons(BATCHER_PEERS))
-
-
-def _table(kind: str, contestants: list[str], found: dict[int, dict[str, list[dict[str, Any]]]]) -> Table:
+def _table(kind: _Kind, found: dict[int, dict[str, Trials]]) -> Table:
     fewest = min(found)
     rows: list[list[str]] = []
-    for workers, name in itertools.product(found, contestants):
-        middle, one = medians(found[workers][name]), medians(found[fewest][name])
-        ours = medians(found[workers]["ours"]) if "ours" in found[workers] else None
-        rows.append(
-            [
-                f"{workers}",
-                name,
-                f"{middle('per_s'):,.1f}",
-                f"{middle('per_s') / one('per_s'):.1f}",
-                f"{ours('per_s') / middle('per_s'):.1f}" if ours and name != "ours" else "",
-                _TARGETS.get(kind, {}).get(workers, "") if name == "ours" else "",
-                f"{middle('cpu_ms'):,.1f}",
-                f"{middle('peak_mb'):,.0f}",
-                f"{middle('first_s'):.2f}",
-                f"{middle('first_cpu_s'):.2f}",
-            ]
-        )
-    headers = [
-        "workers (threads)",
-        "library",
-        "microbatches/s",
-        f"times its {fewest}",
-        "ours / it",
-        "target (at least)",
-        "CPU ms each",
-        "peak MB (PSS)",
-        "first, s",
-        "CPU s until then",
-    ]
-    return Table(_TITLES[kind], headers, rows)
-
-
-def _take(microbatches: Any, count: int) -> None:
-    for _ in itertools.islice(microbatches, count):
-        pass
+    for workers, by_name in found.items():
+        rates = {name: medians(done)("per_s") for name, done in by_name.items()}
+        for name, done in by_name.items():
+            times = f"{rates[name] / medians(found[fewest][name])('per_s'):.1f}"
+            ratio = f"{rates['ours'] / rates[name]:.1f}" if "ours" in rates and name != "ours" else ""
+            target = kind.targets.get(workers, "") if name == "ours" else ""
+            costs = cells(done, cpu_ms=",.1f", peak_mb=",.0f", first_s=".2f", first_cpu_s=".2f")
+            rows.append([f"{workers}", name, f"{rates[name]:,.1f}", times, ratio, target, *costs])
+    headers = ["workers (threads)", "library", "microbatches/s", f"times its {fewest}", "ours / it"]
+    headers += ["target (at least)", "CPU ms each", "peak MB (PSS)", "first, s", "CPU s until then"]
+    return Table(kind.title, headers, rows)

@@ -6,17 +6,14 @@ and ``prefetch_factor=8``. The first shard warms both up, four are measured, the
 as there are cores keep busy.
 """
 
-import importlib
-import itertools
 import os
-from collections.abc import Generator, Iterable
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import measure
-from contestants import PREFETCHED
-from measure import Result, Settings, Table, Usage, medians
-from torch.utils.data import DataLoader
+from contestants import PREFETCHED, ours, torchs
+from measure import Settings, Table, Usage, medians
 from workloads import ShardDataLoader, ShardSamples
 
 #: Microbatches a shard: ours, torch.
@@ -24,6 +21,7 @@ _SIZES = {"tiny": (5_000, 400), "tokens": (4_000, 300), "images": (80, 20)}
 _NUM_SHARDS = 4
 #: One to warm up, four each idle and busy, and one so that the end of the epoch is not measured.
 _NUM_OPENED = 2 * _NUM_SHARDS + 2
+_LOADS = ("idle", "busy")
 _PER_S_TARGETS = {"tiny": 20, "tokens": 20, "images": 5}
 _CPU_TARGETS = {"tiny": 20, "tokens": 20, "images": 6}
 
@@ -31,104 +29,62 @@ _CPU_TARGETS = {"tiny": 20, "tokens": 20, "images": 6}
 def trial(contestant: str, workload: str, shard_size: int) -> dict[str, Any]:
     count = _NUM_SHARDS * shard_size
     measured: dict[str, Any] = {}
-    with {"ours": _ours, "torch": _torch}[contestant](workload, shard_size) as loader:
+    with _opened(contestant, workload, shard_size) as loader:
         microbatches = iter(loader)
-        _take(microbatches, shard_size)
+        measure.take(microbatches, shard_size)
         children = measure.workers()
-        for load, num_busy in (("idle", 0), ("busy", _num_cores())):
+        for load, num_busy in zip(_LOADS, (0, _num_cores()), strict=True):
             with measure.busy_processes(num_busy):
                 # Deliver what was made while nothing else was busy.
-                _take(microbatches, min(shard_size // 4, 2 * PREFETCHED))
+                measure.take(microbatches, min(shard_size // 4, 2 * PREFETCHED))
                 before = Usage.now(children)
-                _take(microbatches, count)
+                measure.take(microbatches, count)
                 used = measure.used_between(before, Usage.now(children), count)
-            used["cpu_us"] = used["trainer_cpu_us"] + used["worker_cpu_us"]
             measured |= {f"{load}_{name}": value for name, value in used.items()}
     return measured
 
 
-def run(settings: Settings) -> Result:
-    rates, costs, trials = [], [], []
+def run(settings: Settings) -> list[Table]:
+    rates: list[list[str]] = []
+    costs: list[list[str]] = []
     for workload in settings.wanted_workloads(_SIZES):
-        sizes = dict(zip(("ours", "torch"), _SIZES[workload], strict=True))
-        variants = {
-            name: (
-                "shared",
-                {"contestant": name, "workload": workload, "shard_size": settings.count(size, at_least=8)},
-            )
-            for name, size in sizes.items()
+        sizes = {
+            name: settings.count(size, at_least=8)
+            for name, size in zip(("ours", "torch"), _SIZES[workload], strict=True)
         }
-        found = measure.in_turn(settings, variants)
-        trials += [trial for each in found.values() for trial in each]
-        rates.append(_rates(workload, found))
-        costs.append(_costs(workload, found))
+        variants = {
+            name: {"contestant": name, "workload": workload, "shard_size": size} for name, size in sizes.items()
+        }
+        found = measure.in_turn(settings, "shared", variants)
+        both = [medians(found[name]) for name in ("ours", "torch")]
+        rates.append([workload])
+        costs.append([workload])
+        for load in _LOADS:
+            own, other = (number(f"{load}_per_s") for number in both)
+            target = f"{_PER_S_TARGETS[workload]}" if load == "idle" else ""
+            rates[-1] += [f"{own:,.0f}", f"{other:,.0f}", f"{own / other:.1f}", target]
+            own, other = (number(f"{load}_cpu_us") for number in both)
+            ratio = f"{other / own:.1f}"
+            costs[-1] += [*(_cost(number, load) for number in both), ratio, f"{_CPU_TARGETS[workload]}"]
     title = f"A DataLoader a shard, one worker, {PREFETCHED} ahead, idle and beside {_num_cores()} busy processes"
-    loads = ("idle", "busy")
-    return Result(
-        [
-            Table(
-                f"{title}: microbatches/s",
-                ["microbatch", *(f"{load}: {name}" for load in loads for name in ("ours", "torch", "ratio", "target"))],
-                rates,
-            ),
-            Table(
-                f"{title}: CPU µs a microbatch (trainer + worker)",
-                ["microbatch", *(f"{load}: {name}" for load in loads for name in ("ours", "torch", "ratio", "target"))],
-                costs,
-            ),
-        ],
-        trials,
-    )
+    headers = ["microbatch", *(f"{load}: {name}" for load in _LOADS for name in ("ours", "torch", "ratio", "target"))]
+    return [
+        Table(f"{title}: microbatches/s", headers, rates),
+        Table(f"{title}: CPU µs a microbatch (trainer + worker)", headers, costs),
+    ]
 
 
-def _rates(workload: str, found: dict[str, list[dict[str, Any]]]) -> list[str]:
-    ours, other = medians(found["ours"]), medians(found["torch"])
-    row = [workload]
-    for load in ("idle", "busy"):
-        name = f"{load}_per_s"
-        target = f"{_PER_S_TARGETS[workload]}" if load == "idle" else ""
-        row += [f"{ours(name):,.0f}", f"{other(name):,.0f}", f"{ours(name) / other(name):.1f}", target]
-    return row
+def _cost(number: Callable[[str], float], load: str) -> str:
+    trainer, worker = (number(f"{load}_{who}_cpu_us") for who in ("trainer", "worker"))
+    return f"{number(f'{load}_cpu_us'):,.0f} ({trainer:,.0f} + {worker:,.0f})"
 
 
-def _costs(workload: str, found: dict[str, list[dict[str, Any]]]) -> list[str]:
-    ours, other = medians(found["ours"]), medians(found["torch"])
-    row = [workload]
-    for load in ("idle", "busy"):
-        for number in (ours, other):
-            trainer, worker = (number(f"{load}_{who}_cpu_us") for who in ("trainer", "worker"))
-            row.append(f"{number(f'{load}_cpu_us'):,.0f} ({trainer:,.0f} + {worker:,.0f})")
-        row += [f"{other(f'{load}_cpu_us') / ours(f'{load}_cpu_us'):.1f}", f"{_CPU_TARGETS[workload]}"]
-    return row
-
-
-def _take(microbatches: Iterable[Any], count: int) -> None:
-    for _ in itertools.islice(microbatches, count):
-        pass
-
-
-@contextmanager
-def _ours(workload: str, shard_size: int) -> Generator[Iterable[Any]]:
-    loader_type = importlib.import_module("fkat_data").ShardedDataLoader
-    with loader_type(
-        0,
-        [f"shard {number}" for number in range(_NUM_OPENED)],
-        ShardDataLoader(workload, shard_size),
-        num_shard_prefetches=1,
-        num_microbatch_prefetches=PREFETCHED,
-    ) as loader:
-        yield loader
-
-
-@contextmanager
-def _torch(workload: str, shard_size: int) -> Generator[Iterable[Any]]:
-    yield DataLoader(
-        ShardSamples(workload, _NUM_OPENED * shard_size),
-        batch_size=None,
-        num_workers=1,
-        prefetch_factor=PREFETCHED,
-        multiprocessing_context="spawn",
-    )
+def _opened(contestant: str, workload: str, shard_size: int) -> AbstractContextManager[Iterable[Any]]:
+    if contestant == "torch":
+        return torchs(ShardSamples(workload, _NUM_OPENED * shard_size))
+    shards = [f"shard {number}" for number in range(_NUM_OPENED)]
+    options = {"num_shard_prefetches": 1, "num_microbatch_prefetches": PREFETCHED}
+    return ours(ShardDataLoader(workload, shard_size), shards, **options)
 
 
 def _num_cores() -> int:

@@ -12,15 +12,15 @@ import importlib
 import os
 import signal
 import time
-from collections.abc import Generator, Iterable
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from statistics import median
 from typing import Any
 
 import measure
 import workloads
-from measure import Result, Settings, Table, Usage, medians
-from torch.utils.data import DataLoader
+from contestants import ours, torchs
+from measure import Settings, Table, Usage, cells, medians
 
 _AHEAD = 2
 _MANY = 8
@@ -36,11 +36,11 @@ _CLOCK_TARGET, _CPU_TARGET, _ONE_TARGET, _MEMORY_TARGET, _RESTART_TARGET = 1.3, 
 
 
 def trial(contestant: str, num_workers: int = 1, num_phases: int = 0) -> dict[str, Any]:
+    importlib.import_module("fkat_data")
     if num_phases:
         return _trial_of_phases(num_phases)
-    importlib.import_module("fkat_data")
     before = Usage.now()
-    with _open(contestant, num_workers) as loader:
+    with _open(contestant, num_workers, _AHEAD) as loader:
         microbatches = iter(loader)
         begun_s = time.perf_counter()
         next(microbatches)
@@ -58,57 +58,44 @@ def trial(contestant: str, num_workers: int = 1, num_phases: int = 0) -> dict[st
 
 
 def _trial_of_phases(num_phases: int) -> dict[str, Any]:
-    importlib.import_module("fkat_data")
     seconds: dict[str, list[float]] = {"ours": [], "torch": []}
     for _ in range(num_phases):
-        for name, open_loader in (("ours", _open_ours), ("torch", _open_torchs)):
+        for contestant, found in seconds.items():
             began_s = time.perf_counter()
-            with open_loader() as loader:
+            with _open(contestant) as loader:
                 microbatches = iter(loader)
                 next(microbatches)
-                seconds[name].append(time.perf_counter() - began_s)
+                found.append(time.perf_counter() - began_s)
                 del microbatches  # torch ends its worker then
-    return {f"{name}_{place}_s": value for name, found in seconds.items() for place, value in _places(found).items()}
-
-
-def _places(found: list[float]) -> dict[str, float]:
-    return {"first": found[0], "later": median(found[1:]), "slowest": max(found[1:])}
-
-
-@contextmanager
-def _open_torchs() -> Generator[Iterable[Any]]:
-    yield DataLoader(workloads.Stream("tiny"), batch_size=None, num_workers=1)
-
-
-@contextmanager
-def _open_ours() -> Generator[Iterable[Any]]:
-    with importlib.import_module("fkat_data").ShardedDataLoader(0, ["0"], workloads.Factory("tiny")) as loader:
-        yield loader
-
-
-def _phases(settings: Settings) -> tuple[Table, list[dict[str, Any]]]:
-    num_phases = max(2, round(_NUM_PHASES * min(1.0, settings.scale)))
-    variants = {"phases": ("start", {"contestant": _PHASES, "num_phases": num_phases})}
-    trials = measure.in_turn(settings, variants)["phases"]
-    value = medians(trials)
-    rows = [
-        [name, *(f"{value(f'{name}_{place}_s'):.3f}" for place in ("first", "later", "slowest")), f"{ratio:.2f}"]
-        for name, ratio in (("ours", value("ours_later_s") / value("torch_later_s")), ("torch", 1.0))
-    ]
-    rows.append(["target (at most)", "", "", "", str(_PHASE_TARGET)])
-    headers = ["", "first loader, s", f"each of {num_phases - 1} later ones, s", "slowest of them, s", "to torch"]
-    return Table("A loader for each phase, to its first microbatch", headers, rows), trials
-
-
-def run(settings: Settings) -> Result:
-    num_many = _MANY if settings.scale >= _SMALLEST_SCALE else 2  # a test starts fewer
-    names = [(contestant, count) for contestant in _CONTESTANTS for count in (1, num_many)]
-    variants = {
-        f"{contestant}, {count}": ("start", {"contestant": contestant, "num_workers": count})
-        for contestant, count in names
+    places = {
+        "first": lambda each: each[0],
+        "later": lambda each: median(each[1:]),
+        "slowest": lambda each: max(each[1:]),
     }
-    found = measure.in_turn(settings, variants)
-    value = {name: medians(trials) for name, trials in found.items()}
+    return {f"{name}_{place}_s": of(found) for name, found in seconds.items() for place, of in places.items()}
+
+
+def _open(contestant: str, num_workers: int = 1, ahead: int | None = None) -> AbstractContextManager[Iterable[Any]]:
+    """Open a loader; without ``ahead``, with what it does by default."""
+    options: dict[str, Any]
+    if contestant == "torch":
+        method = None if ahead is None else "spawn"
+        options = {"num_workers": num_workers, "prefetch_factor": ahead, "multiprocessing_context": method}
+        return torchs(workloads.Stream("tiny"), **options)
+    options = {"num_shard_prefetches": num_workers, "num_microbatch_prefetches": ahead}
+    options |= {"start_method": contestant.removeprefix("ours, "), "max_worker_restarts": _RESTARTS}
+    shards = [str(index) for index in range(num_workers)]
+    return ours(workloads.Factory("tiny"), shards, **({} if ahead is None else options))
+
+
+def run(settings: Settings) -> list[Table]:
+    num_many = _MANY if settings.scale >= _SMALLEST_SCALE else 2  # a test starts fewer
+    variants = {
+        f"{contestant}, {count}": {"contestant": contestant, "num_workers": count}
+        for contestant in _CONTESTANTS
+        for count in (1, num_many)
+    }
+    value = {name: medians(done) for name, done in measure.in_turn(settings, "start", variants).items()}
     torch_first_s = value["torch, 1"]("first_s")
     rows: list[list[str]] = []
     for contestant in _CONTESTANTS:
@@ -128,39 +115,23 @@ def run(settings: Settings) -> Result:
         )
     targets = (_CLOCK_TARGET, _ONE_TARGET, "", _CPU_TARGET, _MEMORY_TARGET, _RESTART_TARGET)
     rows.append(["target (at most)", "", "", *map(str, targets)])
-    headers = [
-        f"workers: 1 / {num_many}",
-        "until iter() returned, ms",
-        "first microbatch, s",
-        "ratio",
-        "one worker, to torch",
-        "CPU, s",
-        "ratio",
-        "PSS of each further worker, MiB",
-        "restart until the next microbatch, s",
-    ]
-    title = "From construction to the first microbatch"
-    phases, trials_of_phases = _phases(settings)
-    trials = [trial for trials in found.values() for trial in trials]
-    return Result([Table(title, headers, rows), phases], [*trials, *trials_of_phases])
+    headers = [f"workers: 1 / {num_many}", "until iter() returned, ms", "first microbatch, s", "ratio"]
+    headers += ["one worker, to torch", "CPU, s", "ratio", "PSS of each further worker, MiB"]
+    headers += ["restart until the next microbatch, s"]
+    return [Table("From construction to the first microbatch", headers, rows), _phases(settings)]
 
 
-@contextmanager
-def _open(contestant: str, num_workers: int) -> Generator[Iterable[Any]]:
-    if contestant == "torch":
-        yield DataLoader(
-            workloads.Stream("tiny"),
-            batch_size=None,
-            num_workers=num_workers,
-            prefetch_factor=_AHEAD,
-            multiprocessing_context="spawn",
-        )
-        return
-    loader_type = importlib.import_module("fkat_data").ShardedDataLoader
-    shards = [str(index) for index in range(num_workers)]
-    options = {"start_method": contestant.removeprefix("ours, "), "max_worker_restarts": _RESTARTS}
-    with loader_type(0, shards, workloads.Factory("tiny"), num_workers, _AHEAD, **options) as loader:
-        yield loader
+def _phases(settings: Settings) -> Table:
+    num_phases = max(2, round(_NUM_PHASES * min(1.0, settings.scale)))
+    done = measure.of_contestants(settings, "start", [_PHASES], num_phases=num_phases)[_PHASES]
+    rows: list[list[str]] = []
+    for name in ("ours", "torch"):
+        ratio = medians(done)(f"{name}_later_s") / medians(done)("torch_later_s")
+        seconds = cells(done, **{f"{name}_{place}_s": ".3f" for place in ("first", "later", "slowest")})
+        rows.append([name, *seconds, f"{ratio:.2f}"])
+    rows.append(["target (at most)", "", "", "", str(_PHASE_TARGET)])
+    headers = ["", "first loader, s", f"each of {num_phases - 1} later ones, s", "slowest of them, s", "to torch"]
+    return Table("A loader for each phase, to its first microbatch", headers, rows)
 
 
 def _settled_cpu_s() -> float:

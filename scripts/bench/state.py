@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any
 
 import measure
-from measure import Result, Settings, Table, medians
+from measure import Settings, Table, cells
 
 from fkat_data import DistributedDataParallelShardSampler, ShardedDataLoader
 
@@ -59,14 +59,12 @@ def _timed(call: Callable[[], object], microbatches: Any, count: int) -> list[fl
     return times_us
 
 
-def run(settings: Settings) -> Result:
+def run(settings: Settings) -> list[Table]:
     count = settings.count(_CALLS)
-    variants = {name: ("state", {**case, "count": count}) for name, case in _CASES.items()}
-    found = measure.in_turn(settings, variants)
+    found = measure.in_turn(settings, "state", {name: {**case, "count": count} for name, case in _CASES.items()})
     rows = [
-        [name, f"{medians(trials)('state_us'):.1f}", str(_TARGET_US), f"{medians(trials)('statistics_us'):.1f}"]
-        for name, trials in found.items()
+        [name, *cells(done, state_us=".1f"), str(_TARGET_US), *cells(done, statistics_us=".1f")]
+        for name, done in found.items()
     ]
     headers = ["an epoch of", "local_state_dict() µs", "target (at most)", "statistics() µs"]
-    trials = [trial for trials in found.values() for trial in trials]
-    return Result([Table("A loader's state and statistics, medians", headers, rows)], trials)
+    return [Table("A loader's state and statistics, medians", headers, rows)]

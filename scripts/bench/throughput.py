@@ -3,12 +3,11 @@
 The clock runs from the end of the first microbatch to the end of the last. start.py measures the start.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import measure
 from contestants import CONTESTANTS, PEERS
-from measure import Result, Settings, Table, Usage, medians
+from measure import Settings, Table, Usage, cells, medians
 
 # The number of microbatches: for ours, which takes a second or more, then for the other contestants.
 _COUNTS = {
@@ -24,40 +23,22 @@ def trial(contestant: str, workload: str, count: int) -> dict[str, Any]:
         microbatches = iter(loader)
         next(microbatches)
         before = Usage.now()
-        for _ in range(count):
-            next(microbatches)
-        after = Usage.now()
-        return {**measure.used_between(before, after, count), **measure.memory()}
+        measure.take(microbatches, count)
+        return {**measure.used_between(before, Usage.now(), count), **measure.memory()}
 
 
-def run(settings: Settings) -> Result:
+def run(settings: Settings) -> list[Table]:
     """Run ours, torch's and, if their environment is there, the peers', in turn."""
-    names = ["ours", "torch", *(settings.wanted_contestants(PEERS) if settings.peers else ())]
+    names = ["ours", "torch", *settings.wanted_contestants(PEERS, PEERS)]
     rows: list[list[str]] = []
-    trials: list[dict[str, Any]] = []
     for workload in settings.wanted_workloads(_COUNTS):
         counts = {name: settings.count(_COUNTS[workload][name != "ours"]) for name in names}
-        variants = {
-            name: ("throughput", {"contestant": name, "workload": workload, "count": counts[name]}) for name in names
-        }
-        found = measure.in_turn(settings, variants, pythons=settings.pythons(PEERS))
-        trials += [trial for each in found.values() for trial in each]
-        ours_per_s = medians(found["ours"])("per_s")
-        rows += [_row(workload, name, medians(each), ours_per_s) for name, each in found.items()]
+        variants = {name: {"contestant": name, "workload": workload, "count": counts[name]} for name in names}
+        found = measure.in_turn(settings, "throughput", variants, peers=PEERS)
+        for name, done in found.items():
+            ratio = medians(found["ours"])("per_s") / medians(done)("per_s")
+            costs = cells(done, trainer_cpu_us=",.0f", worker_cpu_us=",.0f", pss_mib=",.0f", peak_rss_mib=",.0f")
+            rows.append([workload, name, *cells(done, per_s=",.0f"), f"{ratio:.1f}", *costs])
     headers = ["microbatch", "library", "per s", "ours to it", "trainer CPU µs", "worker CPU µs"]
     headers += ["memory, MiB (PSS of both)", "peak, MiB (RSS of both)"]
-    return Result([Table("One worker, a generator of microbatches", headers, rows)], trials)
-
-
-def _row(workload: str, name: str, number: Callable[[str], float], ours_per_s: float) -> list[str]:
-    peak_mib = number("trainer_peak_rss_mib") + number("worker_peak_rss_mib")
-    return [
-        workload,
-        name,
-        f"{number('per_s'):,.0f}",
-        f"{ours_per_s / number('per_s'):.1f}",
-        f"{number('trainer_cpu_us'):,.0f}",
-        f"{number('worker_cpu_us'):,.0f}",
-        f"{number('pss_mib'):,.0f}",
-        f"{peak_mib:,.0f}",
-    ]
+    return [Table("One worker, a generator of microbatches", headers, rows)]

@@ -9,21 +9,21 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing, nullcontext
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import measure
 import numpy as np
-import psutil
 import torch
-from measure import Result, Settings, Table, medians
+from measure import Settings, Table, cells, medians
+from process_tree import ProcessTree
 
 from fkat_data import DataLoader
 from fkat_data.datasets import TokenDocuments, TokenWindows
 
 _TOKENS, _WINDOW, _BATCH = 100_000_000, 4097, 8
 _BATCHES = 1500
+_CONTESTANTS = ("ours, one worker", "ours, in process", "torch, one worker", "a loop over a memory map")
 _FILES, _TOKENS_A_FILE, _DOCUMENTS_A_FILE = 20, 5 * 10**8, 10**6
 
 
@@ -43,12 +43,11 @@ def trial(contestant: str, folder: str, count: int) -> dict[str, Any]:
         loader = make(windows, batch_size=_BATCH, shuffle=True, num_workers=workers)
         batches, ending = loader, closing(loader) if make is DataLoader else nullcontext()
     with ending:
-        iterator = iter(batches)
-        for _ in islice(iterator, 100):
-            pass
-        began_s, began_cpu_s = time.perf_counter(), _cpu_s()
-        num_batches = sum(1 for _ in islice(iterator, count))
-        wall_s, cpu_s = time.perf_counter() - began_s, _cpu_s() - began_cpu_s
+        iterator, tree = iter(batches), ProcessTree()
+        measure.take(iterator, 100)
+        began_s, began_cpu_s = time.perf_counter(), tree.cpu_s()
+        num_batches = measure.take(iterator, count)
+        wall_s, cpu_s = time.perf_counter() - began_s, tree.cpu_s() - began_cpu_s
     return {"tokens_per_s": num_batches * _BATCH * _WINDOW / wall_s, "cpu_us": 1e6 * cpu_s / num_batches}
 
 
@@ -59,24 +58,22 @@ def _mapped(path: Path) -> Iterator[torch.Tensor]:
         yield torch.stack([torch.from_numpy(data[first : first + _WINDOW].astype(np.int64)) for first in starts])
 
 
-def _cpu_s() -> float:
-    """Return the CPU seconds of this process and of its living children."""
-    own = psutil.Process()
-    return sum(sum(each.cpu_times()[:2]) for each in [own, *own.children(recursive=True)])
-
-
 def _first_batch(folder: str) -> dict[str, Any]:
     paths = [str(Path(folder) / f"{number}.bin") for number in range(_FILES)]
     for path in paths:
         _write_hole(Path(path))
-    before_mib = _rss_mib()
+    before_mib = measure.memory()["rss_mib"]
     began_s = time.perf_counter()
     windows = TokenWindows(paths, _WINDOW, stride=_WINDOW - 1)
     next(iter(DataLoader(windows, batch_size=_BATCH, shuffle=True)))
     windows_s, began_s = time.perf_counter() - began_s, time.perf_counter()
     next(iter(DataLoader(TokenDocuments(paths), batch_size=1, shuffle=True)))
     documents_s = time.perf_counter() - began_s
-    return {"windows_ms": 1e3 * windows_s, "documents_ms": 1e3 * documents_s, "memory_mib": _rss_mib() - before_mib}
+    return {
+        "windows_ms": 1e3 * windows_s,
+        "documents_ms": 1e3 * documents_s,
+        "memory_mib": measure.memory()["rss_mib"] - before_mib,
+    }
 
 
 def _write_hole(path: Path) -> None:
@@ -94,34 +91,20 @@ def _write_hole(path: Path) -> None:
         file.truncate(2 * _TOKENS_A_FILE)
 
 
-def _rss_mib() -> float:
-    return psutil.Process().memory_info().rss / (1 << 20)
-
-
-def run(settings: Settings) -> Result:
-    contestants = ("ours, one worker", "ours, in process", "torch, one worker", "a loop over a memory map")
+def run(settings: Settings) -> list[Table]:
+    names = (*_CONTESTANTS, "first batch")
     with tempfile.TemporaryDirectory(prefix="fkat_data_bench_") as folder:
-        arguments = {"folder": folder, "count": settings.count(_BATCHES)}
-        found = measure.in_turn(
-            settings,
-            {name: ("tokens", {"contestant": name, **arguments}) for name in (*contestants, "first batch")},
-        )
-    start = medians(found["first batch"])
-    rates = {name: medians(found[name])("tokens_per_s") for name in contestants}
-    rows = [
-        [name, f"{rate / 1e6:,.0f}", f"{rate / rates[contestants[-1]]:.2f}", f"{medians(found[name])('cpu_us'):,.0f}"]
-        for name, rate in rates.items()
+        found = measure.of_contestants(settings, "tokens", names, folder=folder, count=settings.count(_BATCHES))
+    start = found.pop("first batch")
+    loop_per_s = medians(found[_CONTESTANTS[-1]])("tokens_per_s")
+    rows: list[list[str]] = []
+    for name, done in found.items():
+        rate = medians(done)("tokens_per_s")
+        rows.append([name, f"{rate / 1e6:,.0f}", f"{rate / loop_per_s:.2f}", *cells(done, cpu_us=",.0f")])
+    headers = ["", "million tokens/s", "to the loop (target 0.7)", "CPU µs a batch"]
+    first_headers = ["windows, ms (target 150)", "documents, ms", "memory, MiB (target 64)"]
+    first_row = cells(start, windows_ms=".0f", documents_ms=".0f", memory_mib=".0f")
+    return [
+        Table("Random windows of 4,097 tokens, 8 a batch", headers, rows),
+        Table("10^10 tokens in 20 files with 2 * 10^7 documents: to the first batch", first_headers, [first_row]),
     ]
-    tables = [
-        Table(
-            "Random windows of 4,097 tokens, 8 a batch",
-            ["", "million tokens/s", "to the loop (target 0.7)", "CPU µs a batch"],
-            rows,
-        ),
-        Table(
-            "10^10 tokens in 20 files with 2 * 10^7 documents: to the first shuffled batch",
-            ["windows, ms (target 150)", "documents, ms", "memory, MiB (target 64)"],
-            [[f"{start('windows_ms'):.0f}", f"{start('documents_ms'):.0f}", f"{start('memory_mib'):.0f}"]],
-        ),
-    ]
-    return Result(tables, [trial for trials in found.values() for trial in trials])

@@ -35,11 +35,9 @@ def same_images() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         yield microbatch
 
 
-def varying() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield token microbatches of 64 lengths, 4 to 512 KiB each, in a fixed order that is not a simple cycle."""
+def blocks() -> Iterator[tuple[torch.Tensor]]:
     for count in itertools.count():
-        length = 32 * (1 + count * 37 * (1 + count // 64) % 128)
-        yield torch.full((8, length), count), torch.full((8, length), count + 1)
+        yield (torch.full((16 << 20,), count % 251, dtype=torch.uint8),)
 
 
 WORKLOADS: dict[str, Callable[[], Iterator[Any]]] = {
@@ -47,7 +45,7 @@ WORKLOADS: dict[str, Callable[[], Iterator[Any]]] = {
     "tokens": tokens,
     "images": images,
     "same images": same_images,
-    "varying": varying,
+    "blocks": blocks,
 }
 
 
@@ -62,14 +60,16 @@ class Stream(IterableDataset[Any]):
 
 
 class Factory:
-    """A workload as a factory for ShardedDataLoader, with a generator for each shard."""
+    """A workload as a factory for ShardedDataLoader, with a generator for each shard, which may end after a count."""
 
-    def __init__(self, workload: str) -> None:
+    def __init__(self, workload: str, count: int | None = None) -> None:
         self._workload = workload
+        self._count = count
 
     def __call__(self, shard: Any) -> Iterator[Any]:
         del shard
-        return WORKLOADS[self._workload]()
+        microbatches = WORKLOADS[self._workload]()
+        return microbatches if self._count is None else itertools.islice(microbatches, self._count)
 
 
 class ShardSamples(Dataset[Any]):

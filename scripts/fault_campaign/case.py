@@ -33,12 +33,6 @@ class Strike(NamedTuple):
         """The signal."""
         return signal.Signals[f"SIG{self.signal}"]
 
-    @property
-    def is_deadly(self) -> bool:
-        """Whether it ends its victim: workers ignore TERM and INT, their children INT."""
-        deaf = {"worker": ("TERM", "INT", "STOP"), "grandchild": ("INT", "STOP")}
-        return self.signal not in deaf.get(self.victim, ("STOP",))
-
 
 class Life(NamedTuple):
     """What may differ between two lives of one trainer.

@@ -117,11 +117,6 @@ def report(outcomes: Sequence[Outcome], seed: int, took_s: float) -> dict[str, A
         "detected_late": sum(second > _DETECTED_WITHIN_S for second in detected_s),
         "restarted_s": _spread(second for outcome in outcomes for second in outcome.restarted_s),
         "gone_s": _spread(second for outcome in outcomes for second in outcome.gone_s),
-        "slowest_cases": {
-            name: max(outcomes, key=lambda outcome: max(getattr(outcome, name), default=0.0)).number
-            for name in ("detected_s", "restarted_s", "gone_s")
-            if outcomes
-        },
         "failures": failures,
     }
 

@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
+
 MARK = "FKAT_DATA_CAMPAIGN_CASE"
 
 
@@ -26,15 +28,11 @@ class Process(NamedTuple):
 
 def marked(mark: str) -> list[Process]:
     """Return the processes with a mark, zombies excluded."""
-    wanted = f"{MARK}={mark}".encode()
     found: list[Process] = []
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            with contextlib.suppress(OSError):
-                if wanted in (folder / "environ").read_bytes().split(b"\0"):
-                    state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
-                    if state not in "ZX":
-                        found.append(Process(int(folder.name), int(parent)))
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(Process(process.pid, process.ppid()))
     return found
 
 

@@ -2,17 +2,20 @@
 
 import argparse
 import json
-import os
-import platform
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import torch
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "bench"))
+
 import delivery
 import steps
-import torch
+from measure import machine
 
 _BENCHMARKS = {"steps": steps.run, "delivery": delivery.run}
 
@@ -31,24 +34,20 @@ def main() -> None:
     print(json.dumps(report["machine"]), flush=True)
     for name in options.only:
         table, report["benchmarks"][name] = _BENCHMARKS[name](options.workers, options.repeats)
-        print(f"\n{table}", flush=True)
+        print(f"\n{table.markdown()}", flush=True)
         if options.json:
             options.json.write_text(json.dumps(report, indent=1), encoding="utf-8")
 
 
 def _described() -> dict[str, Any]:
-    """Return the date, the device, its software's versions and the size of shared memory."""
+    """Return the machine, the date, the device, its software's versions and the size of shared memory."""
     command = ["nvidia-smi", "--query-gpu=driver_version,memory.total", "--format=csv,noheader"]
-    return {
+    return machine() | {
         "date": time.strftime("%Y-%m-%d"),
         "device": torch.cuda.get_device_name(),
         "driver, memory": subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip(),
-        "cpus": len(os.sched_getaffinity(0)),
         "shm_bytes": shutil.disk_usage("/dev/shm").total,  # noqa: S108 - where torch puts its tensors
-        "torch": torch.__version__,
         "cuda": torch.version.cuda,
-        "python": platform.python_version(),
-        "kernel": platform.release(),
     }
 
 

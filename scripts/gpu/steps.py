@@ -4,12 +4,13 @@ The step is a series of matrix products. It also reads the microbatch, so that n
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from statistics import median
 from typing import Any
 
 import torch
 from feeds import FEEDS, opened
+from measure import Table
 
 _STEP_S = 0.006
 _NUM_STEPS = 300
@@ -18,15 +19,10 @@ _SIZE = 4096
 _TARGET_PERCENT = 1.0
 
 
-def run(num_workers: int, repeats: int) -> tuple[str, dict[str, Any]]:
+def run(num_workers: int, repeats: int) -> tuple[Table, dict[str, Any]]:
     """Return a table and the numbers: seconds of a step, by workload and feed."""
     step = _calibrated_step()
-    lines = [
-        f"**Steps of at least 5 ms: time lost compared with (a), medians of {repeats}, {num_workers} workers**",
-        "",
-        "| microbatch | feed | ms a step | lost %, median (each turn) | target (ours, median under) |",
-        "|---|---|---|---|---|",
-    ]
+    rows: list[list[str]] = []
     numbers: dict[str, Any] = {}
     for workload in ("tokens", "images"):
         found: dict[str, list[float]] = {name: [] for name in FEEDS}
@@ -39,11 +35,11 @@ def run(num_workers: int, repeats: int) -> tuple[str, dict[str, Any]]:
             lost = [100 * (own / base - 1) for own, base in zip(times_s, found["on the device"], strict=True)]
             target = f"{_TARGET_PERCENT:.0f}" if name == "ours" else ""
             each = ", ".join(f"{percent:.2f}" for percent in lost)
-            lines.append(
-                f"| {workload} | {name} | {1e3 * median(times_s):.3f} | {median(lost):.2f} ({each}) | {target} |"
-            )
+            rows.append([workload, name, f"{1e3 * median(times_s):.3f}", f"{median(lost):.2f} ({each})", target])
             numbers[f"{workload}, {name}"] = {"step_s": times_s, "lost_percent": lost}
-    return "\n".join(lines), numbers
+    title = f"Steps of at least 5 ms: time lost compared with (a), medians of {repeats}, {num_workers} workers"
+    headers = ["microbatch", "feed", "ms a step", "lost %, median (each turn)", "target (ours, median under)"]
+    return Table(title, headers, rows), numbers
 
 
 def _timed(microbatches: Iterator[Any], step: Callable[[Any], None]) -> float:
@@ -75,8 +71,8 @@ def _calibrated_step() -> Callable[[Any], None]:
     torch.cuda.synchronize()
     count = max(1, round(_STEP_S / ((time.perf_counter() - began_s) / 200)))
 
-    def step(microbatch: dict[str, torch.Tensor]) -> None:
-        for tensor in microbatch.values():
+    def step(microbatch: Iterable[torch.Tensor]) -> None:
+        for tensor in microbatch:
             total.add_(tensor.sum())
         total.add_(product(count)[0, 0])
 

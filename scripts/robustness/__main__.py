@@ -2,7 +2,7 @@
 
 scripts/campaign --peers [--contestants NAME ...] [--faults NAME ...] [--patience-s S] [--json PATH]
 
-A row is a fault (scripts/robustness/faults.py), a column a contestant (scripts/robustness/contestants: the few lines
+A row is a fault (scripts/robustness/faults.py), a column a contestant (scripts/robustness/contestants.py: the few lines
 that its documentation shows). Each cell is a process of its own, with a /dev/shm of its own where the system permits
 that; a contestant that does nothing for --patience-s seconds hangs. Peers run in .venvs/bench (scripts/bench/peers),
 which is made where it is missing.

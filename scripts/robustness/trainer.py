@@ -105,7 +105,8 @@ class Trainer:
 
 if __name__ == "__main__":
     if sys.argv[2] == "prepare":
-        CONTESTANTS[sys.argv[1]].prepare(sys.argv[3])
-        Path(sys.argv[3]).mkdir(parents=True, exist_ok=True)
+        write, data = CONTESTANTS[sys.argv[1]].write, Path(sys.argv[3])
+        data.parent.mkdir(parents=True, exist_ok=True)
+        (write or os.mkdir)(str(data))
     else:
         Trainer(sys.argv[1], sys.argv[2], Path(sys.argv[4]), int(sys.argv[3])).run()

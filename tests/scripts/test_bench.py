@@ -12,29 +12,25 @@ BENCH = Path(__file__).resolve().parents[2] / "scripts" / "bench"
 #: Each benchmark that needs no server, and who takes part in it.
 CONTESTANTS = {
     "peers": {"ours", "torch"},
-    "tracing": {"ours"},
     "latency": {"ours", "torch"},
     "start": {"ours, template", "ours, spawn", "torch", "ours and torch in turn"},
-    "growth": {"ours"},
     "formats": {"ours, MDS", "ours, Parquet"},
-    "streaming": {"ours", "ours, Parquet"},
+    "streaming": {"ours, MDS", "ours, Parquet"},
     "plans": {"ours"},
-    "overlap": {"ours", "torch"},
-    "costs": {"ours", "torch"},
+    "overlap": {"ours", "ours, traced", "torch"},
     "tokens": {
         *("ours, one worker", "ours, in process", "torch, one worker", "a loop over a memory map", "first batch"),
     },
-    "cache": {"calls", "held", "100", "10,000", "100,000", "no limit", "holds all shards", "holds 7 % of the shards"},
+    "cache": {"calls", "100", "10,000", "100,000"},
     "state": {"10 shards", "10,000 shards", "10,000 shards, redistributed"},
     "shared": {"ours", "torch"},
     "scaling": {"ours", "torch"},
-    "jpeg": {"ours", "torch"},
     "import": {"ours", "torch"},
 }
 RUNS = (
-    ["peers", "tracing", "costs", "state"],
-    ["latency", "start", "growth", "formats", "overlap", "cache", "tokens"],
-    ["streaming", "plans", "shared", "scaling", "jpeg", "import"],
+    ["peers", "overlap", "state"],
+    ["latency", "start", "formats", "cache", "tokens"],
+    ["streaming", "plans", "shared", "scaling", "import"],
 )
 
 
