@@ -3,6 +3,7 @@
 import os
 import random
 import time
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -121,6 +122,42 @@ class Restarting(Counting):
         self.next = state["next"]
 
 
+class Rows(IterableDataset):
+    """Every nth number, for the nth of all ranks' workers."""
+
+    def __init__(self, num_samples, *, counts_all=True, has_state=True):
+        self.num_samples = num_samples
+        self.counts_workers_of_all_ranks = counts_all
+        self.has_state = has_state
+
+    def __iter__(self):
+        info = get_worker_info()
+        own = range(info.id, self.num_samples, info.num_workers) if info else range(self.num_samples)
+        return Row(own) if self.has_state else iter(own)
+
+
+class Row:
+    """An iterator with a state."""
+
+    def __init__(self, own):
+        self.own, self.index = own, 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.index == len(self.own):
+            raise StopIteration
+        self.index += 1
+        return self.own[self.index - 1]
+
+    def state_dict(self):
+        return {"index": self.index}
+
+    def load_state_dict(self, state):
+        self.index = state["index"]
+
+
 class Growing(Dataset):
     """Says how often this copy of it was asked, and what `mark` is."""
 
@@ -182,6 +219,20 @@ class Forgetful(Sampler):
 
     def __len__(self):
         return self.count
+
+
+class Uneven(Sampler):
+    """Batches of these sizes, as a token budget makes them."""
+
+    def __init__(self, sizes):
+        self.sizes = sizes
+
+    def __len__(self):
+        return len(self.sizes)
+
+    def __iter__(self):
+        ends = [sum(self.sizes[:index]) for index in range(len(self.sizes) + 1)]
+        return (list(range(*pair)) for pair in pairwise(ends))
 
 
 def enter(number):
