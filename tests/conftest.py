@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,14 @@ def prepared(shared_processes):
     interpreter = PreparedInterpreter("torch", "torch.distributed", OMP_NUM_THREADS="1")
     yield interpreter
     interpreter.close()
+
+
+@pytest.fixture
+def remote(processes):
+    """Return a function that makes the loaders of tests/loader with worker processes."""
+    from loader_examples import make
+
+    return partial(make, multiprocessing=True)
 
 
 @pytest.fixture

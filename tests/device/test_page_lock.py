@@ -3,7 +3,6 @@ import logging
 
 import pytest
 import torch
-from loader_examples import make
 
 from fkat_data.device import page_lock
 from fkat_data.device.page_lock import PageLocks
@@ -38,11 +37,10 @@ def factory(shard):
         yield torch.full((20_000,), index), torch.full((50_000,), index)
 
 
-@pytest.mark.usefixtures("processes")
-def test_a_refusal_is_logged_once_and_remembered(caplog):
+def test_a_refusal_is_logged_once_and_remembered(remote, caplog):
     runtime = Runtime(code=2)
     locks = PageLocks(torch.device("cpu"), runtime)
-    with make(["a"], factory, multiprocessing=True) as loader, caplog.at_level(logging.WARNING):
+    with remote(["a"], factory) as loader, caplog.at_level(logging.WARNING):
         for microbatch in loader:
             assert not any(locks.hold(tensor) for tensor in microbatch)
         num_segments = loader.statistics().num_segments

@@ -11,6 +11,7 @@ import pytest
 import torch
 from drop_in_examples import Counting, Drawing, Forgetful, Items, Lazy, Remembering, Restarting, Sized, unchanged
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Subset, WeightedRandomSampler
+from walks import begun
 
 from fkat_data import ConfigurationError, DataLoader, StaleIteratorError, StateMismatchError
 from fkat_data.datasets import BufferSortedDataset, DistributedShardedDataset, MapDataset, ShardedDataset
@@ -148,9 +149,7 @@ def test_a_last_microbatch_that_is_taken_back_comes_again():
 def test_a_dataset_with_a_state_makes_nothing_again(caplog):
     dataset = Remembering(20)
     loader = DataLoader(dataset, 2)
-    rest = iter(loader)
-    for _ in range(6):
-        next(rest)
+    begun(loader, 6)
     state = loader.state_dict()
     resumed = DataLoader(other := Remembering(20), 2)
     resumed.load_state_dict(state)
@@ -173,9 +172,7 @@ def test_a_dataset_without_a_state_is_replayed_with_a_word_in_the_log(caplog):
 def test_a_resume_loads_nothing_that_was_delivered(num_workers, processes):
     loader = DataLoader(Items(40, "int"), 4, shuffle=True, num_workers=num_workers, collate_fn=unchanged)
     with loader:
-        rest = iter(loader)
-        for _ in range(6):
-            next(rest)
+        rest = begun(loader, 6)
         state = loader.state_dict()
         loader.load_state_dict(state)
         assert len(list(loader)) == 4

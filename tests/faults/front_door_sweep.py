@@ -9,6 +9,7 @@ import torch
 from drop_in_examples import Counting, Drawing, Lazy, Remembering
 from interruption_sweep import ERRORS, Interruptions, left, sweep, uninterrupted
 from torch.utils.data import RandomSampler
+from walks import recorded
 
 from fkat_data import DataLoader
 from fkat_data.testing import digest
@@ -52,10 +53,7 @@ class Reference:
 
     def epoch(self, number):
         while len(self.microbatches) <= number:
-            states, microbatches = [self.loader.state_dict()], []
-            for microbatch in self.loader:
-                microbatches.append(digest(microbatch))
-                states.append(self.loader.state_dict())
+            microbatches, states = recorded(self.loader, digest, len(self.microbatches) + 1)
             self.microbatches.append(microbatches)
             self.states.append(states)
         return self.microbatches[number], self.states[number]

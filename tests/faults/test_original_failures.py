@@ -1,10 +1,9 @@
 """The failures of the loader that this one replaces, each by its number: what it must do instead.
 
-O10 to O12 are in test_exceptions.py; O17 to O21 and O23 in the tests of the loader.
+O10 to O12 are in test_exceptions.py; O5, O13, O17 to O21 and O23 in the tests of the loader.
 """
 
 import os
-import pickle
 import signal
 import threading
 import time
@@ -17,7 +16,7 @@ from leavings import SharedMemory
 from own_workers import worker_pids
 from torch.utils.data import DataLoader, Dataset
 
-from fkat_data import ConfigurationError, ShardedDataLoader, WorkerDiedError
+from fkat_data import ShardedDataLoader, WorkerDiedError
 
 SHARDS = ["a", "b", "c", "d", "e"]
 
@@ -100,16 +99,6 @@ def test_o04_an_uncaught_exception_ends_the_trainer(start):
     program.check_all_gone()
 
 
-@pytest.mark.usefixtures("processes")
-def test_o05_an_epoch_left_early_is_followed_by_a_whole_one():
-    with loader_of(num_microbatch_prefetches=2) as loader:
-        for _ in range(3):
-            next(iter(loader))
-        assert list(loader) == expected()
-        iterator = iter(loader)
-        assert [next(iterator), *iterator] == expected(), "and `for` on an iterator does not begin anew"
-
-
 def test_o06_ctrl_c_while_waiting_is_a_keyboard_interrupt_and_no_end_of_the_epoch(start):
     program = begun(
         start,
@@ -188,16 +177,6 @@ loader.close()
     program.expect("handled", 2.0)
     program.expect("299")
     program.check_silent_end()
-
-
-@pytest.mark.usefixtures("processes")
-def test_o13_a_factory_that_cannot_be_sent_is_refused_by_the_constructor_and_a_lambda_can_be():
-    lock = threading.Lock()
-    with pytest.raises(ConfigurationError, match=r"dataloader_factory, closure variable 'lock'"):
-        ShardedDataLoader(0, ["a"], lambda shard: [lock])
-    with ShardedDataLoader(0, ["a"], lambda shard: [shard]) as loader:
-        assert list(loader) == ["a"]
-    assert pickle.dumps is not None
 
 
 @pytest.mark.usefixtures("processes")

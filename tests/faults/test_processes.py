@@ -14,6 +14,7 @@ import pytest
 import torch
 from own_workers import worker_pids
 from torch.utils.data import DataLoader, Dataset
+from walks import begun
 
 from fkat_data import ConfigurationError, ShardedDataLoader, StaleIteratorError
 
@@ -64,23 +65,14 @@ def test_segments_lent_before_forks_come_back_after_them():
 FORKS = """
 import gc, multiprocessing, os, signal, sys, time, threading
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 from own_workers import worker_pids
 from fkat_data import ShardedDataLoader
-
-class Validation(Dataset):
-    def __len__(self):
-        return 8
-    def __getitem__(self, index):
-        return index
 
 def load(shard):
     return (torch.full((3000,), index) for index in range(20))
 
 loader = ShardedDataLoader(0, ["a", "b"], load, num_shard_prefetches=1)
-
-def pids():  # once a microbatch has come: a process that is not born after 5 s has its template's number
-    return worker_pids()
 """
 
 
@@ -99,16 +91,16 @@ seen = []
 for number, microbatch in enumerate(loader):
     seen.append(int(microbatch[0]))
     if number == 0:
-        workers = pids()
+        workers = worker_pids()  # now that one has come: a process that is not born after 5 s has its template's number
     if number == 3:
         process = multiprocessing.get_context("fork").Process(target=child, args=(microbatch,))
         process.start()
         process.join()
         assert process.exitcode == 0
         # As a validation within an epoch: workers forked from this process, ended before the epoch goes on.
-        assert sorted(int(item) for item in DataLoader(Validation(), batch_size=None, num_workers=2)) == list(range(8))
+        assert sorted(int(item) for item in DataLoader(range(8), batch_size=None, num_workers=2)) == list(range(8))
 assert seen == [*range(20), *range(20)], seen
-assert pids() == workers
+assert worker_pids() == workers
 print("through", flush=True)
 loader.close()
 """
@@ -123,7 +115,7 @@ def test_a_forked_child_that_lives_on_keeps_no_worker_alive(start):
         + """
 iterator = iter(loader)
 next(iterator)
-workers = pids()
+workers = worker_pids()
 if os.fork() == 0:
     os.setsid()
     print(os.getpid(), *workers, flush=True)
@@ -319,9 +311,7 @@ def test_closing_again_and_again_in_every_state_is_no_error():
     for num_taken in (0, 1, 9, 10, 20):
         loader.close()
         loader.teardown("fit")
-        iterator = iter(loader)
-        for _ in range(num_taken):
-            next(iterator)
+        begun(loader, num_taken)
         closers = [threading.Thread(target=loader.close) for _ in range(3)]
         for closer in closers:
             closer.start()

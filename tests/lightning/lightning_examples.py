@@ -92,15 +92,28 @@ def weights(model):
 
 
 def sweep(
-    tmp_path, loaders, hooks=("on_train_batch_end",), *, exact=True, estimates=False, val=None, share=1.0, **options
+    tmp_path,
+    loaders,
+    hooks=("on_train_batch_end",),
+    *,
+    exact=True,
+    make_model=Model,
+    more_callbacks=list,
+    val=None,
+    share=1.0,
+    **options,
 ):
     """Train once, saving as `hooks` say; resume from a share of them; return the run, and what differs by checkpoint."""
 
+    of_model = {"estimates": options.pop("estimates", False)}
+
     def fit(*callbacks, ckpt_path=None):
-        model = Model(estimates=estimates)
+        model = make_model(**of_model)
         given = loaders()
         evaluated = None if val is None else val()
-        trainer_of(*callbacks, exact=exact, **options).fit(model, given, evaluated, ckpt_path=ckpt_path)
+        trainer_of(*more_callbacks(), *callbacks, exact=exact, **options).fit(
+            model, given, evaluated, ckpt_path=ckpt_path
+        )
         return model
 
     saver = Saver(tmp_path, hooks)
@@ -125,6 +138,16 @@ def chosen(places, share):
 def is_compared(name, num_seen, whole, options):
     """Whether a resume validates as often as the run did; not one in a validation, nor one of a run that is done."""
     return "validation" not in name and not ("max_steps" in options and num_seen == len(whole.seen))
+
+
+class Augmented(torch.utils.data.Dataset):
+    """Samples, each with a random draw."""
+
+    def __len__(self):
+        return 13
+
+    def __getitem__(self, index):
+        return torch.tensor([index, float(torch.rand(()))])
 
 
 KNOWN = ["map-a-5", "map-b-3"]  # 5 microbatches

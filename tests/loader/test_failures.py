@@ -106,13 +106,12 @@ def test_an_unpicklable_microbatch_is_an_error_of_its_place(multiprocessing):
 # --- MemoryError -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("processes")
-def test_a_microbatch_larger_than_the_limit_is_refused_with_numbers():
+def test_a_microbatch_larger_than_the_limit_is_refused_with_numbers(remote):
     def factory(shard):
         return [torch.zeros(2 << 20, dtype=torch.uint8)]
 
     with (
-        make(["a"], factory, multiprocessing=True, memory_limit_bytes=1 << 20) as loader,
+        remote(["a"], factory, memory_limit_bytes=1 << 20) as loader,
         pytest.raises(
             MemoryLimitError,
             match="one microbatch needs 2,097,152 bytes of shared memory, more than the limit of 1,048,576: raise memory",
@@ -146,15 +145,12 @@ def hoarded(product, size=100_000):
     return factory
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(("product", "num_microbatches_ahead"), [("map", 1), ("stream", -1)])
-def test_a_caller_who_keeps_microbatches_meets_the_limit_and_goes_on_after_letting_go(product, num_microbatches_ahead):
-    with make(
-        ["a"],
-        hoarded(product),
-        multiprocessing=True,
-        memory_limit_bytes=1 << 20,
-        num_microbatch_prefetches=num_microbatches_ahead,
+def test_a_caller_who_keeps_microbatches_meets_the_limit_and_goes_on_after_letting_go(
+    remote, product, num_microbatches_ahead
+):
+    with remote(
+        ["a"], hoarded(product), memory_limit_bytes=1 << 20, num_microbatch_prefetches=num_microbatches_ahead
     ) as loader:
         iterator, kept = bounded(lambda: hoard(loader), loader)
         count = len(kept)
@@ -169,19 +165,17 @@ def test_a_caller_who_keeps_microbatches_meets_the_limit_and_goes_on_after_letti
         assert [int(microbatch[0]) for microbatch in iterator] == list(range(count, NUM_HOARDED))
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("product", ["map", "stream"])
-def test_a_limit_of_two_and_a_half_microbatches_is_enough_for_a_caller_who_keeps_one(product):
-    with make(["a"], hoarded(product, 400_000), multiprocessing=True, memory_limit_bytes=1 << 20) as loader:
+def test_a_limit_of_two_and_a_half_microbatches_is_enough_for_a_caller_who_keeps_one(remote, product):
+    with remote(["a"], hoarded(product, 400_000), memory_limit_bytes=1 << 20) as loader:
         seen = []
         for microbatch in loader:
             seen.append(int(microbatch[0]))  # noqa: PERF401 - the loop's variable is what keeps one
         assert seen == list(range(NUM_HOARDED))
 
 
-@pytest.mark.usefixtures("processes")
-def test_microbatches_in_reference_cycles_are_let_go_before_the_limit_is_an_error():
-    with make(["a"], hoarded("map"), multiprocessing=True, memory_limit_bytes=1 << 20) as loader:
+def test_microbatches_in_reference_cycles_are_let_go_before_the_limit_is_an_error(remote):
+    with remote(["a"], hoarded("map"), memory_limit_bytes=1 << 20) as loader:
         for microbatch in loader:
             cycle = {"microbatch": microbatch}
             cycle["self"] = cycle
@@ -213,9 +207,8 @@ def deaths():
     }
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("death", deaths())
-def test_a_worker_that_dies_is_reported_within_a_second_after_what_it_had_made(death, tmp_path):
+def test_a_worker_that_dies_is_reported_within_a_second_after_what_it_had_made(remote, death, tmp_path):
     how, exit_code, text = deaths()[death]
     noted = tmp_path / "pid"
 
@@ -223,7 +216,7 @@ def test_a_worker_that_dies_is_reported_within_a_second_after_what_it_had_made(d
         noted.write_text(str(os.getpid()))
         how()
 
-    with make(["good", "bad"], dying(noted_death), multiprocessing=True) as loader:
+    with remote(["good", "bad"], dying(noted_death)) as loader:
         iterator = iter(loader)
         # The last before the death may be held back, as nobody knows yet whether it is the shard's last.
         got = [int(next(iterator)) for _ in range(5)]
@@ -246,8 +239,7 @@ def test_a_worker_that_dies_is_reported_within_a_second_after_what_it_had_made(d
     assert epoch(resumed) == [2, 3]
 
 
-@pytest.mark.usefixtures("processes")
-def test_a_worker_killed_while_the_caller_waits_is_reported_within_a_second():
+def test_a_worker_killed_while_the_caller_waits_is_reported_within_a_second(remote):
     def factory(shard):
         import time
 
@@ -255,7 +247,7 @@ def test_a_worker_killed_while_the_caller_waits_is_reported_within_a_second():
         yield torch.tensor(1)
         time.sleep(60)
 
-    with make(["a", "b", "c"], factory, multiprocessing=True, num_shard_prefetches=2) as loader:
+    with remote(["a", "b", "c"], factory, num_shard_prefetches=2) as loader:
         iterator = iter(loader)
         next(iterator)
         killed_at = []
@@ -273,8 +265,7 @@ def test_a_worker_killed_while_the_caller_waits_is_reported_within_a_second():
         timer.join()
 
 
-@pytest.mark.usefixtures("processes")
-def test_a_dead_worker_is_noticed_though_a_child_of_its_own_holds_the_pipe_open():
+def test_a_dead_worker_is_noticed_though_a_child_of_its_own_holds_the_pipe_open(remote):
     def factory(shard):
         import subprocess
         import sys
@@ -292,7 +283,7 @@ def test_a_dead_worker_is_noticed_though_a_child_of_its_own_holds_the_pipe_open(
                 os.set_inheritable(int(link.name), True)
         return factory(shard)
 
-    with make(["a"], inheritable, multiprocessing=True) as loader:
+    with remote(["a"], inheritable) as loader:
         iterator = iter(loader)
         pid = int(next(iterator))
         children = psutil.Process(pid).children(recursive=True)
@@ -369,16 +360,15 @@ def test_a_profiler_that_cannot_be_sent_is_named():
         make(["a"], multiprocessing=True, profiler=Profiler(lock=threading.Lock()))
 
 
-@pytest.mark.usefixtures("processes")
-def test_a_class_that_the_worker_cannot_import_is_told_by_its_shard(monkeypatch):
+def test_a_class_that_the_worker_cannot_import_is_told_by_its_shard(remote, monkeypatch):
     module = types.ModuleType("here_but_not_there")
     exec("class Factory:\n    def __call__(self, shard):\n        return []", module.__dict__)
     monkeypatch.setitem(sys.modules, module.__name__, module)
     with pytest.raises(ConfigurationError, match="a name in here_but_not_there, which a worker cannot import"):
-        make(["a"], module.Factory(), multiprocessing=True)
+        remote(["a"], module.Factory())
     module.__spec__ = ModuleSpec(module.__name__, None)  # as of a module that was imported
     with (
-        make(["a"], module.Factory(), multiprocessing=True) as loader,
+        remote(["a"], module.Factory()) as loader,
         pytest.raises(ModuleNotFoundError, match="here_but_not_there") as caught,
     ):
         next(iter(loader))

@@ -41,10 +41,9 @@ def names(text):
     return Counter(line.split()[0].removeprefix("ShardedDataLoader.") for line in text.splitlines() if line.strip())
 
 
-@pytest.mark.usefixtures("processes")
-def test_a_profiler_is_told_of_both_sides_and_each_worker_writes_its_own_file(tmp_path):
+def test_a_profiler_is_told_of_both_sides_and_each_worker_writes_its_own_file(remote, tmp_path):
     profiler = lightning_like(str(tmp_path / "profile.txt"))
-    with make(["list-a-3", "map-b-4"], multiprocessing=True, num_shard_prefetches=2, profiler=profiler) as loader:
+    with remote(["list-a-3", "map-b-4"], num_shard_prefetches=2, profiler=profiler) as loader:
         epoch(loader)
     profiler.describe()
     trainer = names((tmp_path / "profile.txt").read_text())
@@ -86,14 +85,13 @@ def test_in_process_a_failure_leaves_no_action_running(tmp_path):
     assert profiler.running == {}
 
 
-@pytest.mark.usefixtures("processes")
-def test_a_profiler_needs_only_start_and_stop():
+def test_a_profiler_needs_only_start_and_stop(remote):
     class Bare:
         def start(self, action_name): ...
 
         def stop(self, action_name): ...
 
-    with make(["list-a-2"], multiprocessing=True, profiler=Bare()) as loader:
+    with remote(["list-a-2"], profiler=Bare()) as loader:
         assert len(epoch(loader)) == 2
 
 
@@ -123,11 +121,10 @@ def test_in_process_a_profile_of_the_trainer_shows_the_datasets_functions():
     assert calls["__getitem__"] == 6
 
 
-@pytest.mark.usefixtures("processes")
-def test_lightnings_profilers_are_told_and_each_worker_writes_its_own_file(tmp_path):
+def test_lightnings_profilers_are_told_and_each_worker_writes_its_own_file(remote, tmp_path):
     profilers = pytest.importorskip("pytorch_lightning.profilers", exc_type=ImportError)
     profiler = profilers.AdvancedProfiler(dirpath=tmp_path, filename="profile")
-    with make(["list-a-3", "map-b-4"], multiprocessing=True, num_shard_prefetches=2, profiler=profiler) as loader:
+    with remote(["list-a-3", "map-b-4"], num_shard_prefetches=2, profiler=profiler) as loader:
         assert len(epoch(loader)) == 5
     profiler.describe()
     assert sorted(path.name for path in tmp_path.iterdir()) == [

@@ -1,15 +1,14 @@
 """The campaign draws the same cases again, sees what is wrong with a ledger, and finds nothing wrong in a short run."""
 
 import json
-import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from interpreters import run_python
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 sys.path.insert(0, str(SCRIPTS))
@@ -100,17 +99,9 @@ def test_a_report_counts_kills_and_measures_from_the_kill_or_from_when_the_train
 
 @pytest.mark.usefixtures("processes")
 def test_two_kills_lose_nothing_and_leave_nothing(tmp_path):
-    path = [str(SCRIPTS), *(entry for entry in sys.path if entry)]
     # In its first case a worker is killed, then the trainer.
     arguments = ["--jobs", "1", "--kills", "2", "--seed", "8047", "--json", str(tmp_path / "report")]
-    done = subprocess.run(
-        [sys.executable, "-m", "fault_campaign", *arguments],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_python("-m", "fault_campaign", *arguments, folders=[SCRIPTS], timeout=None)
     figures = json.loads((tmp_path / "report").read_text())
     assert figures["kills"] >= 2
     assert not figures["failures"]

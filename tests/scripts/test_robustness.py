@@ -1,12 +1,11 @@
 """The judge of the benchmark of robustness is right, and cells of ours and of torch run for real."""
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from interpreters import run_python
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 sys.path.insert(0, str(SCRIPTS))
@@ -121,16 +120,8 @@ def test_the_documented_table_has_every_fault_and_every_contestant():
 
 @pytest.mark.usefixtures("processes")
 def test_cells_of_ours_and_of_torch_run_alone(tmp_path):
-    path = [str(SCRIPTS), *(entry for entry in sys.path if entry)]
-    written = ["--json", str(tmp_path / "lives")]
-    done = subprocess.run(
-        [sys.executable, "-m", "robustness", "--contestants", "ours", "torch", "--faults", "worker-killed", *written],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    words = ["--contestants", "ours", "torch", "--faults", "worker-killed", "--json", tmp_path / "lives"]
+    done = run_python("-m", "robustness", *words, folders=[SCRIPTS], timeout=None)
     row = done.stdout.splitlines()[-1]
     assert row.startswith(f"| {FAULTS['worker-killed'].title} | clear error"), done.stdout
     lives = json.loads((tmp_path / "lives").read_text())

@@ -12,6 +12,26 @@ def _nothing_left_behind(nothing_left_behind):
     """Every test here may start processes; none may leave one."""
 
 
+@pytest.fixture
+def config(tmp_path):
+    """A configuration of a stream, and of a loader of it with a worker."""
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        "dataset:\n"
+        "  _target_: fkat_data.streaming.StreamingDataset\n"
+        f"  local: {tmp_path / 'data'}\n"
+        "  batch_size: 5\n"
+        "  shuffle: true\n"
+        "  shuffle_algo: block\n"
+        "  shuffle_block_size: 400\n"
+        "loader:\n"
+        "  _target_: fkat_data.streaming.StreamingDataLoader\n"
+        "  dataset: ${dataset}\n"
+        "  num_workers: 1\n"
+    )
+    return path
+
+
 @pytest.fixture(autouse=True)
 def _environment(monkeypatch):
     # The commands set these; the tests after them must not see that.

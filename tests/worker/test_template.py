@@ -12,6 +12,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from interpreters import environment_of
 from own_workers import own_template_pids, worker_pids
 
 from fkat_data import ShardedDataLoader, WorkerDiedError
@@ -354,9 +355,8 @@ signal.pause()
 
 def test_a_killed_trainer_leaves_no_idle_template(tmp_path):
     (tmp_path / "script.py").write_text(KILLED)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, str(tmp_path / "script.py")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as trainer:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment_of()) as trainer:
         try:
             assert trainer.stdout.readline() == "closed\n"
             (template,) = psutil.Process(trainer.pid).children(recursive=True)
