@@ -16,15 +16,22 @@ class Point(NamedTuple):
     y: int
 
 
-class Items(Dataset):
-    """Samples of one of many forms."""
+class Counted:
+    """As many as it is told."""
 
-    def __init__(self, count, form):
+    def __init__(self, count):
         self.count = count
-        self.form = form
 
     def __len__(self):
         return self.count
+
+
+class Items(Counted, Dataset):
+    """Samples of one of many forms."""
+
+    def __init__(self, count, form):
+        super().__init__(count)
+        self.form = form
 
     def __getitem__(self, index):
         return FORMS[self.form](index)
@@ -47,27 +54,15 @@ FORMS = {
 }
 
 
-class Drawing(Dataset):
+class Drawing(Counted, Dataset):
     """Samples with random draws from each of the global generators."""
-
-    def __init__(self, count):
-        self.count = count
-
-    def __len__(self):
-        return self.count
 
     def __getitem__(self, index):
         return index, random.random(), np.random.rand(), torch.rand(1)
 
 
-class Counting(IterableDataset):
+class Counting(Counted, IterableDataset):
     """Numbers, of which each worker has its part, and draws."""
-
-    def __init__(self, count):
-        self.count = count
-
-    def __len__(self):
-        return self.count
 
     def __iter__(self):
         info = get_worker_info()
@@ -193,32 +188,23 @@ class Slow(Dataset):
         time.sleep(60)
 
 
-class Lazy(Sampler):
+class Lazy(Counted, Sampler):
     """Draws each index when it is asked for, from the global generators."""
-
-    def __init__(self, count):
-        self.count = count
 
     def __iter__(self):
         for _ in range(self.count):
             yield random.randrange(self.count)
 
-    def __len__(self):
-        return self.count
 
-
-class Forgetful(Sampler):
+class Forgetful(Counted, Sampler):
     """An order that nothing says how to begin again."""
 
     def __init__(self, count):
+        super().__init__(count)
         self.order = np.random.default_rng(5)
-        self.count = count
 
     def __iter__(self):
         return iter(self.order.permutation(self.count).tolist())
-
-    def __len__(self):
-        return self.count
 
 
 class Uneven(Sampler):
@@ -247,14 +233,8 @@ def refuse(number):
     raise KeyError(f"worker {number} is refused")
 
 
-class Sized(Dataset):
+class Sized(Counted, Dataset):
     """Samples that are their own index, of lengths that are known."""
-
-    def __init__(self, count):
-        self.count = count
-
-    def __len__(self):
-        return self.count
 
     def sort_key(self, index):
         return index * 7 % 13

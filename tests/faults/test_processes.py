@@ -352,30 +352,18 @@ def test_a_constructor_that_cannot_start_a_worker_leaves_none(monkeypatch):
         half_made.close()
 
 
-AT_EXIT = """
-import sys
-import torch
-from fkat_data import ShardedDataLoader
-
-def load(shard):
-    return (torch.full((3000,), index) for index in range(50))
-
-def train(loader):
+def test_an_interpreter_ends_quickly_and_in_silence_with_the_iterator_alive_in_a_traceback(start):
+    program = start(
+        FORKS
+        + """
+def train():
     iterator = iter(loader)
     for microbatch in iterator:
         if int(microbatch[0]) == 5:
             1 // 0
 
-loader = ShardedDataLoader(0, ["a", "b"], load, num_shard_prefetches=2)
-"""
-
-
-def test_an_interpreter_ends_quickly_and_in_silence_with_the_iterator_alive_in_a_traceback(start):
-    program = start(
-        AT_EXIT
-        + """
 try:
-    train(loader)
+    train()
 except ZeroDivisionError:
     kept = sys.exc_info()
 print("end", flush=True)

@@ -131,18 +131,6 @@ def test_the_step_and_the_length_go_on_from_the_largest_of_the_ranks_before():
         assert (loader.step, len(loader)) == (6, length)
 
 
-def test_a_state_with_re_splits_loads_again_on_as_many_ranks_and_survives_torch_save(tmp_path):
-    loaders = ranks(inside, 2, stopped())
-    left = [rest(own, 2) for own in loaders]
-    next(left[0]), next(left[0]), next(left[1])
-    torch.save(merged(loaders), tmp_path / "state.pt")
-    state = torch.load(tmp_path / "state.pt", weights_only=True)
-    assert state["resplits"]
-    resumed = ranks(inside, 2, state)
-    assert [list(rest(own, 2)) for own in resumed] == [list(part) for part in left]
-    assert merged(resumed)["resplits"] == ()
-
-
 def test_what_was_split_anew_is_logged_once(caplog):
     state = stopped()
     loader = rank_loader(inside, 2, 0)

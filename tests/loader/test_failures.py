@@ -31,21 +31,6 @@ def told(error):
     return "\n".join([repr(type(error)), repr(error.args), *getattr(error, "__notes__", [])])
 
 
-def test_a_shard_that_cannot_be_opened_is_named_after_everything_before_it():
-    def factory(shard):
-        if shard == "absent":
-            return open("/nonexistent/absent")  # noqa: PTH123 - what a user's dataset does
-        return [torch.tensor(1)]
-
-    with make(["a", "absent", "b"], factory, num_shard_prefetches=3) as loader:
-        iterator = iter(loader)
-        next(iterator)
-        with pytest.raises(FileNotFoundError) as caught:
-            next(iterator)
-    assert "while opening shard 'absent'" in told(caught.value)
-    assert caught.value.filename == "/nonexistent/absent"
-
-
 def test_a_product_that_is_not_iterable_is_refused_by_name():
     with (
         make(["a"], lambda shard: 5) as loader,

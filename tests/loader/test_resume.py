@@ -11,11 +11,11 @@ import torch
 from loader_examples import MIXED, MapDataset, epoch, make, plain, same_state
 from own_sampler_examples import StatefulIterator
 from own_workers import worker_pids
-from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
+from torch.utils.data import DataLoader
 from walks import begun, recorded
 
-from fkat_data import DataLoaderFactory, DistributedDataParallelShardSampler, ShuffledShardSampler
-from fkat_data.errors import StaleIteratorError, StateMismatchError
+from fkat_data import DistributedDataParallelShardSampler, ShuffledShardSampler
+from fkat_data.errors import StaleIteratorError
 
 NUM_EPOCHS = 2
 
@@ -79,29 +79,6 @@ def test_the_state_is_the_same_whenever_and_how_often_it_is_taken():
     loader.load_batch()
     loader.prefetch_shards(2)
     assert same_state(first, loader.state_dict())
-
-
-def test_epoch_and_step_say_where_the_caller_is():
-    loader = make(["map-a-3", "list-b-2"])
-    seen = [(loader.epoch, loader.step)]
-    for _ in range(2):
-        seen.extend((loader.epoch, loader.step) for _ in loader)
-        seen.append((loader.epoch, loader.step))
-    assert seen == [
-        *[(0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 0)],
-        *[(1, 1), (1, 2), (1, 3), (2, 0), (2, 0)],
-    ]
-
-
-def test_a_state_taken_after_breaking_out_and_iterating_again_belongs_to_the_new_epoch(uninterrupted):
-    microbatches, _ = uninterrupted
-    loader = make(shuffled())
-    next(iter(loader))
-    next(iter(loader))
-    resumed = make(shuffled())
-    resumed.load_state_dict(loader.state_dict())
-    left = microbatches[len(microbatches) // 2 + 1 :]
-    assert following(resumed, len(left)) == left
 
 
 def test_a_state_loaded_while_an_iteration_runs_takes_effect_at_the_next(uninterrupted):
@@ -349,30 +326,3 @@ def test_an_iterator_of_an_epoch_that_was_ended_is_stale():
 
 def epochs(loader, count):
     return [epoch(loader) for _ in range(count)]
-
-
-OTHER_BATCHES = {
-    "batch_size": {"batch_size": 3},
-    "sampler_generator": {"batch_size": 2, "sampler_generator": SequentialSampler},
-    "batch_sampler_generator": {
-        "batch_sampler_generator": lambda dataset: BatchSampler(SequentialSampler(dataset), 2, drop_last=False)
-    },
-}
-
-
-@pytest.mark.parametrize("num_delivered", range(6))
-@pytest.mark.parametrize("other", OTHER_BATCHES)
-def test_other_batches_may_begin_a_shard_and_not_finish_one(num_delivered, other):
-    def made(**options):
-        return make(["a", "b"], DataLoaderFactory(lambda shard: [f"{shard}{index}" for index in range(6)], **options))
-
-    loader = made(batch_size=2)
-    delivered = [row for _, rows in zip(range(num_delivered), loader, strict=False) for row in rows]
-    other = made(**OTHER_BATCHES[other])
-    if num_delivered % 3:
-        with pytest.raises(StateMismatchError, match=r"2 in order.*begun in the same batches"):
-            other.load_state_dict(loader.state_dict())
-    else:
-        other.load_state_dict(loader.state_dict())
-        rest = [row for rows in other for row in rows]
-        assert len({*delivered, *rest}) == len(delivered) + len(rest) == 12

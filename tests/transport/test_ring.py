@@ -103,22 +103,6 @@ def test_small_messages_leave_the_socket_alone(raw):
     assert receive(trainer).body == b"second"
 
 
-def test_a_worker_far_ahead_goes_on_through_the_socket_and_comes_back(ends):
-    worker, trainer = ends
-    count = 3000
-    sender = threading.Thread(target=lambda: [worker.send(1, body_of(number, 500)) for number in range(count)])
-    sender.start()
-    for number in range(count):
-        if number % 500 == 0:
-            time.sleep(0.02)
-        assert receive(trainer).body[:4] == number.to_bytes(4, "little")
-    sender.join()
-    worker.send(1, b"again in the ring")
-    receive(trainer)
-    worker.send(1, b"again in the ring")
-    assert receive(trainer).body == b"again in the ring"
-
-
 def test_a_wait_without_a_message_ends_in_time(ends):
     worker, trainer = ends
     worker.send(1, b"")
