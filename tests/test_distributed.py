@@ -1,5 +1,3 @@
-import json
-
 import pytest
 import torch
 
@@ -101,11 +99,7 @@ torch.distributed.destroy_process_group()
 @pytest.fixture(scope="module")
 def ranks(prepared, tmp_path_factory):
     """What two gloo ranks found."""
-    folder = tmp_path_factory.mktemp("ranks")
-    (folder / "program.py").write_text(PROGRAM)
-    for rank in prepared.run_ranks(2, folder / "program.py", folder, folder=folder):
-        assert rank.returncode == 0, rank.stderr
-    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
+    return prepared.found_by_ranks(2, PROGRAM, tmp_path_factory.mktemp("ranks"))
 
 
 def test_a_rank_that_waits_names_the_missing_ones_and_what_to_call_instead(ranks):

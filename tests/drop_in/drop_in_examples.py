@@ -177,7 +177,7 @@ class Told(Dataset):
 
     def __getitem__(self, index):
         info = get_worker_info()
-        return None if info is None else (info.id, info.num_workers, list(info.dataset.entered), info.dataset is self)
+        return None if info is None else (info.id, info.num_workers, tuple(info.dataset.entered), info.dataset is self)
 
 
 class Slow(Dataset):

@@ -153,34 +153,21 @@ def flat_batches(of_ranks):
     return [batch for batches in of_ranks for batch in batches]
 
 
-COUNTS = st.lists(st.integers(0, 6), min_size=1, max_size=4)
-
-
 @pytest.mark.long
-@settings(max_examples=60)
+@settings(max_examples=90)
 @given(
-    st.sampled_from(KINDS),
-    st.integers(1, 50),
-    st.integers(1, 4),
-    st.lists(COUNTS, min_size=2, max_size=5),
-    st.booleans(),
-    st.booleans(),
-)
-def test_every_sample_comes_once_whatever_ranks_an_epoch_has(kind, num_samples, size, trip, is_even, drop_last):
-    check_trip(kind, num_samples, size, trip, even_batches=is_even, drop_last=drop_last)
-
-
-@pytest.mark.long
-@settings(max_examples=30)
-@given(
-    st.sampled_from(SPLIT_KINDS),
+    st.one_of(
+        st.tuples(st.sampled_from(KINDS), st.integers(1, 4), st.just(False)),
+        st.tuples(st.sampled_from(SPLIT_KINDS), st.just(12), st.just(True)),
+    ),
     st.integers(1, 60),
-    st.lists(COUNTS, min_size=2, max_size=4),
+    st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=4), min_size=2, max_size=5),
     st.booleans(),
     st.booleans(),
 )
-def test_every_sample_comes_once_where_ranks_split_batches(kind, num_samples, trip, is_even, drop_last):
-    check_trip(kind, num_samples, 12, trip, split_batches=True, even_batches=is_even, drop_last=drop_last)
+def test_every_sample_comes_once_whatever_ranks_an_epoch_has(dealing, num_samples, trip, is_even, drop_last):
+    kind, size, is_split = dealing
+    check_trip(kind, num_samples, size, trip, even_batches=is_even, drop_last=drop_last, split_batches=is_split)
 
 
 @pytest.mark.long

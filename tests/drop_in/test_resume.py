@@ -333,7 +333,7 @@ def check_epochs_after_one_that_is_left(make, num_left, counts):
             assert [[digest(each) for each in ended] for _ in range(2)] == expected
 
 
-@pytest.mark.parametrize("dataset", [Counting, Remembering, Restarting])
+@pytest.mark.parametrize("dataset", [pytest.param(Counting, marks=pytest.mark.long), Remembering, Restarting])
 @pytest.mark.parametrize("every", [0, pytest.param(1, marks=pytest.mark.long), pytest.param(3, marks=pytest.mark.long)])
 def test_an_epoch_that_is_left_after_a_resume_is_followed_by_whole_ones(dataset, every):
     def make():

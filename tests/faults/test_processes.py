@@ -44,9 +44,8 @@ def hanging(shard):
     return DataLoader(Hanging(), batch_size=None)
 
 
-@pytest.mark.usefixtures("processes")
-def test_segments_lent_before_forks_come_back_after_them():
-    with ShardedDataLoader(0, ["a", "b"], full, memory_limit_bytes=1 << 20) as loader:
+def test_segments_lent_before_forks_come_back_after_them(remote):
+    with remote(["a", "b"], full, memory_limit_bytes=1 << 20) as loader:
         children, seen = [], []
         for number, microbatch in enumerate(loader):
             if number % 10 == 5:
@@ -233,11 +232,10 @@ def waiting(loader, take, caught):
     return thread
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("close", ["close", "teardown", "on_exception"])
 @pytest.mark.parametrize("by", ["next", "load_batch_sync"])
-def test_closing_from_another_thread_ends_a_wait_with_a_clear_error(close, by):
-    loader = ShardedDataLoader(0, ["a"], hanging)
+def test_closing_from_another_thread_ends_a_wait_with_a_clear_error(remote, close, by):
+    loader = remote(["a"], hanging)
     iterator = iter(loader)
     assert int(next(iterator)[0]) == 0
     take = iterator.__next__ if by == "next" else loader.load_batch_sync
@@ -288,9 +286,8 @@ def test_a_signals_handler_may_close_the_loader_that_waits_below_it(multiprocess
 # --- closing -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("processes")
-def test_closing_workers_that_all_hang_takes_no_longer_than_one():
-    loader = ShardedDataLoader(0, ["a", "b", "c"], hanging, num_shard_prefetches=3)
+def test_closing_workers_that_all_hang_takes_no_longer_than_one(remote):
+    loader = remote(["a", "b", "c"], hanging, num_shard_prefetches=3)
     iterator = iter(loader)
     next(iterator)
     workers = [psutil.Process(pid) for pid in worker_pids()]
@@ -305,9 +302,8 @@ def test_closing_workers_that_all_hang_takes_no_longer_than_one():
     assert not any(worker.is_running() for worker in workers)
 
 
-@pytest.mark.usefixtures("processes")
-def test_closing_again_and_again_in_every_state_is_no_error():
-    loader = ShardedDataLoader(0, ["0", "100"], numbered)
+def test_closing_again_and_again_in_every_state_is_no_error(remote):
+    loader = remote(["0", "100"], numbered)
     for num_taken in (0, 1, 9, 10, 20):
         loader.close()
         loader.teardown("fit")
@@ -342,11 +338,10 @@ def test_a_constructor_that_fails_leaves_nothing_and_says_nothing_else(options, 
     assert not leavings.processes()
 
 
-@pytest.mark.usefixtures("processes")
-def test_a_constructor_that_cannot_start_a_worker_leaves_none(monkeypatch):
+def test_a_constructor_that_cannot_start_a_worker_leaves_none(remote, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/nonexistent/python")
     with pytest.raises(FileNotFoundError):
-        ShardedDataLoader(0, ["0"], numbered, num_shard_prefetches=3)
+        remote(["0"], numbered, num_shard_prefetches=3)
     half_made = object.__new__(ShardedDataLoader)
     with contextlib.suppress(AttributeError):
         half_made.close()

@@ -22,9 +22,8 @@ VARIABLES = {
 @pytest.fixture(scope="module")
 def python(shared_processes):
     """An interpreter that has imported what the programs need."""
-    interpreter = PreparedInterpreter("torch", "torch._dynamo", "transformers", "accelerate", **VARIABLES)
-    yield interpreter
-    interpreter.close()
+    with PreparedInterpreter("torch", "torch._dynamo", "transformers", "accelerate", **VARIABLES) as interpreter:
+        yield interpreter
 
 
 def on_two_ranks(python, folder, *program):

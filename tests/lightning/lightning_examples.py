@@ -5,7 +5,7 @@ import warnings
 
 import lightning.pytorch as pl
 import torch
-from loader_examples import make, mixed
+from loader_examples import make, mixed, plain
 
 from fkat_data.lightning import ExactResume
 
@@ -22,15 +22,6 @@ def numbers(microbatch):
     if isinstance(microbatch, (list, tuple)):
         return sum(numbers(value) for value in microbatch)
     return torch.zeros(2)
-
-
-def plain(microbatch):
-    """A microbatch as values that compare."""
-    if isinstance(microbatch, torch.Tensor):
-        return microbatch.tolist()
-    if isinstance(microbatch, dict):
-        return {key: plain(value) for key, value in microbatch.items()}
-    return [plain(value) for value in microbatch] if isinstance(microbatch, (list, tuple)) else microbatch
 
 
 class Model(pl.LightningModule):
@@ -80,11 +71,11 @@ class Saver(pl.Callback):
         self.places.append((len(module.seen), len(module.evaluated), path))
 
 
-def trainer_of(*callbacks, exact=True, **options):
+def trainer_of(*callbacks, exact=True, package=pl, **options):
     saves = any(isinstance(callback, pl.callbacks.Checkpoint) for callback in callbacks)
     plain_options = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": saves}
     given = {"accelerator": "cpu", "logger": False, "max_epochs": 2, **plain_options, **options}
-    return pl.Trainer(callbacks=[*([ExactResume()] if exact else []), *callbacks], **given)
+    return package.Trainer(callbacks=[*([ExactResume()] if exact else []), *callbacks], **given)
 
 
 def weights(model):

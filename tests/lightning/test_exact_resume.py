@@ -322,29 +322,19 @@ def test_nothing_of_the_trainer_stays_changed():
 # What Lightning does by itself: these hold what the how-to says of it, and fail when a release has repaired it.
 
 
-def without(tmp_path, loaders, **options):
-    _, saver, differing = sweep(tmp_path, loaders, exact=False, **options)
-    return sorted(place[0] for place in saver.places if place[2].name in differing)
-
-
-def test_the_loader_alone_is_exact_where_its_length_is_known(tmp_path):
-    assert without(tmp_path, known) == []
-
-
 @pytest.mark.parametrize(
-    ("options", "lost"),
+    ("length", "options", "lost"),
     [
-        ("estimated steps", list(range(1, 10))),
-        ("two microbatches of each epoch", [2]),
-        ("accumulation", [1, 2, 4, 6, 7, 9]),
+        ("known", "plain", []),
+        ("known", "estimated steps", list(range(1, 10))),
+        ("known", "two microbatches of each epoch", [2]),
+        ("known", "accumulation", [1, 2, 4, 6, 7, 9]),
+        ("unknown", "plain", [1, 2, 3]),
     ],
 )
-def test_the_loader_alone_is_not_exact_where_the_how_to_says_so(tmp_path, options, lost):
-    assert without(tmp_path, known, **OPTIONS[options]) == lost
-
-
-def test_the_loader_alone_loses_a_microbatch_where_its_length_is_unknown(tmp_path):
-    assert without(tmp_path, unknown) == [1, 2, 3]
+def test_the_loader_alone_is_exact_but_where_the_how_to_says_so(tmp_path, length, options, lost):
+    _, saver, differing = sweep(tmp_path, LENGTHS[length], exact=False, **OPTIONS[options])
+    assert sorted(place[0] for place in saver.places if place[2].name in differing) == lost
 
 
 def test_the_gradients_of_an_accumulation_are_in_the_checkpoint(tmp_path):

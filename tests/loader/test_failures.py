@@ -296,16 +296,10 @@ class Holder:
 class Slotted:
     """Its attributes are in slots."""
 
-    __slots__ = ("dataset", "lock", "nothing")
+    __slots__ = ("lock", "nothing")
 
-    def __init__(self, lock, inside=None):
-        if inside is None:
-            self.dataset = Slotted(lock, "inside")
-        else:
-            self.lock = lock
-
-    def __call__(self, shard):
-        return []
+    def __init__(self, lock):
+        self.lock = lock
 
 
 def test_a_factory_that_cannot_be_sent_is_named_by_its_path():
@@ -325,7 +319,7 @@ def test_a_factory_that_cannot_be_sent_is_named_by_its_path():
             r"dataloader_factory\.function, closure variable 'lock' of function '<lambda>'",
         ),
         (Holder(method=Holder(lock=lock).__call__), r"dataloader_factory\.method\.__self__\.lock"),
-        (Slotted(lock), r"dataloader_factory\.dataset\.lock"),
+        (Holder(dataset=Slotted(lock)), r"dataloader_factory\.dataset\.lock"),
         (Holder(stream=open("/dev/null", "w")), r"dataloader_factory\.stream"),  # noqa: PTH123, SIM115
     ]
     for factory, path in table:

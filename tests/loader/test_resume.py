@@ -3,12 +3,12 @@ import os
 import random
 import signal
 import time
-from itertools import islice
+from itertools import chain, islice, repeat
 
 import numpy as np
 import pytest
 import torch
-from loader_examples import MIXED, MapDataset, epoch, make, plain, same_state
+from loader_examples import MIXED, MapDataset, epoch, generators, make, plain, same_state
 from own_sampler_examples import StatefulIterator
 from own_workers import worker_pids
 from torch.utils.data import DataLoader
@@ -26,13 +26,7 @@ def shuffled(seed=3):
 
 def following(loader, count):
     """Return the next microbatches of a loader, over as many epochs as it takes."""
-    found = []
-    while len(found) < count:
-        for microbatch in loader:
-            found.append(plain(microbatch))
-            if len(found) == count:
-                break
-    return found
+    return [plain(microbatch) for microbatch in islice(chain.from_iterable(repeat(loader)), count)]
 
 
 @pytest.fixture(scope="module")
@@ -224,10 +218,6 @@ def test_the_callers_generators_are_left_alone(multiprocessing):
     next(iter(loader))
     loader.close()
     assert generators() == before
-
-
-def generators():
-    return (random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist(), torch.get_num_threads())
 
 
 # --- users' own samplers ---------------------------------------------------------------------------------------

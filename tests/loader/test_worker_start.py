@@ -12,6 +12,8 @@ from interpreters import environment_of, run_python
 
 import fkat_data
 
+pytestmark = pytest.mark.usefixtures("processes")
+
 CHILDREN = """
 import os, signal, subprocess, sys, time
 from fkat_data import ShardedDataLoader
@@ -71,7 +73,6 @@ def run_by_bash(folder, command):
     return subprocess.run(command, cwd=folder, env=environment_of(), check=False, **options)
 
 
-@pytest.mark.usefixtures("processes")
 def test_nothing_in_the_working_directory_runs_in_a_worker(tmp_path):
     (tmp_path / "scripts").mkdir()
     (tmp_path / "scripts" / "script.py").write_text(PROGRAM)
@@ -82,7 +83,6 @@ def test_nothing_in_the_working_directory_runs_in_a_worker(tmp_path):
     assert not list(tmp_path.glob("was-run-*"))
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("closed", ["0<&-", "1>&-", "0<&- 1>&- 2>&-"])
 def test_a_trainer_without_its_standard_descriptors_has_workers(tmp_path, closed):
     (tmp_path / "script.py").write_text(PROGRAM)
@@ -107,7 +107,6 @@ except (ConfigurationError, MemoryLimitError) as error:
 """
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
     ("limit_kib", "said"),
     [(1, "ConfigurationError True"), (4096, "100 MemoryLimitError True"), (1 << 20, "100 2097152")],
@@ -118,7 +117,6 @@ def test_a_limit_of_file_sizes_is_named(tmp_path, limit_kib, said):
     assert done.stdout.split() == said.split(), done.stderr
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("form", ["compiled", "zipped"])
 def test_a_package_without_its_sources_starts_workers(tmp_path, form):
     others = set(psutil.Process().children())  # servers of other tests

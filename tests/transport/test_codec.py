@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from fkat_data.testing import first_difference
 from fkat_data.transport import ALIGNMENT, copied_size, decode, encode, write
 
 
@@ -45,33 +46,6 @@ def travel(value, offset=0):
     write(encoded.parts, memoryview(memory), memory.ctypes.data, offset)
     packed = np.frombuffer(encoded.layout, dtype=np.int64)
     return decode(encoded.envelope, tuple(packed.tolist()), memory, offset)
-
-
-def assert_same(ours, theirs):
-    """Equal in type, value, dtype, shape and (for tensors that are not simply contiguous) strides."""
-    assert type(ours) is type(theirs)
-    if isinstance(theirs, torch.Tensor):
-        assert_same_tensor(ours, theirs)
-    elif isinstance(theirs, np.ndarray):
-        assert ours.dtype == theirs.dtype
-        assert ours.shape == theirs.shape
-        if theirs.dtype.hasobject:
-            assert ours.tolist() == theirs.tolist()
-        else:
-            assert ours.tobytes() == theirs.tobytes()
-    elif isinstance(theirs, dict):
-        assert list(ours) == list(theirs)
-        for key, value in theirs.items():
-            assert_same(ours[key], value)
-    elif isinstance(theirs, (list, tuple)):
-        assert len(ours) == len(theirs)
-        for our, their in zip(ours, theirs, strict=True):
-            assert_same(our, their)
-    elif dataclasses.is_dataclass(theirs):
-        for field in dataclasses.fields(theirs):
-            assert_same(getattr(ours, field.name), getattr(theirs, field.name))
-    else:
-        assert ours == theirs or (ours != ours and theirs != theirs)  # noqa: PLR0124 - not a number
 
 
 def assert_same_tensor(ours, theirs):
@@ -242,7 +216,7 @@ def test_microbatches_of_the_same_form_one_after_the_other_are_told_apart(rows):
         tensors_ = [pool.setdefault(form, random_tensor(form[2], form[1], form[0])) for form in forms]
         value = {str(index): tensor for index, tensor in enumerate(tensors_)} if kind is dict else kind(tensors_)
         back = travel(value)
-        assert_same(back, value)
+        assert first_difference(back, value) is None
         if kind is not dict:
             for first in range(len(value)):
                 for second in range(len(value)):
@@ -383,7 +357,7 @@ microbatches = st.recursive(
 @given(value=microbatches, offset=st.sampled_from([0, 64, 4096]))
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_what_is_decoded_is_what_was_encoded(value, offset):
-    assert_same(travel(value, offset), value)
+    assert first_difference(travel(value, offset), value) is None
 
 
 @given(data=st.data())

@@ -195,25 +195,3 @@ def test_naps_are_taken_where_messages_come_fast_and_are_short():
         for _ in range(10):
             now_s, num_read = now_s + 4 * interval_s, num_read + 4
             assert (0 < naps.duration_s(now_s, num_read) <= 100e-6) == is_napping
-
-
-def test_after_a_nap_that_kept_the_writer_waiting_come_waits_without_and_more_where_that_is_frequent():
-    naps, pauses, number = Naps(), [], 2
-    naps.duration_s(0.0, 1)
-
-    def next_nap():
-        nonlocal number
-        first = number
-        while not naps.duration_s(number * 20e-6, number):
-            number += 1
-        number += 1
-        return number - first - 1
-
-    next_nap()
-    for _ in range(7):
-        naps.overslept()
-        pauses.append(next_nap())
-    assert pauses == [16, 32, 64, 128, 256, 256, 256]
-    assert [next_nap() for _ in range(8)] == [0] * 8
-    naps.overslept()
-    assert next_nap() < 32
