@@ -239,20 +239,18 @@ def test_what_does_not_fit_is_refused_by_name():
 
 
 def test_a_state_holds_the_seed_and_small_plain_values():
-    torch.manual_seed(11)
-    loader = DataLoader(Drawing(6), sampler=RandomSampler(range(6), generator=torch.Generator().manual_seed(5)))
+    def made(seed, generator_seed):
+        torch.manual_seed(seed)
+        generator = torch.Generator().manual_seed(generator_seed)
+        return DataLoader(Drawing(6), sampler=RandomSampler(range(6), generator=generator))
+
+    loader = made(11, 5)
     next(iter(loader))
     state = json.loads(json.dumps(loader.state_dict()))
     assert len(base64.b64decode(state["sampler"]["generators"][0])) == len(torch.Generator().get_state())
-    torch.manual_seed(12)
-    other = DataLoader(Drawing(6), sampler=RandomSampler(range(6), generator=torch.Generator().manual_seed(6)))
+    other = made(12, 6)
     other.load_state_dict(state)
-    assert [digest(microbatch) for microbatch in other] == [digest(microbatch) for microbatch in list(other_run())[1:]]
-
-
-def other_run():
-    torch.manual_seed(11)
-    return DataLoader(Drawing(6), sampler=RandomSampler(range(6), generator=torch.Generator().manual_seed(5)))
+    assert [digest(microbatch) for microbatch in other] == [digest(microbatch) for microbatch in list(made(11, 5))[1:]]
 
 
 def test_a_state_of_several_ranks_gives_each_rank_its_own():
@@ -272,7 +270,7 @@ def test_a_state_of_several_ranks_gives_each_rank_its_own():
 
 @pytest.mark.parametrize("dataset", [Drawing, Counting, Remembering])
 def test_the_end_of_an_epoch_may_be_counted_as_delivered(dataset):
-    loader, whole = DataLoader(dataset(12), 2, seed=1), DataLoader(dataset(12), 2, seed=1)
+    loader, whole = (DataLoader(dataset(12), 2, seed=1) for _ in range(2))
     loader.end_epoch()
     assert (loader.epoch, loader.step) == (0, 0)
     rest = iter(loader)

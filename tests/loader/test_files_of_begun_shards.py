@@ -122,13 +122,14 @@ def test_another_number_of_ranks_finishes_the_begun_shards_of_all(tmp_path):
     for path in paths:
         write_lines(path, path.name)
 
-    shards, factory = [str(path) for path in paths], DataLoaderFactory(JsonDataset, batch_size=2)
-    with ShardedDataLoader(0, shards, factory, multiprocessing=False) as one:
-        one.load_state_dict(saved_by_two_ranks(2, shards, factory))
+    factory = DataLoaderFactory(JsonDataset, batch_size=2)
+    whole, sampler = saved_by_two_ranks(2, [str(path) for path in paths], factory)
+    with ShardedDataLoader(0, sampler, factory, multiprocessing=False) as one:
+        one.load_state_dict(whole)
         microbatches = begun(one, 1)
         within_a_piece = one.local_state_dict()
         assert 1 + sum(1 for _ in microbatches) == 2 * (NUM_SAMPLES // 2 - 2)
     for path in paths:
         write_lines(path, "new")
     with pytest.raises(StateMismatchError, match="the file has changed"):
-        left(within_a_piece, shards, factory)
+        left(within_a_piece, sampler, factory)

@@ -47,7 +47,9 @@ def left(state, shards, factory, *, multiprocessing=False, **options):
 
 
 def saved_by_two_ranks(num_taken, shards, factory):
-    """Return the state of two ranks that have each taken so many microbatches."""
+    """Return the state of two ranks that have each taken so many microbatches, and a sampler for one rank."""
     samplers = [DistributedDataParallelShardSampler(shards, dp_size=2, dp_rank=rank) for rank in range(2)]
     states = [saved_after(num_taken, sampler, factory, dp_rank=rank) for rank, sampler in enumerate(samplers)]
-    return ShardedDataLoader.merge_state_dicts(states)
+    return ShardedDataLoader.merge_state_dicts(states), DistributedDataParallelShardSampler(
+        shards, dp_size=1, dp_rank=0
+    )

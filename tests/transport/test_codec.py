@@ -163,7 +163,6 @@ def special_tensors():
         "sparse csr": csr,
         "meta": torch.empty(3, device="meta"),
         "with an attribute": named,
-        "packed": torch.nn.utils.rnn.pack_sequence([torch.arange(3.0), torch.arange(2.0)]),
     }
 
 
@@ -197,6 +196,11 @@ def test_a_nested_tensor_travels(layout_):
     nested = torch.nested.nested_tensor([torch.arange(2.0), torch.arange(3.0)], layout=layout_)
     back = travel([nested])[0]
     assert [part.tolist() for part in back.unbind()] == [[0.0, 1.0], [0.0, 1.0, 2.0]]
+
+
+def test_a_packed_sequence_travels():
+    packed = torch.nn.utils.rnn.pack_sequence([torch.arange(3.0), torch.arange(2.0)])
+    assert first_difference(travel(packed), packed) is None
 
 
 # --- shared memory within one microbatch -------------------------------------------------------------------------
