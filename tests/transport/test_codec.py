@@ -144,8 +144,6 @@ def test_a_small_view_of_a_large_tensor_costs_what_it_shows():
 
 
 def special_tensors():
-    leaf = torch.randn(3, requires_grad=True)
-    parameter = torch.nn.Parameter(torch.randn(2, 2), requires_grad=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         quantised = torch.quantize_per_tensor(torch.randn(5), 0.1, 10, torch.quint8)
@@ -154,9 +152,9 @@ def special_tensors():
     named = torch.zeros(3)
     named.note = "an attribute"
     return {
-        "leaf": leaf,
+        "leaf": torch.randn(3, requires_grad=True),
         "parameter": torch.nn.Parameter(torch.randn(3)),
-        "frozen parameter": parameter,
+        "frozen parameter": torch.nn.Parameter(torch.randn(2, 2), requires_grad=False),
         "quantised": quantised,
         "quantised by channel": channelwise,
         "sparse": torch.eye(4).to_sparse(),
@@ -172,13 +170,8 @@ def test_tensors_that_are_more_than_memory_travel(name):
     tensor = special_tensors()[name]
     back = travel({"it": tensor, "beside": torch.arange(3)})["it"]
     assert type(back) is type(tensor)
-    assert (back.dtype, back.shape, back.layout, back.device) == (
-        tensor.dtype,
-        tensor.shape,
-        tensor.layout,
-        tensor.device,
-    )
-    assert back.requires_grad == tensor.requires_grad
+    for attribute in ("dtype", "shape", "layout", "device", "requires_grad"):
+        assert getattr(back, attribute) == getattr(tensor, attribute)
     if tensor.is_quantized:
         assert back.qscheme() == tensor.qscheme()
         assert torch.equal(back.int_repr(), tensor.int_repr())
