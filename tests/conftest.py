@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join([sys.path[1], *filter(None, [os.envir
 os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 
 import leavings  # noqa: E402 - found by the path above
+from interpreters import environment_of  # noqa: E402 - found by the path above
 from kept_template import KeptTemplate  # noqa: E402 - found by the path above
 from prepared import PreparedInterpreter  # noqa: E402 - found by the path above
 from selection import EXAMPLES, LANES, LaneSelection, starts  # noqa: E402 - found by the path above
@@ -120,9 +122,16 @@ def shared_processes():
 @pytest.fixture(scope="session")
 def prepared(shared_processes):
     """Return an interpreter that has imported torch: its forks run programs, and ranks of a job."""
-    interpreter = PreparedInterpreter("torch", "torch.distributed", OMP_NUM_THREADS="1")
-    yield interpreter
-    interpreter.close()
+    with PreparedInterpreter("torch", "torch.distributed", OMP_NUM_THREADS="1") as interpreter:
+        yield interpreter
+
+
+@pytest.fixture
+def remote(processes):
+    """Return a function that makes the loaders of tests/loader with worker processes."""
+    from loader_examples import make
+
+    return partial(make, multiprocessing=True)
 
 
 @pytest.fixture
@@ -175,7 +184,6 @@ def run_script(processes, tmp_path):
     """Run a text as a Python program of its own and return its standard output."""
 
     def run(text, *arguments, by="file", timeout=120, check=True):
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         path = tmp_path / "script.py"
         path.write_text(text)
         command, given = {
@@ -191,7 +199,7 @@ def run_script(processes, tmp_path):
             capture_output=True,
             text=True,
             timeout=timeout,
-            env=environment,
+            env=environment_of(),
             cwd=tmp_path,
             check=False,
         )

@@ -128,24 +128,23 @@ def test_every_room_stands_on_a_floor():
     assert rooms == set(FLOORS), rooms ^ set(FLOORS)
 
 
+def goes_up(own, other):
+    return FLOORS[other] >= FLOORS[own] and not (own == "__init__" and other == "testing") and FLOORS[own] > 0
+
+
+def joins_strangers(own, other):
+    tops = {own.split(".")[0], other.split(".")[0]}
+    return len(tops) > 1 and tops <= STRANGERS
+
+
 @pytest.mark.long
-def test_imports_go_down():
+@pytest.mark.parametrize("is_wrong", [goes_up, joins_strangers])
+def test_imports_go_down_and_strangers_do_not_know_one_another(is_wrong):
     offenders = [
         f"{path}: {own} (floor {FLOORS[own]}) imports {other} (floor {FLOORS[other]})"
         for own, others in arrows().items()
         for other, path in others.items()
-        if FLOORS[other] >= FLOORS[own] and not (own == "__init__" and other == "testing") and FLOORS[own] > 0
-    ]
-    assert not offenders, "\n".join(offenders)
-
-
-@pytest.mark.long
-def test_strangers_do_not_know_one_another():
-    offenders = [
-        f"{path}: {own} imports {other}"
-        for own, others in arrows().items()
-        for other, path in others.items()
-        if own.split(".")[0] != other.split(".")[0] and {own.split(".")[0], other.split(".")[0]} <= STRANGERS
+        if is_wrong(own, other)
     ]
     assert not offenders, "\n".join(offenders)
 

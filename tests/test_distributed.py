@@ -1,9 +1,3 @@
-import json
-import os
-import socket
-import subprocess
-import sys
-
 import pytest
 import torch
 
@@ -103,33 +97,9 @@ torch.distributed.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
-def ranks(shared_processes, tmp_path_factory):
+def ranks(prepared, tmp_path_factory):
     """What two gloo ranks found."""
-    folder = tmp_path_factory.mktemp("ranks")
-    (folder / "program.py").write_text(PROGRAM)
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", str(folder / "program.py"), str(folder)],
-            env={
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-                "RANK": str(rank),
-                "WORLD_SIZE": "2",
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-            },
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    for process in processes:
-        _, text = process.communicate(timeout=100)
-        assert process.returncode == 0, text
-    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
+    return prepared.found_by_ranks(2, PROGRAM, tmp_path_factory.mktemp("ranks"))
 
 
 def test_a_rank_that_waits_names_the_missing_ones_and_what_to_call_instead(ranks):
@@ -146,13 +116,9 @@ def test_three_shards_prefetched_and_samplers_at_four_and_five_are_saved_as_zero
         assert found["dp_size"] == 2
 
 
-@pytest.mark.parametrize("how", ["resumed", "local", "checkpoint", "async"])
+@pytest.mark.parametrize("how", ["resumed", "local", "checkpoint", "async", "merged"])
 def test_each_rank_resumes_exactly_where_it_was(ranks, how):
     assert [found[how] for found in ranks] == [True, True]
-
-
-def test_merging_the_local_states_is_the_collective_state(ranks):
-    assert [found["merged"] for found in ranks] == [True, True]
 
 
 def test_a_state_of_another_number_of_ranks_is_split_anew(ranks):

@@ -1,3 +1,4 @@
+import json
 import os
 import sys
 
@@ -18,6 +19,17 @@ def either_way(request, monkeypatch):
 
 
 pytestmark = pytest.mark.usefixtures("either_way")
+
+
+def test_a_module_is_returned_or_named_with_what_brings_it_unless_it_lacks_something_itself(tmp_path, monkeypatch):
+    assert machine.required("json", "json") is json
+    with pytest.raises(ConfigurationError, match=r"no_such_package.*pip install 'fkat_data\[extra\]'"):
+        machine.required("no_such_package.part", "extra")
+    (tmp_path / "half_installed.py").write_text("import no_such_package")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="no_such_package"):
+        machine.required("half_installed", "extra")
+    assert "half_installed" not in sys.modules
 
 
 def test_the_cpus_are_counted():

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from loader_examples import generators
 
 from fkat_data.seeding import ShardStreams, preserved_generators, seed_global_generators
 
@@ -20,10 +21,6 @@ def draws():
 def draws_after(seed, *arguments):
     seed(*arguments)
     return draws()
-
-
-def generators():
-    return (random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist(), torch.get_num_threads())
 
 
 @pytest.fixture(autouse=True)

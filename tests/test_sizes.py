@@ -12,7 +12,14 @@ from fkat_data.arguments import count_of, size_bytes_of
 from fkat_data.errors import ConfigurationError
 
 
-def compare(function, text, expected):
+@pytest.mark.parametrize(
+    ("function", "text", "expected"),
+    [
+        *((size_bytes_of, *row) for row in VECTORS["bytes_to_int"]),
+        *((count_of, *row) for row in VECTORS["number_abbrev_to_int"]),
+    ],
+)
+def test_sizes_and_counts_are_read_as_the_reference_does(function, text, expected):
     if isinstance(expected, int):
         assert function("size", text) == expected
     else:
@@ -20,23 +27,16 @@ def compare(function, text, expected):
             function("size", text)
 
 
-@pytest.mark.parametrize(("text", "expected"), VECTORS["bytes_to_int"])
-def test_sizes_are_read_as_the_reference_does(text, expected):
-    compare(size_bytes_of, text, expected)
+NEITHER = [None, True, "", "x"]
 
 
-@pytest.mark.parametrize(("text", "expected"), VECTORS["number_abbrev_to_int"])
-def test_counts_are_read_as_the_reference_does(text, expected):
-    compare(count_of, text, expected)
-
-
-@pytest.mark.parametrize("value", [None, True, "", "x", "kb", "1.5", "nankb", "infgb", float("nan"), [1], "9" * 5000])
+@pytest.mark.parametrize("value", [*NEITHER, "kb", "1.5", "nankb", "infgb", float("nan"), [1], "9" * 5000])
 def test_what_is_no_size_is_refused(value):
     with pytest.raises(ConfigurationError, match="cache_limit"):
         size_bytes_of("cache_limit", value)
 
 
-@pytest.mark.parametrize("value", [None, True, "", "x", "k", "64kb", float("inf")])
+@pytest.mark.parametrize("value", [*NEITHER, "k", "64kb", float("inf")])
 def test_what_is_no_count_is_refused(value):
     with pytest.raises(ConfigurationError, match="epoch_size"):
         count_of("epoch_size", value)

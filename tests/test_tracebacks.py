@@ -1,3 +1,4 @@
+import contextlib
 import signal
 import sys
 import time
@@ -36,13 +37,15 @@ class Slow(Broken):
         time.sleep(9)
 
 
-def raised(**options):
-    with (
-        make(["a"], DataLoaderFactory(Broken, batch_size=2), **options) as loader,
-        pytest.raises(KeyError) as caught,
-    ):
+def told_by(context, kind):
+    """What a user reads of the error that ends an iteration."""
+    with context as loader, pytest.raises(kind) as caught:
         list(loader)
     return "".join(traceback.format_exception(caught.value))
+
+
+def raised(**options):
+    return told_by(make(["a"], DataLoaderFactory(Broken, batch_size=2), **options), KeyError)
 
 
 @both_modes
@@ -62,20 +65,14 @@ def test_the_environment_keeps_all_frames(monkeypatch):
 @both_modes
 def test_an_error_whose_message_says_all_shows_the_line_that_asked(multiprocessing, tmp_path):
     path = str(tmp_path / "nowhere.jsonl")
-    with (
-        make([path], DataLoaderFactory(JsonDataset, batch_size=2), multiprocessing=multiprocessing) as loader,
-        pytest.raises(ShardError) as caught,
-    ):
-        list(loader)
-    text = "".join(traceback.format_exception(caught.value))
+    loader = make([path], DataLoaderFactory(JsonDataset, batch_size=2), multiprocessing=multiprocessing)
+    text = told_by(loader, ShardError)
     assert text.count("File ") == 1
     assert "list(loader)" in text
 
 
 def test_an_error_of_another_library_begins_there():
-    with pytest.raises(RuntimeError) as caught:
-        list(DataLoader([torch.ones(1), torch.ones(2)], batch_size=2))
-    text = "".join(traceback.format_exception(caught.value))
+    text = told_by(DataLoader([torch.ones(1), torch.ones(2)], batch_size=2), RuntimeError)
     assert f"{Path(fkat_data.__file__).parent}/" not in text
     assert "_utils/collate.py" in text
 
@@ -97,10 +94,7 @@ def test_a_missing_shard_of_a_stream_shows_the_line_that_asked(num_workers, tmp_
         writer.write({"number": 1})
     loader = StreamingDataLoader(StreamingDataset(local=str(tmp_path), batch_size=1), num_workers=num_workers)
     (tmp_path / "shard.00000.mds").unlink()
-    with pytest.raises(ShardError) as caught:
-        list(loader)
-    text = "".join(traceback.format_exception(caught.value))
-    assert text.count("File ") == 1
+    assert told_by(contextlib.nullcontext(loader), ShardError).count("File ") == 1
 
 
 def test_an_error_without_a_frame_of_the_users_stays_as_it_is():

@@ -14,6 +14,7 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
+from walks import recorded
 
 import fkat_data.configs
 from fkat_data.configuration import instantiate, register_resolvers
@@ -111,10 +112,7 @@ def test_every_way_to_read_and_to_mix_resumes_exactly(data, name):
         return {key: value.tolist() if isinstance(value, torch.Tensor) else value for key, value in microbatch.items()}
 
     with made() as loader:
-        states, microbatches = [loader.state_dict()], []
-        for microbatch in loader:
-            microbatches.append(plain(microbatch))
-            states.append(loader.state_dict())
+        microbatches, states = recorded(loader, plain)
     assert len(microbatches) >= NUM_SHARDS
     for position in (1, 3, len(microbatches) - 1):
         with made() as loader:

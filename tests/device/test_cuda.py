@@ -13,6 +13,7 @@ import torch
 from device_examples import deliver_by
 from loader_examples import make
 from missing_safeguards import movers
+from walks import begun
 
 from fkat_data.device import AcceleratorMover, StreamEngine, page_lock
 from fkat_data.device.page_lock import PageLocks
@@ -118,9 +119,7 @@ def test_the_host_waits_for_nothing():
     engine = LateEngine()
     with make(["a"], small, multiprocessing=True, **OPTIONS) as loader:
         deliver_by(loader, AcceleratorMover(engine))
-        microbatches = iter(loader)
-        for _ in range(50):  # memory of the device and of page locks is got
-            next(microbatches)
+        microbatches = begun(loader, 50)  # memory of the device and of page locks is got
         torch.cuda.synchronize()
         streams = [torch.cuda.current_stream(), engine.side_stream]
         markers = []
@@ -161,8 +160,7 @@ def test_segments_are_page_locked_once_and_unlocked_at_the_end():
     runtime = Counting()
     with make(["a"], factory, multiprocessing=True, **OPTIONS) as loader:
         deliver_by(loader, AcceleratorMover(LateEngine(runtime)))
-        for _ in zip(range(500), loader, strict=False):
-            pass
+        begun(loader, 500)
         assert 0 < runtime.num_locked <= 30
         loader.set_device(None)
     torch.cuda.synchronize()
@@ -202,9 +200,7 @@ def test_a_graph_in_the_trainer_reads_what_was_delivered():
     sums = []
     with make(["a"], factory, multiprocessing=True, **OPTIONS) as loader:
         deliver_by(loader, AcceleratorMover(LateEngine()))
-        microbatches = iter(loader)
-        for _ in range(2):
-            next(microbatches)
+        microbatches = begun(loader, 2)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             doubled = static * 2

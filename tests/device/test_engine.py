@@ -22,6 +22,7 @@ from loader_examples import make
 from missing_safeguards import movers
 from simulated_device import Runtime, device, launch, sleep
 from torch.nn.utils.rnn import pack_sequence
+from walks import begun
 
 from fkat_data.device import AcceleratorMover, StreamEngine
 from fkat_data.device.page_lock import PageLocks
@@ -240,8 +241,7 @@ def test_segments_are_page_locked_once_and_unlocked_at_the_end():
     device.reset(eagerness=0.9)
     with make(["a"], factory, multiprocessing=True, memory_limit_bytes=4 << 20) as loader:
         deliver_by(loader, AcceleratorMover(LateEngine()))
-        for _ in zip(range(100), loader, strict=False):
-            pass
+        begun(loader, 100)
         assert 0 < len(device.locked) <= loader.statistics().num_segments
         loader.set_device(None)
     device.synchronize()
@@ -478,8 +478,7 @@ def test_copies_are_drawn_on_a_track_of_their_own(tmp_path):
     device.copy_s = 0.002
     path = tmp_path / "run.json"
     with make(["a"], factory, device="simulated", trace=path) as loader:
-        for _ in zip(range(30), loader, strict=False):
-            pass
+        begun(loader, 30)
         device.synchronize()
         assert loader.statistics().copied_s > 0.05
     run = read_run(path)

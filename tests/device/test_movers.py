@@ -48,15 +48,6 @@ def test_the_hosts_mover_leaves_a_microbatch_as_it_is():
     assert mover.copied_s == 0
 
 
-def test_a_device_without_streams_gets_its_tensors_at_once():
-    mover = AcceleratorMover(engine_for(torch.device("meta")))
-    moved = mover.finish(mover.begin(MICROBATCH))
-    assert moved["tensor"].is_meta
-    assert moved["nested"][0][0].is_meta
-    assert moved["text"] == "a"
-    assert not MICROBATCH["tensor"].is_meta
-
-
 @pytest.mark.parametrize(
     ("microbatch", "tensors"),
     [

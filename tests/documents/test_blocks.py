@@ -96,9 +96,8 @@ def test_the_blocks_of_a_document_that_starts_no_process_run(document, tmp_path,
 @pytest.fixture(scope="module")
 def python(shared_processes):
     """An interpreter that orders sets alike each time."""
-    interpreter = PreparedInterpreter("torch", "omegaconf", PYTHONHASHSEED="0", PYTHONPATH=PATH)
-    yield interpreter
-    interpreter.close()
+    with PreparedInterpreter("torch", "omegaconf", PYTHONHASHSEED="0", PYTHONPATH=PATH) as interpreter:
+        yield interpreter
 
 
 @pytest.mark.parametrize("document", [document for document in DOCUMENTS if not runs_in_process(document)])

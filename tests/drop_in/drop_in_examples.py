@@ -3,6 +3,7 @@
 import os
 import random
 import time
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -15,15 +16,22 @@ class Point(NamedTuple):
     y: int
 
 
-class Items(Dataset):
-    """Samples of one of many forms."""
+class Counted:
+    """As many as it is told."""
 
-    def __init__(self, count, form):
+    def __init__(self, count):
         self.count = count
-        self.form = form
 
     def __len__(self):
         return self.count
+
+
+class Items(Counted, Dataset):
+    """Samples of one of many forms."""
+
+    def __init__(self, count, form):
+        super().__init__(count)
+        self.form = form
 
     def __getitem__(self, index):
         return FORMS[self.form](index)
@@ -46,27 +54,15 @@ FORMS = {
 }
 
 
-class Drawing(Dataset):
+class Drawing(Counted, Dataset):
     """Samples with random draws from each of the global generators."""
-
-    def __init__(self, count):
-        self.count = count
-
-    def __len__(self):
-        return self.count
 
     def __getitem__(self, index):
         return index, random.random(), np.random.rand(), torch.rand(1)
 
 
-class Counting(IterableDataset):
+class Counting(Counted, IterableDataset):
     """Numbers, of which each worker has its part, and draws."""
-
-    def __init__(self, count):
-        self.count = count
-
-    def __len__(self):
-        return self.count
 
     def __iter__(self):
         info = get_worker_info()
@@ -121,6 +117,42 @@ class Restarting(Counting):
         self.next = state["next"]
 
 
+class Rows(IterableDataset):
+    """Every nth number, for the nth of all ranks' workers."""
+
+    def __init__(self, num_samples, *, counts_all=True, has_state=True):
+        self.num_samples = num_samples
+        self.counts_workers_of_all_ranks = counts_all
+        self.has_state = has_state
+
+    def __iter__(self):
+        info = get_worker_info()
+        own = range(info.id, self.num_samples, info.num_workers) if info else range(self.num_samples)
+        return Row(own) if self.has_state else iter(own)
+
+
+class Row:
+    """An iterator with a state."""
+
+    def __init__(self, own):
+        self.own, self.index = own, 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.index == len(self.own):
+            raise StopIteration
+        self.index += 1
+        return self.own[self.index - 1]
+
+    def state_dict(self):
+        return {"index": self.index}
+
+    def load_state_dict(self, state):
+        self.index = state["index"]
+
+
 class Growing(Dataset):
     """Says how often this copy of it was asked, and what `mark` is."""
 
@@ -145,7 +177,7 @@ class Told(Dataset):
 
     def __getitem__(self, index):
         info = get_worker_info()
-        return None if info is None else (info.id, info.num_workers, list(info.dataset.entered), info.dataset is self)
+        return None if info is None else (info.id, info.num_workers, tuple(info.dataset.entered), info.dataset is self)
 
 
 class Slow(Dataset):
@@ -156,32 +188,37 @@ class Slow(Dataset):
         time.sleep(60)
 
 
-class Lazy(Sampler):
+class Lazy(Counted, Sampler):
     """Draws each index when it is asked for, from the global generators."""
-
-    def __init__(self, count):
-        self.count = count
 
     def __iter__(self):
         for _ in range(self.count):
             yield random.randrange(self.count)
 
-    def __len__(self):
-        return self.count
 
-
-class Forgetful(Sampler):
+class Forgetful(Counted, Sampler):
     """An order that nothing says how to begin again."""
 
     def __init__(self, count):
+        super().__init__(count)
         self.order = np.random.default_rng(5)
-        self.count = count
 
     def __iter__(self):
         return iter(self.order.permutation(self.count).tolist())
 
+
+class Uneven(Sampler):
+    """Batches of these sizes, as a token budget makes them."""
+
+    def __init__(self, sizes):
+        self.sizes = sizes
+
     def __len__(self):
-        return self.count
+        return len(self.sizes)
+
+    def __iter__(self):
+        ends = [sum(self.sizes[:index]) for index in range(len(self.sizes) + 1)]
+        return (list(range(*pair)) for pair in pairwise(ends))
 
 
 def enter(number):
@@ -196,14 +233,8 @@ def refuse(number):
     raise KeyError(f"worker {number} is refused")
 
 
-class Sized(Dataset):
+class Sized(Counted, Dataset):
     """Samples that are their own index, of lengths that are known."""
-
-    def __init__(self, count):
-        self.count = count
-
-    def __len__(self):
-        return self.count
 
     def sort_key(self, index):
         return index * 7 % 13

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from drop_in_examples import Rows
 from torch.utils.data import DistributedSampler, RandomSampler
 
 from fkat_data import DataLoader
@@ -50,7 +51,9 @@ KINDS = {
     "a DistributedSampler": distributed,
     "packed, in a worker": packed,
     "batches by tokens": budgeted,
+    "an iterable dataset": lambda num_ranks, rank: {"dataset": Rows(NUM_SAMPLES), "batch_size": 1, "num_workers": 1},
 }
+OUT_OF_STEP = ("not in step", "an iterable dataset")
 
 
 def main():
@@ -60,7 +63,7 @@ def main():
         dist.init_process_group("gloo")
     torch.manual_seed(rank)
     for kind, options in KINDS.items():
-        path, num_own = folder / f"{kind}.pt", num_steps + (rank if kind == "not in step" else 0)
+        path, num_own = folder / f"{kind}.pt", num_steps + (rank if kind in OUT_OF_STEP else 0)
         content = torch.load(path, weights_only=True) if path.exists() else {"ledger": [], "loader": None}
         with DataLoader(**{"dataset": range(NUM_SAMPLES), "batch_size": 3, **options(num_ranks, rank)}) as loader:
             loader.deal_out(num_ranks, rank)

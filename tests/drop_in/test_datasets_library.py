@@ -5,7 +5,9 @@ from itertools import chain, islice
 
 import numpy as np
 import pytest
+import torch
 from torch.utils.data import IterableDataset as TorchIterableDataset
+from walks import recorded
 
 from fkat_data import DataLoader, StateMismatchError
 
@@ -88,14 +90,10 @@ def test_each_place_of_two_epochs_resumes_and_the_epochs_after_it_are_whole(is_s
         return DataLoader(IterableDataset(3, is_shuffled=is_shuffled), 3, seed=1)
 
     loader = make()
-    states, delivered = [], []
-    for _ in range(2):
-        for batch in loader:
-            delivered.append(batch.tolist())
-            states.append(loader.state_dict())
+    delivered, states = recorded(loader, torch.Tensor.tolist, 2)
     delivered += batches(loader)
     assert numbers(delivered) == sorted([*range(COUNT)] * 3)
-    for index, state in enumerate(states, 1):
+    for index, state in enumerate(states):
         resumed = make()
         resumed.load_state_dict(state)
         found = []

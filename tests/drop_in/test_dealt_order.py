@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler
+from walks import begun, gathered, recorded
 
 from fkat_data import DataLoader, StateMismatchError
 from fkat_data.datasets import DictDataset, PackedDataset, PaddingCollate, TokenBudgetBatchSampler, collate_packed
@@ -41,13 +42,7 @@ def tokens(batches):
 
 @pytest.mark.parametrize("make", [packed, budgeted])
 def test_a_part_resumes_at_each_position(make):
-    loader = make(1, 3)
-    states = [loader.state_dict()]
-    whole = []
-    for _ in range(2):
-        for batch in loader:
-            whole += tokens([batch])
-            states.append(loader.state_dict())
+    whole, states = recorded(make(1, 3), lambda batch: tokens([batch])[0], 2)
     for position, state in enumerate(states[:-1]):
         rest = tokens(resumed_from(state, make, 1, 3))
         assert rest == whole[position:][: len(rest)]
@@ -64,8 +59,7 @@ def test_a_part_is_not_dealt_out_again(make):
 @pytest.mark.parametrize("make", [packed, budgeted])
 def test_an_epoch_of_other_ranks_is_refused_and_the_next_one_begins(make):
     loader = make(0, 2)
-    iterator = iter(loader)
-    next(iterator)
+    iterator = begun(loader, 1)
     within = loader.state_dict()
     with pytest.raises(StateMismatchError):
         tokens(resumed_from(within, make, 0, 3))
@@ -104,8 +98,7 @@ def test_the_old_order_of_several_ranks_is_refused_by_name_within_an_epoch(make)
 def test_states_of_one_rank_go_on_as_they_were():
     for make in (packed, budgeted):
         loader = make(0, 1)
-        iterator = iter(loader)
-        next(iterator)
+        iterator = begun(loader, 1)
         resumed = make(0, 1)
         resumed.load_state_dict(old(loader.state_dict(), len(loader.dataset)))
         assert tokens(resumed) == tokens(iterator)
@@ -139,8 +132,7 @@ def documents_of(sequences):
 
 
 def saved(loaders):
-    states = [json.loads(json.dumps(loader.local_state_dict())) for loader in loaders]
-    return json.loads(json.dumps(DataLoader.merge_state_dicts(states)))
+    return json.loads(json.dumps(gathered(loaders)))
 
 
 def check_trip(kind, lengths, trip, *, drop_last=False):
@@ -266,10 +258,8 @@ def mixed(rank, world_size):
 def test_an_epoch_after_one_that_was_left_resumes(make):
     """The state of a batch sampler that was left in an epoch is not where its next iteration begins."""
     loader = make(0, 1)
-    for _ in zip(range(3), loader, strict=False):
-        pass
-    iterator = iter(loader)
-    next(iterator)
+    list(islice(loader, 3))
+    iterator = begun(loader, 1)
     assert loader.epoch == 1
     assert tokens(resumed_from(loader.state_dict(), make, 0, 1)) == tokens(iterator)
 

@@ -6,33 +6,20 @@ What fills up the last round, or is left out of it, is the only exception, and t
 import json
 import pickle
 from collections import Counter
-from itertools import chain, islice, pairwise, product
+from itertools import chain, islice, product
 from pathlib import Path
 
 import pytest
 import torch
+from drop_in_examples import Uneven
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ranks_of_a_trip import KINDS as KINDS_OF_TRIP
 from ranks_of_a_trip import NUM_SAMPLES
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Sampler
+from walks import gathered
 
 from fkat_data import DataLoader, StateMismatchError
-
-
-class Uneven(Sampler):
-    """Batches of many sizes, as a token budget makes them."""
-
-    def __init__(self, num_samples):
-        self.ends = [0]
-        while self.ends[-1] < num_samples:
-            self.ends.append(min(num_samples, self.ends[-1] + 1 + len(self.ends) % 3))
-
-    def __len__(self):
-        return len(self.ends) - 1
-
-    def __iter__(self):
-        return (list(range(*pair)) for pair in pairwise(self.ends))
 
 
 def options_of(kind, num_samples, size, drop_last, num_ranks, rank):
@@ -47,7 +34,7 @@ def options_of(kind, num_samples, size, drop_last, num_ranks, rank):
         "drawn": lambda: {"batch_sampler": BatchSampler(samples, size, drop_last)},
         "random": lambda: {**batches, "sampler": RandomSampler(samples)},
         "a generator": lambda: {**batches, "sampler": RandomSampler(samples, generator=generator)},
-        "of many sizes": lambda: {"batch_sampler": Uneven(num_samples)},
+        "of many sizes": lambda: {"batch_sampler": Uneven([1, 2, 3] * (num_samples // 6) + [1] * (num_samples % 6))},
         "torch's ranks": lambda: {**batches, "sampler": DistributedSampler(samples, num_ranks, rank, seed=4)},
         "torch's even ranks": lambda: {
             **batches,
@@ -86,8 +73,7 @@ class Job:
 
     def save(self):
         """Return the state of all ranks, as a file would have it."""
-        states = [json.loads(json.dumps(loader.local_state_dict())) for loader in self.loaders]
-        return json.loads(json.dumps(DataLoader.merge_state_dicts(states)))
+        return json.loads(json.dumps(gathered(self.loaders)))
 
 
 def list_of(samples):
@@ -167,34 +153,21 @@ def flat_batches(of_ranks):
     return [batch for batches in of_ranks for batch in batches]
 
 
-COUNTS = st.lists(st.integers(0, 6), min_size=1, max_size=4)
-
-
 @pytest.mark.long
-@settings(max_examples=60)
+@settings(max_examples=90)
 @given(
-    st.sampled_from(KINDS),
-    st.integers(1, 50),
-    st.integers(1, 4),
-    st.lists(COUNTS, min_size=2, max_size=5),
-    st.booleans(),
-    st.booleans(),
-)
-def test_every_sample_comes_once_whatever_ranks_an_epoch_has(kind, num_samples, size, trip, is_even, drop_last):
-    check_trip(kind, num_samples, size, trip, even_batches=is_even, drop_last=drop_last)
-
-
-@pytest.mark.long
-@settings(max_examples=30)
-@given(
-    st.sampled_from(SPLIT_KINDS),
+    st.one_of(
+        st.tuples(st.sampled_from(KINDS), st.integers(1, 4), st.just(False)),
+        st.tuples(st.sampled_from(SPLIT_KINDS), st.just(12), st.just(True)),
+    ),
     st.integers(1, 60),
-    st.lists(COUNTS, min_size=2, max_size=4),
+    st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=4), min_size=2, max_size=5),
     st.booleans(),
     st.booleans(),
 )
-def test_every_sample_comes_once_where_ranks_split_batches(kind, num_samples, trip, is_even, drop_last):
-    check_trip(kind, num_samples, 12, trip, split_batches=True, even_batches=is_even, drop_last=drop_last)
+def test_every_sample_comes_once_whatever_ranks_an_epoch_has(dealing, num_samples, trip, is_even, drop_last):
+    kind, size, is_split = dealing
+    check_trip(kind, num_samples, size, trip, even_batches=is_even, drop_last=drop_last, split_batches=is_split)
 
 
 @pytest.mark.long
@@ -250,10 +223,9 @@ def test_another_order_is_noticed_on_another_number_of_ranks():
     for rank, own in enumerate(ranks):
         own.deal_out(2, rank)
         list(islice(own, 4))
-    state = DataLoader.merge_state_dicts([own.local_state_dict() for own in ranks])
     for num_samples, seed in ((42, 3), (0, 4)):
         again = loader(seed)
-        again.load_state_dict(state)
+        again.load_state_dict(gathered(ranks))
         if num_samples:
             assert len(flat([list(again)])) == 50 - 16
         else:
@@ -289,9 +261,8 @@ def test_a_sampler_that_cannot_be_asked_for_another_rank_is_refused():
     loaders = [DataLoader(range(40), 2, sampler=OwnRanks(2, rank), seed=1) for rank in range(2)]
     for loader in loaders:
         next(iter(loader))
-    state = DataLoader.merge_state_dicts([loader.local_state_dict() for loader in loaders])
     with pytest.raises(StateMismatchError, match="cannot be asked for another rank's"):
-        DataLoader(range(40), 2, sampler=OwnRanks(1, 0), seed=1).load_state_dict(state)
+        DataLoader(range(40), 2, sampler=OwnRanks(1, 0), seed=1).load_state_dict(gathered(loaders))
 
 
 def test_a_rank_that_gets_nothing_has_one_empty_iteration():

@@ -11,6 +11,7 @@ import pytest
 import torch
 from drop_in_examples import Counting, Drawing, Forgetful, Items, Lazy, Remembering, Restarting, Sized, unchanged
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Subset, WeightedRandomSampler
+from walks import begun
 
 from fkat_data import ConfigurationError, DataLoader, StaleIteratorError, StateMismatchError
 from fkat_data.datasets import BufferSortedDataset, DistributedShardedDataset, MapDataset, ShardedDataset
@@ -148,9 +149,7 @@ def test_a_last_microbatch_that_is_taken_back_comes_again():
 def test_a_dataset_with_a_state_makes_nothing_again(caplog):
     dataset = Remembering(20)
     loader = DataLoader(dataset, 2)
-    rest = iter(loader)
-    for _ in range(6):
-        next(rest)
+    begun(loader, 6)
     state = loader.state_dict()
     resumed = DataLoader(other := Remembering(20), 2)
     resumed.load_state_dict(state)
@@ -173,9 +172,7 @@ def test_a_dataset_without_a_state_is_replayed_with_a_word_in_the_log(caplog):
 def test_a_resume_loads_nothing_that_was_delivered(num_workers, processes):
     loader = DataLoader(Items(40, "int"), 4, shuffle=True, num_workers=num_workers, collate_fn=unchanged)
     with loader:
-        rest = iter(loader)
-        for _ in range(6):
-            next(rest)
+        rest = begun(loader, 6)
         state = loader.state_dict()
         loader.load_state_dict(state)
         assert len(list(loader)) == 4
@@ -242,20 +239,18 @@ def test_what_does_not_fit_is_refused_by_name():
 
 
 def test_a_state_holds_the_seed_and_small_plain_values():
-    torch.manual_seed(11)
-    loader = DataLoader(Drawing(6), sampler=RandomSampler(range(6), generator=torch.Generator().manual_seed(5)))
+    def made(seed, generator_seed):
+        torch.manual_seed(seed)
+        generator = torch.Generator().manual_seed(generator_seed)
+        return DataLoader(Drawing(6), sampler=RandomSampler(range(6), generator=generator))
+
+    loader = made(11, 5)
     next(iter(loader))
     state = json.loads(json.dumps(loader.state_dict()))
     assert len(base64.b64decode(state["sampler"]["generators"][0])) == len(torch.Generator().get_state())
-    torch.manual_seed(12)
-    other = DataLoader(Drawing(6), sampler=RandomSampler(range(6), generator=torch.Generator().manual_seed(6)))
+    other = made(12, 6)
     other.load_state_dict(state)
-    assert [digest(microbatch) for microbatch in other] == [digest(microbatch) for microbatch in list(other_run())[1:]]
-
-
-def other_run():
-    torch.manual_seed(11)
-    return DataLoader(Drawing(6), sampler=RandomSampler(range(6), generator=torch.Generator().manual_seed(5)))
+    assert [digest(microbatch) for microbatch in other] == [digest(microbatch) for microbatch in list(made(11, 5))[1:]]
 
 
 def test_a_state_of_several_ranks_gives_each_rank_its_own():
@@ -275,7 +270,7 @@ def test_a_state_of_several_ranks_gives_each_rank_its_own():
 
 @pytest.mark.parametrize("dataset", [Drawing, Counting, Remembering])
 def test_the_end_of_an_epoch_may_be_counted_as_delivered(dataset):
-    loader, whole = DataLoader(dataset(12), 2, seed=1), DataLoader(dataset(12), 2, seed=1)
+    loader, whole = (DataLoader(dataset(12), 2, seed=1) for _ in range(2))
     loader.end_epoch()
     assert (loader.epoch, loader.step) == (0, 0)
     rest = iter(loader)
@@ -336,7 +331,7 @@ def check_epochs_after_one_that_is_left(make, num_left, counts):
             assert [[digest(each) for each in ended] for _ in range(2)] == expected
 
 
-@pytest.mark.parametrize("dataset", [Counting, Remembering, Restarting])
+@pytest.mark.parametrize("dataset", [pytest.param(Counting, marks=pytest.mark.long), Remembering, Restarting])
 @pytest.mark.parametrize("every", [0, pytest.param(1, marks=pytest.mark.long), pytest.param(3, marks=pytest.mark.long)])
 def test_an_epoch_that_is_left_after_a_resume_is_followed_by_whole_ones(dataset, every):
     def make():

@@ -2,13 +2,12 @@
 
 import json
 from itertools import islice
-from pathlib import Path
 
 import pytest
-import torch
+from drop_in_examples import Rows
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from ranks_of_strands import NUM_SAMPLES, Rows
+from walks import gathered
 
 from fkat_data import ConfigurationError, DataLoader, StateMismatchError
 
@@ -25,8 +24,7 @@ def loader_of(num_ranks, rank, state=None, *, num_workers=2, num_samples=23, bat
 
 
 def saved(loaders):
-    states = [json.loads(json.dumps(loader.local_state_dict())) for loader in loaders]
-    return json.loads(json.dumps(DataLoader.merge_state_dicts(states)))
+    return json.loads(json.dumps(gathered(loaders)))
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -107,14 +105,3 @@ def test_what_is_not_whole_is_refused_with_the_way_out():
         loader_of(2, 0, num_workers=0)
     for loader in loaders:
         loader.close()
-
-
-PROGRAM = Path(__file__).parent / "ranks_of_strands.py"
-
-
-def test_real_ranks_go_from_two_to_one_to_three(prepared, tmp_path):
-    for num_ranks, num_steps in ((2, 3), (1, 5), (3, 0)):
-        for rank in prepared.run_ranks(num_ranks, PROGRAM, tmp_path, num_steps, folder=tmp_path):
-            assert rank.returncode == 0, rank.stderr
-    ledger = torch.load(tmp_path / "place.pt", weights_only=True)["ledger"]
-    assert sorted(ledger) == list(range(NUM_SAMPLES))

@@ -1,7 +1,6 @@
 """The example of a distributed checkpoint: any number of ranks goes on where another was, each sample once."""
 
 import ast
-import contextlib
 import re
 from pathlib import Path
 
@@ -46,7 +45,7 @@ def printed(shared_processes, tmp_path_factory):
     }
     modules = ("torch", "torch.distributed.checkpoint", "torch.distributed.fsdp")
     printed = {}
-    with contextlib.closing(PreparedInterpreter(*modules, OMP_NUM_THREADS="1")) as python:
+    with PreparedInterpreter(*modules, OMP_NUM_THREADS="1") as python:
         for job, (size, name, steps) in jobs.items():
             settings = (f"folder={name}", f"steps={steps}", f"save_every={steps}", "loader.multiprocessing=false")
             ranks = python.run_ranks(size, PROGRAM, *settings, folder=folder)

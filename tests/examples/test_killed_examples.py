@@ -1,6 +1,5 @@
 """Each example that says so is killed by SIGKILL and goes on, with the losses of a run that nothing stopped, bit for bit."""
 
-import contextlib
 import re
 import signal
 from pathlib import Path
@@ -35,12 +34,12 @@ KILLED = {"chat": (30, 24), "images": (33, 28), "mixture": (131, 120), "multimod
 def python(shared_processes):
     """An interpreter with one thread, which small models need: several would wait for one another."""
     modules = ("torch", "torch._dynamo", "torch.optim", "torch.nn.parallel", "PIL.ImageFont", "pyarrow.parquet")
-    with contextlib.closing(PreparedInterpreter(*modules, OMP_NUM_THREADS="1")) as interpreter:
+    with PreparedInterpreter(*modules, OMP_NUM_THREADS="1") as interpreter:
         yield interpreter
 
 
 @pytest.fixture
-def folders(tmp_path):
+def folders(processes, tmp_path):
     """A folder for the run that nothing stops, one for the run that is killed, and the program that dies."""
     (tmp_path / "deadly.py").write_text(DEADLY)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
@@ -59,7 +58,6 @@ def assert_model_learns(lines):
     assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("name", KILLED)
 def test_a_killed_program_goes_on_as_if_nothing_had_stopped_it(python, folders, name):
     program, (num_lines, num_saved) = EXAMPLES / name / "train.py", KILLED[name]
@@ -76,7 +74,6 @@ def test_a_killed_program_goes_on_as_if_nothing_had_stopped_it(python, folders, 
             assert abs(float(shares[source]) - share) < 6, lines[-1]
 
 
-@pytest.mark.usefixtures("processes")
 def test_one_rank_finishes_the_run_of_two(python, folders):
     program = EXAMPLES / "ranks" / "train.py"
     whole, killed, deadly = folders

@@ -33,6 +33,11 @@ def shuffled(path, name="backwards"):
     return StreamingDataset(local=path, batch_size=4, shuffle=True, shuffle_algo=name)
 
 
+def sharded(path, **options):
+    factory = DataLoaderFactory(LocalDataset, batch_size=4)
+    return ShardedDataLoader(1, SequenceShardSampler([path]), factory, num_shard_prefetches=1, **options)
+
+
 def forget():
     for named in registry._entries.values():
         named.clear()
@@ -146,13 +151,7 @@ def test_what_writes_in_parallel_knows_the_encoding(tmp_path):
 @pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("start_method", ["template", "spawn"])
 def test_a_worker_opens_shards_of_the_encoding(data, start_method):
-    with ShardedDataLoader(
-        seed=1,
-        shard_sampler=SequenceShardSampler([data]),
-        dataloader_factory=DataLoaderFactory(LocalDataset, batch_size=4),
-        num_shard_prefetches=1,
-        start_method=start_method,
-    ) as loader:
+    with sharded(data, start_method=start_method) as loader:
         assert [text for microbatch in loader for text in microbatch["text"]] == TEXTS
 
 
@@ -171,9 +170,4 @@ def test_what_cannot_be_sent_to_a_worker_is_named(data):
     lock = threading.Lock()
     register_shuffle("locked", lambda *numbers: lock and Backwards(*numbers))
     with pytest.raises(ConfigurationError, match=r"registered\['shuffle'\]\['locked'\]"):
-        ShardedDataLoader(
-            seed=1,
-            shard_sampler=SequenceShardSampler([data]),
-            dataloader_factory=DataLoaderFactory(LocalDataset, batch_size=4),
-            num_shard_prefetches=1,
-        )
+        sharded(data)

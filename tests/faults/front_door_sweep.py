@@ -4,11 +4,11 @@ import functools
 import json
 import sys
 
-import pytest
 import torch
 from drop_in_examples import Counting, Drawing, Lazy, Remembering
-from interruption_sweep import ERRORS, Interruptions, left, sweep, uninterrupted
+from interruption_sweep import ERRORS, Interruptions, go_through, left, sweep
 from torch.utils.data import RandomSampler
+from walks import recorded
 
 from fkat_data import DataLoader
 from fkat_data.testing import digest
@@ -52,10 +52,7 @@ class Reference:
 
     def epoch(self, number):
         while len(self.microbatches) <= number:
-            states, microbatches = [self.loader.state_dict()], []
-            for microbatch in self.loader:
-                microbatches.append(digest(microbatch))
-                states.append(self.loader.state_dict())
+            microbatches, states = recorded(self.loader, digest, len(self.microbatches) + 1)
             self.microbatches.append(microbatches)
             self.states.append(states)
         return self.microbatches[number], self.states[number]
@@ -73,31 +70,13 @@ class Reference:
 
 
 def check_epoch(reference, loader, interruptions, epoch, resumes_at):
-    call = functools.partial(uninterrupted, interruptions)
-
-    def begin():
-        return call(iter, loader, check=check_position)
-
-    expected, _ = reference.epoch(epoch)
-    position, state = 0, None
-
-    def check_position():
+    def check(position):
         assert reference.leads_on(loader.state_dict(), epoch, position), interruptions.last_site
 
-    iterator = begin()
-    while position < len(expected):
-        microbatch = call(functools.partial(next, iterator), check=check_position)
-        assert digest(microbatch) == expected[position], interruptions.last_site
-        position += 1
-        check_position()
-        if position == resumes_at:
-            state = call(loader.state_dict)
-        if state is not None and position == resumes_at + 2:
-            call(loader.load_state_dict, state)
-            position, state, resumes_at = resumes_at, None, -1
-            iterator = begin()
-    with pytest.raises(StopIteration):
-        pytest.fail(f"{call(next, iterator)!r} after {interruptions.last_site}")
+    expected, _ = reference.epoch(epoch)
+    go_through(
+        loader, interruptions, expected, resumes_at, check, lambda call, iterator, _: digest(call(next, iterator))
+    )
     assert (loader.epoch, loader.step) == (epoch + 1, 0)
 
 

@@ -175,36 +175,46 @@ def uninterrupted(interruptions, function, *arguments, check=lambda: None):
         check()
 
 
-def check_epoch(loader, interruptions, epoch, resumes_at):
-    """Go through an epoch; take a state at a position, and load it again two microbatches later."""
-    call = functools.partial(uninterrupted, interruptions)
+def go_through(loader, interruptions, expected, resumes_at, check, take):
+    """Go through an epoch; take a state at a position, and load it again two microbatches later.
+
+    Args:
+        expected: What the epoch has.
+        check: Called with the position whenever the loader must be at it: also after an interruption.
+        take: Returns what is next; called with a function that calls until it is not interrupted, the iterator, and the
+            position.
+    """
     position, state = 0, None
+    call = functools.partial(uninterrupted, interruptions, check=lambda: check(position))
     iterator = call(iter, loader)
-
-    def check_position():
-        assert (loader.epoch, loader.step) == (epoch, position), interruptions.last_site
-        assert loader.state_dict()["all_rank_steps"] == [position], interruptions.last_site
-
-    while position < len(EXPECTED):
-        if position % 3 == 1:
-            call(loader.load_batch, check=check_position)
-        if position % 5 == 2:
-            call(loader.prefetch_shards, 1, check=check_position)
-        take = functools.partial(next, iterator) if position % 4 != 3 else loader.load_batch_sync
-        microbatch = call(take, check=check_position)
-        assert number_of(microbatch) == EXPECTED[position], interruptions.last_site
+    while position < len(expected):
+        assert take(call, iterator, position) == expected[position], interruptions.last_site
         position += 1
-        if position < len(EXPECTED):
-            check_position()
+        check(position)
         if position == resumes_at:
-            state = call(loader.state_dict)
+            state = uninterrupted(interruptions, loader.state_dict)
         if state is not None and position == resumes_at + 2:
-            call(loader.load_state_dict, state)
-            position, state = resumes_at, None
-            iterator = call(iter, loader, check=check_position)
-            resumes_at = -1
+            uninterrupted(interruptions, loader.load_state_dict, state)
+            position, state, resumes_at = resumes_at, None, -1
+            iterator = call(iter, loader)
     with pytest.raises(StopIteration):
-        pytest.fail(f"{call(next, iterator)!r} after {interruptions.last_site}")
+        pytest.fail(f"{uninterrupted(interruptions, next, iterator)!r} after {interruptions.last_site}")
+
+
+def check_epoch(loader, interruptions, epoch, resumes_at):
+    def check(position):
+        if position < len(EXPECTED):
+            assert (loader.epoch, loader.step) == (epoch, position), interruptions.last_site
+            assert loader.state_dict()["all_rank_steps"] == [position], interruptions.last_site
+
+    def take(call, iterator, position):
+        if position % 3 == 1:
+            call(loader.load_batch)
+        if position % 5 == 2:
+            call(loader.prefetch_shards, 1)
+        return number_of(call(loader.load_batch_sync) if position % 4 == 3 else call(next, iterator))
+
+    go_through(loader, interruptions, EXPECTED, resumes_at, check, take)
     assert (loader.epoch, loader.step) == (epoch + 1, 0)
 
 

@@ -68,10 +68,9 @@ def check(loader, case):
         assert re.search(r'zoo\.py", line \d+, in ', story), (case, story)
 
 
-@pytest.mark.usefixtures("processes")
-def test_every_exception_from_every_place_arrives_from_a_worker_and_again_and_leaves_the_loader_usable():
+def test_every_exception_from_every_place_arrives_from_a_worker_and_again_and_leaves_the_loader_usable(remote):
     cases = [f"{kind}/{place}" for kind in ZOO for place in PLACES]
-    with ShardedDataLoader(0, OneCaseAnEpoch(cases), load, num_shard_prefetches=1) as loader:
+    with remote(OneCaseAnEpoch(cases), load, num_shard_prefetches=1) as loader:
         for case in cases:
             check(loader, case)
         # The worker has lived through all of it.
@@ -108,8 +107,7 @@ def test_after_a_failure_the_loader_closes_at_once_and_its_state_resumes_there(p
     assert rest == [*range(PLACES[place], 3), [7, 8]]
 
 
-@pytest.mark.usefixtures("processes")
-def test_an_exception_that_only_the_trainer_cannot_rebuild_arrives_as_a_worker_error():
+def test_an_exception_that_only_the_trainer_cannot_rebuild_arrives_as_a_worker_error(remote):
     """Where the class comes back by name, unpickling may fail on one side alone."""
     import os
 
@@ -127,7 +125,7 @@ def test_an_exception_that_only_the_trainer_cannot_rebuild_arrives_as_a_worker_e
         raise Picky("told all the same")
 
     with (
-        ShardedDataLoader(0, ["a"], picky) as loader,
+        remote(["a"], picky) as loader,
         pytest.raises(WorkerError) as caught,
     ):
         next(iter(loader))

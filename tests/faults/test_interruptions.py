@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from interruption_sweep import SIZES, WAYS, Interruptions, Preempted, known, uninterrupted
+from interruption_sweep import SIZES, WAYS, Interruptions, Preempted, go_through, known, sweep
 from prepared import PreparedInterpreter
 
 from fkat_data import ShardedDataLoader
@@ -32,9 +32,8 @@ interruption_sweep.main(*sys.argv[1:])
 
 @pytest.fixture(scope="module")
 def python(shared_processes):
-    interpreter = PreparedInterpreter("psutil", "pytest", "torch")
-    yield interpreter
-    interpreter.close()
+    with PreparedInterpreter("psutil", "pytest", "torch") as interpreter:
+        yield interpreter
 
 
 @pytest.mark.parametrize("share", [200, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.timeout(7200)])])
@@ -76,30 +75,15 @@ def mixture():
 def test_a_mixture_goes_on_where_it_was(share):
     interruptions = Interruptions(Preempted, share)
     expected = [int(microbatch["4"][0]) for microbatch in mixture()]
-    with interruptions:
-        loader = uninterrupted(interruptions, mixture)
-        num_before, epoch = -1, 0
-        while interruptions.num_raised > num_before:
-            num_before, position, state = interruptions.num_raised, 0, None
-            iterator = uninterrupted(interruptions, iter, loader)
-            while position < len(expected):
-                microbatch = uninterrupted(interruptions, next, iterator)
-                assert int(microbatch["4"][0]) == expected[position], interruptions.last_site
-                position += 1
-                assert loader.step == position, interruptions.last_site
-                if position == 4 and epoch % 2 == 0 and state is None:
-                    state = uninterrupted(interruptions, loader.state_dict)
-                if state is not None and position == 7:
-                    uninterrupted(interruptions, loader.load_state_dict, state)
-                    position = 4
-                    iterator = uninterrupted(interruptions, iter, loader)
-                    state = {}
-                if state == {}:
-                    state = None
-                    epoch += 1
-            with pytest.raises(StopIteration):
-                uninterrupted(interruptions, next, iterator)
-            epoch += 1
-        uninterrupted(interruptions, loader.close)
+
+    def check_epoch(loader, interruptions, epoch, resumes_at):
+        def check(position):
+            assert loader.step == position, interruptions.last_site
+
+        def take(call, iterator, position):
+            return int(call(next, iterator)["4"][0])
+
+        go_through(loader, interruptions, expected, resumes_at, check, take)
+
+    sweep(mixture, interruptions, check_epoch, first_stop=4, num_stops=1)
     assert interruptions.num_raised > 5
-    assert not interruptions.swallowed

@@ -1,14 +1,12 @@
 """The failures of the loader that this one replaces, each by its number: what it must do instead.
 
-O10 to O12 are in test_exceptions.py; O17 to O21 and O23 in the tests of the loader.
+O10 to O12 are in test_exceptions.py; O5, O13, O17 to O21 and O23 in the tests of the loader.
 """
 
 import os
-import pickle
 import signal
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import psutil
@@ -17,7 +15,7 @@ from leavings import SharedMemory
 from own_workers import worker_pids
 from torch.utils.data import DataLoader, Dataset
 
-from fkat_data import ConfigurationError, ShardedDataLoader, WorkerDiedError
+from fkat_data import ShardedDataLoader, WorkerDiedError
 
 SHARDS = ["a", "b", "c", "d", "e"]
 
@@ -100,16 +98,6 @@ def test_o04_an_uncaught_exception_ends_the_trainer(start):
     program.check_all_gone()
 
 
-@pytest.mark.usefixtures("processes")
-def test_o05_an_epoch_left_early_is_followed_by_a_whole_one():
-    with loader_of(num_microbatch_prefetches=2) as loader:
-        for _ in range(3):
-            next(iter(loader))
-        assert list(loader) == expected()
-        iterator = iter(loader)
-        assert [next(iterator), *iterator] == expected(), "and `for` on an iterator does not begin anew"
-
-
 def test_o06_ctrl_c_while_waiting_is_a_keyboard_interrupt_and_no_end_of_the_epoch(start):
     program = begun(
         start,
@@ -190,21 +178,10 @@ loader.close()
     program.check_silent_end()
 
 
-@pytest.mark.usefixtures("processes")
-def test_o13_a_factory_that_cannot_be_sent_is_refused_by_the_constructor_and_a_lambda_can_be():
-    lock = threading.Lock()
-    with pytest.raises(ConfigurationError, match=r"dataloader_factory, closure variable 'lock'"):
-        ShardedDataLoader(0, ["a"], lambda shard: [lock])
-    with ShardedDataLoader(0, ["a"], lambda shard: [shard]) as loader:
-        assert list(loader) == ["a"]
-    assert pickle.dumps is not None
-
-
-@pytest.mark.usefixtures("processes")
-def test_o14_o15_o16_numpy_arrives_as_views_and_nothing_is_taken_of_or_left_in_dev_shm():
+def test_o14_o15_o16_numpy_arrives_as_views_and_nothing_is_taken_of_or_left_in_dev_shm(remote):
     # O15: a full /dev/shm; none of it is needed. O16: a directory a shard was left in it.
     shared_memory = SharedMemory()
-    with ShardedDataLoader(0, SHARDS, lambda shard: [np.arange(50_000), np.zeros(0)]) as loader:
+    with remote(SHARDS, lambda shard: [np.arange(50_000), np.zeros(0)]) as loader:
         for number, array in enumerate(loader):
             assert not array.flags.owndata
             assert array.sum() == (0 if number % 2 else sum(range(50_000)))
@@ -229,22 +206,17 @@ with fkat_data.ShardedDataLoader(0, ["a"], lambda shard: [shard]) as loader:
 @pytest.mark.usefixtures("processes")
 def test_o24_a_slow_shard_has_no_time_limit_of_its_own():
     with loader_of(lambda: time.sleep(1.0)) as loader:
-        # Nothing waits with a limit: the one that there is concerns closing.
         assert list(loader) == expected()
-    source = (Path(ShardedDataLoader.__init__.__code__.co_filename).parent.parent / "transport/channel.py").read_text()
-    assert "poll()" in source
-    assert "settimeout" not in source
 
 
-@pytest.mark.usefixtures("processes")
-def test_o25_waiting_costs_next_to_nothing():
+def test_o25_waiting_costs_next_to_nothing(remote):
     def slow(shard):
         yield 0
         yield 1
         time.sleep(1.0)
         yield 2
 
-    with ShardedDataLoader(0, ["a"], slow) as loader:
+    with remote(["a"], slow) as loader:
         iterator = iter(loader)
         assert next(iterator) == 0
         worker = psutil.Process(worker_pids()[0])

@@ -14,6 +14,7 @@ import pytest
 import torch
 from own_workers import worker_pids
 from torch.utils.data import DataLoader, Dataset
+from walks import begun
 
 from fkat_data import ConfigurationError, ShardedDataLoader, StaleIteratorError
 
@@ -43,9 +44,8 @@ def hanging(shard):
     return DataLoader(Hanging(), batch_size=None)
 
 
-@pytest.mark.usefixtures("processes")
-def test_segments_lent_before_forks_come_back_after_them():
-    with ShardedDataLoader(0, ["a", "b"], full, memory_limit_bytes=1 << 20) as loader:
+def test_segments_lent_before_forks_come_back_after_them(remote):
+    with remote(["a", "b"], full, memory_limit_bytes=1 << 20) as loader:
         children, seen = [], []
         for number, microbatch in enumerate(loader):
             if number % 10 == 5:
@@ -64,23 +64,14 @@ def test_segments_lent_before_forks_come_back_after_them():
 FORKS = """
 import gc, multiprocessing, os, signal, sys, time, threading
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 from own_workers import worker_pids
 from fkat_data import ShardedDataLoader
-
-class Validation(Dataset):
-    def __len__(self):
-        return 8
-    def __getitem__(self, index):
-        return index
 
 def load(shard):
     return (torch.full((3000,), index) for index in range(20))
 
 loader = ShardedDataLoader(0, ["a", "b"], load, num_shard_prefetches=1)
-
-def pids():  # once a microbatch has come: a process that is not born after 5 s has its template's number
-    return worker_pids()
 """
 
 
@@ -99,16 +90,16 @@ seen = []
 for number, microbatch in enumerate(loader):
     seen.append(int(microbatch[0]))
     if number == 0:
-        workers = pids()
+        workers = worker_pids()  # now that one has come: a process that is not born after 5 s has its template's number
     if number == 3:
         process = multiprocessing.get_context("fork").Process(target=child, args=(microbatch,))
         process.start()
         process.join()
         assert process.exitcode == 0
         # As a validation within an epoch: workers forked from this process, ended before the epoch goes on.
-        assert sorted(int(item) for item in DataLoader(Validation(), batch_size=None, num_workers=2)) == list(range(8))
+        assert sorted(int(item) for item in DataLoader(range(8), batch_size=None, num_workers=2)) == list(range(8))
 assert seen == [*range(20), *range(20)], seen
-assert pids() == workers
+assert worker_pids() == workers
 print("through", flush=True)
 loader.close()
 """
@@ -123,7 +114,7 @@ def test_a_forked_child_that_lives_on_keeps_no_worker_alive(start):
         + """
 iterator = iter(loader)
 next(iterator)
-workers = pids()
+workers = worker_pids()
 if os.fork() == 0:
     os.setsid()
     print(os.getpid(), *workers, flush=True)
@@ -241,11 +232,10 @@ def waiting(loader, take, caught):
     return thread
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("close", ["close", "teardown", "on_exception"])
 @pytest.mark.parametrize("by", ["next", "load_batch_sync"])
-def test_closing_from_another_thread_ends_a_wait_with_a_clear_error(close, by):
-    loader = ShardedDataLoader(0, ["a"], hanging)
+def test_closing_from_another_thread_ends_a_wait_with_a_clear_error(remote, close, by):
+    loader = remote(["a"], hanging)
     iterator = iter(loader)
     assert int(next(iterator)[0]) == 0
     take = iterator.__next__ if by == "next" else loader.load_batch_sync
@@ -296,9 +286,8 @@ def test_a_signals_handler_may_close_the_loader_that_waits_below_it(multiprocess
 # --- closing -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("processes")
-def test_closing_workers_that_all_hang_takes_no_longer_than_one():
-    loader = ShardedDataLoader(0, ["a", "b", "c"], hanging, num_shard_prefetches=3)
+def test_closing_workers_that_all_hang_takes_no_longer_than_one(remote):
+    loader = remote(["a", "b", "c"], hanging, num_shard_prefetches=3)
     iterator = iter(loader)
     next(iterator)
     workers = [psutil.Process(pid) for pid in worker_pids()]
@@ -313,15 +302,12 @@ def test_closing_workers_that_all_hang_takes_no_longer_than_one():
     assert not any(worker.is_running() for worker in workers)
 
 
-@pytest.mark.usefixtures("processes")
-def test_closing_again_and_again_in_every_state_is_no_error():
-    loader = ShardedDataLoader(0, ["0", "100"], numbered)
+def test_closing_again_and_again_in_every_state_is_no_error(remote):
+    loader = remote(["0", "100"], numbered)
     for num_taken in (0, 1, 9, 10, 20):
         loader.close()
         loader.teardown("fit")
-        iterator = iter(loader)
-        for _ in range(num_taken):
-            next(iterator)
+        begun(loader, num_taken)
         closers = [threading.Thread(target=loader.close) for _ in range(3)]
         for closer in closers:
             closer.start()
@@ -352,40 +338,27 @@ def test_a_constructor_that_fails_leaves_nothing_and_says_nothing_else(options, 
     assert not leavings.processes()
 
 
-@pytest.mark.usefixtures("processes")
-def test_a_constructor_that_cannot_start_a_worker_leaves_none(monkeypatch):
+def test_a_constructor_that_cannot_start_a_worker_leaves_none(remote, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/nonexistent/python")
     with pytest.raises(FileNotFoundError):
-        ShardedDataLoader(0, ["0"], numbered, num_shard_prefetches=3)
+        remote(["0"], numbered, num_shard_prefetches=3)
     half_made = object.__new__(ShardedDataLoader)
     with contextlib.suppress(AttributeError):
         half_made.close()
 
 
-AT_EXIT = """
-import sys
-import torch
-from fkat_data import ShardedDataLoader
-
-def load(shard):
-    return (torch.full((3000,), index) for index in range(50))
-
-def train(loader):
+def test_an_interpreter_ends_quickly_and_in_silence_with_the_iterator_alive_in_a_traceback(start):
+    program = start(
+        FORKS
+        + """
+def train():
     iterator = iter(loader)
     for microbatch in iterator:
         if int(microbatch[0]) == 5:
             1 // 0
 
-loader = ShardedDataLoader(0, ["a", "b"], load, num_shard_prefetches=2)
-"""
-
-
-def test_an_interpreter_ends_quickly_and_in_silence_with_the_iterator_alive_in_a_traceback(start):
-    program = start(
-        AT_EXIT
-        + """
 try:
-    train(loader)
+    train()
 except ZeroDivisionError:
     kept = sys.exc_info()
 print("end", flush=True)

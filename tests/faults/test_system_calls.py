@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from loader_examples import plain
 from own_workers import worker_pids
-from test_kill_sweep import due, loader_of
+from test_kill_sweep import deliver, due, loader_of
 
 pytestmark = [
     pytest.mark.usefixtures("nothing_left_behind"),
@@ -80,12 +80,7 @@ def deliver_past_errors(loader):
     got, errors = [], []
     for _ in range(2):
         try:
-            if len(got) < 2:  # of the epoch that is to be left
-                got.extend(map(plain, itertools.islice(loader, 2 - len(got))))
-            for microbatch in loader:
-                got.append(plain(microbatch))
-                if len(got) == 6:
-                    time.sleep(0.15)  # the worker runs out of memory, most of the time
+            deliver(loader, got)
         except Exception as error:  # noqa: BLE001 - a call may fail in any library
             errors.append(error.with_traceback(None))
             loader.load_state_dict(loader.state_dict())

@@ -16,6 +16,7 @@ doing, mark, num_nested = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
 
 # Room for the microbatch that is kept, and for no other.
 limit_bytes = 1 << 20 if doing == "waiting for a segment" else None
+num_ahead = 1 if doing == "waiting for leave" else -1
 
 def do():
     time.sleep(0.3)  # a thread of a nested worker sends what was made before
@@ -40,7 +41,7 @@ class Occupied(Dataset):
 def load(shard):
     return DataLoader(Occupied(), batch_size=2, num_workers=num_nested)
 
-loader = ShardedDataLoader(0, ["a", "b"], load, num_shard_prefetches=1, memory_limit_bytes=limit_bytes)
+loader = ShardedDataLoader(0, ["a", "b"], load, 1, num_ahead, memory_limit_bytes=limit_bytes)
 iterator = iter(loader)
 kept = next(iterator)
 print("ready", flush=True)
@@ -58,6 +59,7 @@ time.sleep(600)
         ("reading", 2),
         pytest.param("reading", 0, marks=pytest.mark.slow),
         ("waiting for a segment", 0),
+        ("waiting for leave", 0),
     ],
 )
 def test_all_below_a_killed_trainer_is_gone_within_five_seconds(start, tmp_path, doing, num_nested):
@@ -67,7 +69,7 @@ def test_all_below_a_killed_trainer_is_gone_within_five_seconds(start, tmp_path,
     program = start(PROGRAM, doing, mark, num_nested)
     program.expect("ready")
     # What the worker, or its own workers, do is begun; each says so itself.
-    num_begun = 0 if doing == "waiting for a segment" else max(1, num_nested)
+    num_begun = 0 if doing.startswith("waiting") else max(1, num_nested)
     while len(list(mark.glob("[0-9]*"))) < num_begun:
         assert program.process.poll() is None, program.stderr
         time.sleep(0.01)

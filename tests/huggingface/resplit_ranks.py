@@ -14,26 +14,18 @@ from fkat_data import DataLoader
 from fkat_data.distributed import gather
 from fkat_data.huggingface import prepare
 
-NUM_SAMPLES = 47
-
-
-class Rows(torch.utils.data.Dataset):
-    def __len__(self):
-        return NUM_SAMPLES
-
-    def __getitem__(self, index):
-        return {"input_ids": torch.tensor([index])}
+ROWS = [{"input_ids": torch.tensor([index])} for index in range(47)]
 
 
 def of_ranks():
     state = PartialState()
-    sampler = torch.utils.data.DistributedSampler(Rows(), state.num_processes, state.process_index, seed=3)
-    return DataLoader(Rows(), 2, sampler=sampler, seed=3)
+    sampler = torch.utils.data.DistributedSampler(ROWS, state.num_processes, state.process_index, seed=3)
+    return DataLoader(ROWS, 2, sampler=sampler, seed=3)
 
 
 WAYS = {
-    "accelerate": (lambda: DataLoader(Rows(), 2, shuffle=True), Accelerator.prepare),
-    "prepare": (lambda: DataLoader(Rows(), 2, shuffle=True, seed=3), prepare),
+    "accelerate": (lambda: DataLoader(ROWS, 2, shuffle=True), Accelerator.prepare),
+    "prepare": (lambda: DataLoader(ROWS, 2, shuffle=True, seed=3), prepare),
     "a DistributedSampler": (of_ranks, Accelerator.prepare),
 }
 

@@ -3,12 +3,11 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from interpreters import run_python
 from prepared import PreparedInterpreter
 
 ROOT = Path(__file__).parents[2]
@@ -23,9 +22,8 @@ VARIABLES = {
 @pytest.fixture(scope="module")
 def python(shared_processes):
     """An interpreter that has imported what the programs need."""
-    interpreter = PreparedInterpreter("torch", "torch._dynamo", "transformers", "accelerate", **VARIABLES)
-    yield interpreter
-    interpreter.close()
+    with PreparedInterpreter("torch", "torch._dynamo", "transformers", "accelerate", **VARIABLES) as interpreter:
+        yield interpreter
 
 
 def on_two_ranks(python, folder, *program):
@@ -55,19 +53,8 @@ def test_the_example_of_accelerate_uses_each_sample_once_an_epoch_however_often_
     processes, python, tmp_path
 ):
     program = EXAMPLES / "accelerate" / "train.py"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", program]
-    environment = os.environ | VARIABLES
-    stopped = subprocess.run(
-        [*command, "stop_after=7"],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
-    assert stopped.returncode == 0, stopped.stderr
-    assert stopped.stdout == ""
+    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", program, "stop_after=7"]
+    assert run_python(*words, cwd=tmp_path, **VARIABLES).stdout == ""
     assert on_two_ranks(python, tmp_path, program).startswith("samples used 2 times: 80 of 80\nweights ")
 
 

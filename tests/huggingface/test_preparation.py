@@ -24,6 +24,7 @@ from huggingface_examples import (
     streaming,
     write_streams,
 )
+from walks import recorded
 
 from fkat_data import ConfigurationError, DataLoader, StateMismatchError
 from fkat_data.huggingface import prepare
@@ -289,16 +290,11 @@ def test_a_dataset_is_told_its_epoch_after_a_resume_too(prepared_by):
     def make():
         return prepared_by(Accelerator(cpu=True), DataLoader(Told(), 3, seed=1))
 
-    loader = make()
-    states, delivered = [], []
-    for _ in range(2):
-        for microbatch in loader:
-            delivered.append(microbatch.tolist())
-            states.append(loader.state_dict())
+    delivered, states = recorded(make(), torch.Tensor.tolist, 2)
     assert delivered == [[0, 1, 2], [3, 4, 5], [100, 101, 102], [103, 104, 105]]
-    for index, state in enumerate(states[:3], 1):
+    for index in range(1, 4):
         resumed = make()
-        resumed.load_state_dict(state)
+        resumed.load_state_dict(states[index])
         found = []
         while len(found) < 4 - index:
             found += [microbatch.tolist() for microbatch in resumed]

@@ -1,30 +1,16 @@
 """Batches that are dealt out to ranks: those of accelerate's own sampler, and each position resumes."""
 
 import pickle
-from itertools import pairwise
 
 import pytest
 import torch
 from accelerate.data_loader import BatchSamplerShard
+from drop_in_examples import Uneven
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import BatchSampler, RandomSampler, Sampler
+from torch.utils.data import BatchSampler, RandomSampler
 
 from fkat_data import ConfigurationError, DataLoader, StateMismatchError
-
-
-class Uneven(Sampler):
-    """Batches of many sizes, as a token budget makes them."""
-
-    def __init__(self, sizes):
-        self.sizes = sizes
-
-    def __len__(self):
-        return len(self.sizes)
-
-    def __iter__(self):
-        ends = [sum(self.sizes[:index]) for index in range(len(self.sizes) + 1)]
-        return (list(range(*pair)) for pair in pairwise(ends))
 
 
 def dealt(num_ranks, *options, **arguments):

@@ -62,6 +62,13 @@ def trainer(folder, loader, trainer_class=RecordingTrainer, eval_dataset=None, *
     return trainer_class(model=model, args=args, train_dataset=loader, eval_dataset=eval_dataset)
 
 
+def check_resumed(run, checkpoint, step, folder, loader, **settings):
+    """Resume from a checkpoint, and compare with the run from a step on."""
+    resumed = trainer(folder, loader, save_strategy="no", **settings)
+    resumed.train(resume_from_checkpoint=checkpoint)
+    assert resumed.records == [record for record in run.records if record[0] >= step]
+
+
 class WithLoaders(RecordingTrainer):
     """Returns loaders of its own, as many do."""
 
@@ -143,9 +150,7 @@ def test_a_torn_checkpoint_is_passed_over_and_a_foreign_one_refused(tmp_path):
     (tmp_path / "checkpoint-4" / "trainer_state.json").write_text('{"global_step": 4, "ep')
     (tmp_path / "checkpoint-3" / "rng_state.pth").write_bytes(b"PK")
     assert last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-2")
-    resumed = trainer(tmp_path, sharded(), max_steps=4, save_strategy="no")
-    resumed.train(resume_from_checkpoint=True)
-    assert resumed.records == [record for record in run.records if record[0] >= 2]
+    check_resumed(run, True, 2, tmp_path, sharded(), max_steps=4)
     for step in (1, 2):
         (tmp_path / f"checkpoint-{step}" / "fkat_data_loaders.pt").unlink()
     with pytest.raises(ConfigurationError, match="does not say where the loader goes on"):
@@ -167,10 +172,9 @@ def test_a_checkpoint_between_two_updates_has_the_place_before_the_incomplete_on
     stopped.add_callback(StopBetween())
     stopped.train()
     assert len(stopped.records) == 3 + 1
-    full, resumed = (trainer(tmp_path / "other", sharded(dataset), max_steps=6, save_strategy="no") for _ in range(2))
+    full = trainer(tmp_path / "other", sharded(dataset), max_steps=6, save_strategy="no")
     full.train()
-    resumed.train(resume_from_checkpoint=tmp_path / "checkpoint-1")
-    assert resumed.records == [record for record in full.records if record[0] >= 1]
+    check_resumed(full, tmp_path / "checkpoint-1", 1, tmp_path / "other", sharded(dataset), max_steps=6)
 
 
 def test_microbatches_that_no_update_has_at_an_epochs_end_come_again(tmp_path):
@@ -178,9 +182,7 @@ def test_microbatches_that_no_update_has_at_an_epochs_end_come_again(tmp_path):
     settings = {"max_steps": 6, "gradient_accumulation_steps": 5}
     run = trainer(tmp_path, sharded(EndlessLookingRows), save_strategy="epoch", **settings)
     run.train()
-    resumed = trainer(tmp_path / "other", sharded(EndlessLookingRows), save_strategy="no", **settings)
-    resumed.train(resume_from_checkpoint=tmp_path / "checkpoint-2")
-    assert resumed.records == [record for record in run.records if record[0] >= 2]
+    check_resumed(run, tmp_path / "checkpoint-2", 2, tmp_path / "other", sharded(EndlessLookingRows), **settings)
 
 
 class WithMethod:
@@ -203,11 +205,10 @@ def test_a_loader_that_passes_by_the_mixin_is_refused(tmp_path):
     class Before(WithMethod, RecordingTrainer):
         pass
 
-    run = trainer(tmp_path, rows(), trainer_class=Before, max_steps=4)
+    settings = {"trainer_class": Before, "max_steps": 4}
+    run = trainer(tmp_path, rows(), **settings)
     run.train()
-    resumed = trainer(tmp_path / "other", rows(), trainer_class=Before, max_steps=4, save_strategy="no")
-    resumed.train(resume_from_checkpoint=tmp_path / "checkpoint-2")
-    assert resumed.records == [record for record in run.records if record[0] >= 2]
+    check_resumed(run, tmp_path / "checkpoint-2", 2, tmp_path / "other", rows(), **settings)
 
 
 def test_a_checkpoint_of_other_loaders_alone_is_refused(tmp_path):

@@ -56,6 +56,13 @@ class PreparedInterpreter:
         ranks = [{**variables, **job, "RANK": rank, "LOCAL_RANK": rank} for rank in range(number)]
         return self.run_together([(path, *arguments)] * number, folder=folder, timeout=timeout, variables=ranks)
 
+    def found_by_ranks(self, number, text, folder):
+        """Run a text as each rank of a job, with a folder as its argument; return what each wrote into it as JSON."""
+        (folder / "program.py").write_text(text)
+        for rank in self.run_ranks(number, folder / "program.py", folder, folder=folder):
+            assert rank.returncode == 0, rank.stderr
+        return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(number)]
+
     def run_together(self, commands, *, folder, timeout=120, variables):
         """Run programs side by side to their ends; return what ``run`` returns, for each.
 
@@ -82,7 +89,10 @@ class PreparedInterpreter:
         self._process.stdin.write(json.dumps(requests).encode() + b"\n")
         return Programs(self._process.stdout, words, files)
 
-    def close(self):
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
         """End the interpreter."""
         self._process.stdin.close()
         self._process.wait()

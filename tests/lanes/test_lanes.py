@@ -9,8 +9,6 @@ import leavings
 import pytest
 from selection import starts
 
-from fkat_data import ShardedDataLoader
-
 
 @pytest.fixture
 def refused(request):
@@ -51,10 +49,9 @@ def test_one_value_of_a_parameter_may_need_processes(request, value):
     assert starts(request.node) is bool(value)
 
 
-@pytest.mark.usefixtures("processes")
-def test_a_loader_takes_its_workers_from_the_template_process_that_tests_share():
+def test_a_loader_takes_its_workers_from_the_template_process_that_tests_share(remote):
     assert "PYTEST_CURRENT_TEST" not in os.environ
-    with ShardedDataLoader(0, ["a"], lambda _shard: [os.getppid()]) as loader:
+    with remote(["a"], lambda _shard: [os.getppid()]) as loader:
         (template,) = loader
     assert ("process", template) in leavings.SHARED
 

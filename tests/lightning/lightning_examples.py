@@ -5,7 +5,7 @@ import warnings
 
 import lightning.pytorch as pl
 import torch
-from loader_examples import make, mixed
+from loader_examples import make, mixed, plain
 
 from fkat_data.lightning import ExactResume
 
@@ -22,15 +22,6 @@ def numbers(microbatch):
     if isinstance(microbatch, (list, tuple)):
         return sum(numbers(value) for value in microbatch)
     return torch.zeros(2)
-
-
-def plain(microbatch):
-    """A microbatch as values that compare."""
-    if isinstance(microbatch, torch.Tensor):
-        return microbatch.tolist()
-    if isinstance(microbatch, dict):
-        return {key: plain(value) for key, value in microbatch.items()}
-    return [plain(value) for value in microbatch] if isinstance(microbatch, (list, tuple)) else microbatch
 
 
 class Model(pl.LightningModule):
@@ -80,11 +71,11 @@ class Saver(pl.Callback):
         self.places.append((len(module.seen), len(module.evaluated), path))
 
 
-def trainer_of(*callbacks, exact=True, **options):
+def trainer_of(*callbacks, exact=True, package=pl, **options):
     saves = any(isinstance(callback, pl.callbacks.Checkpoint) for callback in callbacks)
     plain_options = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": saves}
     given = {"accelerator": "cpu", "logger": False, "max_epochs": 2, **plain_options, **options}
-    return pl.Trainer(callbacks=[*([ExactResume()] if exact else []), *callbacks], **given)
+    return package.Trainer(callbacks=[*([ExactResume()] if exact else []), *callbacks], **given)
 
 
 def weights(model):
@@ -92,15 +83,28 @@ def weights(model):
 
 
 def sweep(
-    tmp_path, loaders, hooks=("on_train_batch_end",), *, exact=True, estimates=False, val=None, share=1.0, **options
+    tmp_path,
+    loaders,
+    hooks=("on_train_batch_end",),
+    *,
+    exact=True,
+    make_model=Model,
+    more_callbacks=list,
+    val=None,
+    share=1.0,
+    **options,
 ):
     """Train once, saving as `hooks` say; resume from a share of them; return the run, and what differs by checkpoint."""
 
+    of_model = {"estimates": options.pop("estimates", False)}
+
     def fit(*callbacks, ckpt_path=None):
-        model = Model(estimates=estimates)
+        model = make_model(**of_model)
         given = loaders()
         evaluated = None if val is None else val()
-        trainer_of(*callbacks, exact=exact, **options).fit(model, given, evaluated, ckpt_path=ckpt_path)
+        trainer_of(*more_callbacks(), *callbacks, exact=exact, **options).fit(
+            model, given, evaluated, ckpt_path=ckpt_path
+        )
         return model
 
     saver = Saver(tmp_path, hooks)
@@ -125,6 +129,16 @@ def chosen(places, share):
 def is_compared(name, num_seen, whole, options):
     """Whether a resume validates as often as the run did; not one in a validation, nor one of a run that is done."""
     return "validation" not in name and not ("max_steps" in options and num_seen == len(whole.seen))
+
+
+class Augmented(torch.utils.data.Dataset):
+    """Samples, each with a random draw."""
+
+    def __len__(self):
+        return 13
+
+    def __getitem__(self, index):
+        return torch.tensor([index, float(torch.rand(()))])
 
 
 KNOWN = ["map-a-5", "map-b-3"]  # 5 microbatches

@@ -180,32 +180,21 @@ def test_the_other_name_of_lightning_trains_and_resumes(tmp_path):
     import pytorch_lightning
 
     class Other(pytorch_lightning.LightningModule):
-        __init__, training_step, validation_step = Model.__init__, Model.training_step, Model.validation_step
-        configure_optimizers = Model.configure_optimizers
+        training_step, validation_step = Model.training_step, Model.validation_step
+        configure_optimizers, estimates = Model.configure_optimizers, False
+
+        def __init__(self):
+            super().__init__()
+            self.layer, self.seen, self.evaluated = Model().layer, [], []
 
     class Saving(pytorch_lightning.Callback):
         def on_train_batch_end(self, trainer, *_):
             trainer.save_checkpoint(tmp_path / f"{trainer.global_step}.ckpt")
 
     def fit(*callbacks, ckpt_path=None):
-        model = object.__new__(Other)
-        pytorch_lightning.LightningModule.__init__(model)
-        given = {
-            "enable_progress_bar": False,
-            "enable_model_summary": False,
-            "enable_checkpointing": False,
-            "logger": False,
-        }
-        trainer = pytorch_lightning.Trainer(
-            accelerator="cpu", max_epochs=2, callbacks=[ExactResume(), *callbacks], **given
-        )
-        fill(model)
-        trainer.fit(model, datamodule=DataModule(train=unknown, val=known), ckpt_path=ckpt_path)
+        model, data = Other(), DataModule(train=unknown, val=known)
+        trainer_of(*callbacks, package=pytorch_lightning).fit(model, datamodule=data, ckpt_path=ckpt_path)
         return model
-
-    def fill(model):
-        plain_model = Model()
-        model.layer, model.estimates, model.seen, model.evaluated = plain_model.layer, False, [], []
 
     whole = fit(Saving())
     for step in (1, 4, 6):

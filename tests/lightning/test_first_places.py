@@ -9,7 +9,6 @@ from lightning.pytorch.tuner import Tuner
 from lightning_examples import Model, known, sweep, trainer_of, unknown
 
 from fkat_data import DataLoader
-from fkat_data.streaming import MDSWriter, StreamingDataLoader, StreamingDataset
 
 pytestmark = pytest.mark.filterwarnings("ignore:::lightning", "ignore:::torch")
 
@@ -18,16 +17,8 @@ def shuffled():
     return DataLoader(list(torch.arange(20.0).reshape(10, 2)), 2, shuffle=True, seed=3)
 
 
-@pytest.fixture(scope="module")
-def loaders(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("stored")
-    with MDSWriter(out=str(folder), columns={"x": "int"}, size_limit=64) as writer:
-        for index in range(20):
-            writer.write({"x": index})
-
-    def streamed():
-        return StreamingDataLoader(StreamingDataset(local=str(folder), batch_size=4, shuffle=True))
-
+@pytest.fixture
+def loaders(streamed):
     return {"DataLoader": shuffled, "known": known, "unknown": unknown, "streamed": streamed}
 
 

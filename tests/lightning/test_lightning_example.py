@@ -15,9 +15,8 @@ EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "lightning"
 @pytest.fixture
 def python(processes):
     """An interpreter that has imported what the example needs."""
-    interpreter = PreparedInterpreter("torch", "torch._dynamo", "lightning.pytorch", OMP_NUM_THREADS="1")
-    yield interpreter
-    interpreter.close()
+    with PreparedInterpreter("torch", "torch._dynamo", "lightning.pytorch", OMP_NUM_THREADS="1") as interpreter:
+        yield interpreter
 
 
 def steps(text):

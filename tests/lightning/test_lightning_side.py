@@ -12,24 +12,16 @@ from lightning.fabric.utilities.data import _replace_dunder_methods, _update_dat
 from lightning.fabric.wrappers import _FabricDataLoader
 from lightning.pytorch.callbacks import BasePredictionWriter
 from lightning.pytorch.utilities import CombinedLoader
+from lightning_examples import Augmented
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import Dataset, DistributedSampler
+from torch.utils.data import DistributedSampler
+from walks import begun, gathered, recorded
 
 from fkat_data import DataLoader, ShardedDataLoader, StateMismatchError
 from fkat_data.streaming import MDSWriter, StreamingDataLoader, StreamingDataset
 
 pytestmark = pytest.mark.filterwarnings("ignore:::lightning", "ignore:::torch")
 COUNT = 13
-
-
-class Augmented(Dataset):
-    """Samples, each with a random draw."""
-
-    def __len__(self):
-        return COUNT
-
-    def __getitem__(self, index):
-        return torch.tensor([index, float(torch.rand(()))])
 
 
 class Processes(Augmented):
@@ -88,8 +80,7 @@ def test_a_look_at_the_first_microbatch_in_a_hook_changes_nothing():
 
 def test_a_state_that_was_loaded_before_counts_in_the_loader_that_is_made_again():
     whole = dealt(DataLoader(Augmented(), 2, seed=3))
-    iterator = iter(whole)
-    next(iterator)
+    iterator = begun(whole, 1)
     state, rest = whole.state_dict(), [batch.tolist() for batch in iterator]
     original = DataLoader(Augmented(), 2, seed=3)
     original.load_state_dict(state)
@@ -115,11 +106,7 @@ def test_what_fabric_sets_up_resumes_at_every_microbatch(rank):
         return loader, _FabricDataLoader(loader)
 
     loader, fabrics = set_up()
-    whole, states = [], [loader.state_dict()]
-    for _ in range(3):
-        for batch in fabrics:
-            whole.append(batch.tolist())
-            states.append(loader.state_dict())
+    whole, states = recorded(fabrics, torch.Tensor.tolist, 3)
     assert whole[:4] != whole[4:8]
     for step in range(0, len(whole), 3):
         loader, fabrics = set_up()
@@ -141,7 +128,7 @@ def test_what_fabric_sets_up_goes_on_with_other_numbers_of_ranks():
             else:
                 loader.load_state_dict(state)
             seen += [int(row[0]) for batch in islice(fabrics, num_steps) for row in batch.tolist()]
-        state = DataLoader.merge_state_dicts([loader.local_state_dict() for loader in loaders])
+        state = gathered(loaders)
     assert sorted(seen) == list(range(COUNT))
 
 

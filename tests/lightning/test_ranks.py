@@ -2,11 +2,10 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from interpreters import run_python
 from lightning_examples import Model, trainer_of
 from loader_examples import make, mixed
 
@@ -19,14 +18,9 @@ TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
 
 def start(folder, *words):
     """Run Python on its own, as nobody's rank."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     for variable in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
-        environment.pop(variable, None)
-    command = [sys.executable, *map(str, words)]
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=170, check=False, cwd=folder
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+        os.environ.pop(variable, None)
+    run_python(*words, cwd=folder, timeout=170)
 
 
 def run(folder, name, *arguments, by=()):

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from lightning.fabric import Fabric
-from lightning_examples import Model, Saver, counted, trainer_of, weights
+from lightning_examples import Augmented, Model, Saver, counted, trainer_of, weights
 from loader_examples import make, mixed
 
 from fkat_data import DataLoader
@@ -36,16 +36,6 @@ def fit(*callbacks, ckpt_path=None, factory=counted, train=None, **options):
     given = {"strategy": "ddp", "devices": 2, "val_check_interval": 2, **options}
     trainer_of(*callbacks, **given).fit(model, datamodule=data, ckpt_path=ckpt_path)
     return {"seen": model.seen, "evaluated": model.evaluated, "weights": weights(model)}
-
-
-class Augmented(torch.utils.data.Dataset):
-    """Samples, each with a random draw."""
-
-    def __len__(self):
-        return 13
-
-    def __getitem__(self, index):
-        return torch.tensor([index, float(torch.rand(()))])
 
 
 def with_fabric(folder):

@@ -30,6 +30,10 @@ MIXED = [
 ]
 
 
+def count_of(shard):
+    return int(shard.rsplit("-", 1)[1])
+
+
 def sample(shard, index):
     """One sample: what it is, and a draw from each generator."""
     name = sum(ord(character) * 31**place for place, character in enumerate(shard)) % 65537
@@ -37,12 +41,16 @@ def sample(shard, index):
     return torch.tensor([name, index, *draws], dtype=torch.float64)
 
 
-class MapDataset(Dataset):
-    """Samples by index."""
+class OfShard:
+    """As many samples as the shard's name says."""
 
     def __init__(self, shard):
         self.shard = shard
-        self.count = int(shard.rsplit("-", 1)[1])
+        self.count = count_of(shard)
+
+
+class MapDataset(OfShard, Dataset):
+    """Samples by index."""
 
     def __len__(self):
         return self.count
@@ -51,12 +59,8 @@ class MapDataset(Dataset):
         return sample(self.shard, index)
 
 
-class StreamDataset(IterableDataset):
+class StreamDataset(OfShard, IterableDataset):
     """Samples in a row, and no length."""
-
-    def __init__(self, shard):
-        self.shard = shard
-        self.count = int(shard.rsplit("-", 1)[1])
 
     def __iter__(self):
         for index in range(self.count):
@@ -74,12 +78,12 @@ class SkippingProduct:
         return SkippingProduct(self.shard, self.first + count)
 
     def __iter__(self):
-        for index in range(self.first, int(self.shard.rsplit("-", 1)[1])):
+        for index in range(self.first, count_of(self.shard)):
             yield {"sample": sample(self.shard, index), "text": f"{self.shard}/{index}"}
 
 
 def generate(shard):
-    for index in range(int(shard.rsplit("-", 1)[1])):
+    for index in range(count_of(shard)):
         yield {"sample": sample(shard, index), "text": shard}
 
 
@@ -94,7 +98,7 @@ def mixed(shard):
     if kind == "nested":
         return DataLoader(MapDataset(shard), batch_size=2, shuffle=True, num_workers=2)
     if kind == "list":
-        return [sample(shard, index) for index in range(int(shard.rsplit("-", 1)[1]))]
+        return [sample(shard, index) for index in range(count_of(shard))]
     if kind == "skip":
         return SkippingProduct(shard)
     return generate(shard)
@@ -107,13 +111,16 @@ def make(shards=MIXED, factory=mixed, *, seed=7, multiprocessing=False, **option
 
 def plain(microbatch):
     """A microbatch as values that compare."""
-    if isinstance(microbatch, torch.Tensor):
-        return microbatch.tolist()
-    if isinstance(microbatch, np.ndarray):
+    if isinstance(microbatch, (torch.Tensor, np.ndarray)):
         return microbatch.tolist()
     if isinstance(microbatch, dict):
         return {key: plain(value) for key, value in microbatch.items()}
-    return microbatch
+    return [plain(value) for value in microbatch] if isinstance(microbatch, (list, tuple)) else microbatch
+
+
+def generators():
+    """The states of the global random generators, and the number of threads, to compare."""
+    return (random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist(), torch.get_num_threads())
 
 
 def epoch(loader):

@@ -110,6 +110,71 @@ class Narrowed(SequenceShardSampler):
         self.shards = [shard for shard in self if "-z-" not in shard]
 
 
-#: Those with one order, and those that have another in each epoch.
+class Pure(ShardSampler):
+    """A function of the epoch."""
+
+    def shards(self, epoch):
+        return SHARDS[epoch:] + SHARDS[:epoch]
+
+
+class Plain:
+    """No subclass: an iterable by a generator function."""
+
+    def __iter__(self):
+        yield from SHARDS
+
+
+class PlainKnowingEpochs(Plain):
+    """It has another order in each epoch that it is told."""
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        return iter(SHARDS[self.epoch :] + SHARDS[: self.epoch])
+
+
+class Remembering:
+    """Draws its order from a generator of its own, whose state it saves."""
+
+    def __init__(self):
+        self.random = random.Random(5)
+
+    def state_dict(self):
+        version, internal, gauss = self.random.getstate()
+        return {"version": version, "internal": list(internal), "gauss": gauss}
+
+    def load_state_dict(self, state_dict):
+        self.random.setstate((state_dict["version"], tuple(state_dict["internal"]), state_dict["gauss"]))
+
+    def __iter__(self):
+        yield from self.random.sample(SHARDS, len(SHARDS))
+
+
+class StatefulIterator:
+    """Its own iterator, as torchdata's are: it knows its place, and starts anew after its end."""
+
+    def __init__(self):
+        self.index = 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.index == len(SHARDS):
+            self.index = 0
+            raise StopIteration
+        self.index += 1
+        return SHARDS[self.index - 1]
+
+    def state_dict(self):
+        return {"index": self.index}
+
+    def load_state_dict(self, state_dict):
+        self.index = state_dict["index"]
+
+
+#: Those with one order, those that have another in each epoch, and those that are no subclasses.
 FIXED = [Assigned, Filled, Generated, Indexed, Filtered, Narrowed]
-CHANGING = [GloballyShuffled, OwnlyShuffled, Counting, KnowingEpochs]
+CHANGING = [GloballyShuffled, OwnlyShuffled, Counting, KnowingEpochs, Pure]
+OTHERS = [Plain, PlainKnowingEpochs, Remembering, StatefulIterator, lambda: tuple(SHARDS)]

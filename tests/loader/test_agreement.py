@@ -1,7 +1,5 @@
 """Ranks that disagree are found out: the comparison as a function, then four gloo ranks, two replicas each."""
 
-import json
-
 import pytest
 
 from fkat_data import ConfigurationError
@@ -65,11 +63,7 @@ with open(f"{sys.argv[1]}/rank{rank}.json", "w") as file:
 
 @pytest.fixture(scope="module")
 def found(prepared, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("ranks")
-    (folder / "program.py").write_text(PROGRAM)
-    for rank in prepared.run_ranks(4, folder / "program.py", folder, folder=folder):
-        assert rank.returncode == 0, rank.stderr
-    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(4)]
+    return prepared.found_by_ranks(4, PROGRAM, tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.mark.parametrize("name", ["seed", "plan alone"])

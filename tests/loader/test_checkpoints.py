@@ -1,12 +1,12 @@
 """torch.distributed.checkpoint: it takes a state apart, and reads the parts that the resuming loader shows to it."""
 
-from itertools import islice
+from itertools import chain, islice, repeat
 
 import pytest
 from elastic_examples import inside, outside, rank_loader, rest
 from loader_examples import make
+from walks import gathered
 
-from fkat_data import ShardedDataLoader
 from fkat_data.mixing import DictDataLoader, RoundRobin
 
 # The import of torch.distributed.checkpoint takes longer than the tests: the fast lane leaves both out.
@@ -35,7 +35,7 @@ class Ranks:
         return [text for part in self.left for text in islice(part, num_microbatches)]
 
     def state(self):
-        return ShardedDataLoader.merge_state_dicts([loader.local_state_dict() for loader in self.loaders])
+        return gathered(self.loaders)
 
 
 @pytest.mark.parametrize("sampler", [inside, outside])
@@ -95,12 +95,7 @@ class OwnSampler:
 )
 def test_what_a_fresh_loader_has_not_yet_is_read_too(tmp_path, make_loader, num_before):
     loader = make_loader()
-    delivered = 0
-    while delivered < num_before:
-        for _ in loader:
-            delivered += 1
-            if delivered == num_before:
-                break
+    list(islice(chain.from_iterable(repeat(loader)), num_before))
     fresh = make_loader()
     state = loader.state_dict()
     fresh.load_state_dict(through(state, fresh.state_dict(), tmp_path))

@@ -4,42 +4,26 @@ import gc
 import weakref
 
 import pytest
-import torch
+from test_walk import Iterated, stored
 
 from fkat_data import DataLoader, ShardedDataLoader
-from fkat_data.streaming import MDSWriter, StreamingDataLoader, StreamingDataset
+from fkat_data.streaming import StreamingDataLoader
 
 
-class Numbers(torch.utils.data.Dataset):
-    def __len__(self):
-        return 8
-
-    def __getitem__(self, index):
-        return index
-
-
-class Iterated(torch.utils.data.IterableDataset):
-    def __iter__(self):
-        yield from range(8)
+class Numbers(list):
+    """A dataset that can be referred to weakly."""
 
 
 class Factory:
     def __call__(self, shard):
-        return DataLoader(Numbers(), batch_size=4)
-
-
-def streamed(folder):
-    with MDSWriter(out=str(folder), columns={"x": "int"}) as writer:
-        for number in range(8):
-            writer.write({"x": number})
-    return StreamingDataset(local=str(folder), batch_size=4)
+        return DataLoader(range(8), batch_size=4)
 
 
 FACES = {
     "shards": (lambda folder: Factory(), lambda factory: ShardedDataLoader(0, ["a"], factory, multiprocessing=False)),
-    "indices": (lambda folder: Numbers(), lambda dataset: DataLoader(dataset, batch_size=4)),
+    "indices": (lambda folder: Numbers(range(8)), lambda dataset: DataLoader(dataset, batch_size=4)),
     "iterable": (lambda folder: Iterated(), lambda dataset: DataLoader(dataset, batch_size=4)),
-    "stream": (streamed, lambda dataset: StreamingDataLoader(dataset, batch_size=4)),
+    "stream": (stored, lambda dataset: StreamingDataLoader(dataset, batch_size=4)),
 }
 
 

@@ -1,8 +1,4 @@
-import json
 import logging
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +6,9 @@ import torch
 from elastic_examples import SHARDS, dropping, inside, outside, rank_loader, rest, written
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from interpreters import run_python
 from loader_examples import epoch, make, same_state
+from walks import gathered as merged
 
 from fkat_data import DistributedDataParallelShardSampler, ShardedDataLoader
 from fkat_data.errors import StateMismatchError
@@ -25,10 +23,6 @@ def ranks(sampler, dp_size, state=None):
         for loader in loaders:
             loader.load_state_dict(state)
     return loaders
-
-
-def merged(loaders):
-    return ShardedDataLoader.merge_state_dicts([json.loads(json.dumps(own.local_state_dict())) for own in loaders])
 
 
 def advance(loader, count):
@@ -137,18 +131,6 @@ def test_the_step_and_the_length_go_on_from_the_largest_of_the_ranks_before():
         assert (loader.step, len(loader)) == (6, length)
 
 
-def test_a_state_with_re_splits_loads_again_on_as_many_ranks_and_survives_torch_save(tmp_path):
-    loaders = ranks(inside, 2, stopped())
-    left = [rest(own, 2) for own in loaders]
-    next(left[0]), next(left[0]), next(left[1])
-    torch.save(merged(loaders), tmp_path / "state.pt")
-    state = torch.load(tmp_path / "state.pt", weights_only=True)
-    assert state["resplits"]
-    resumed = ranks(inside, 2, state)
-    assert [list(rest(own, 2)) for own in resumed] == [list(part) for part in left]
-    assert merged(resumed)["resplits"] == ()
-
-
 def test_what_was_split_anew_is_logged_once(caplog):
     state = stopped()
     loader = rank_loader(inside, 2, 0)
@@ -226,18 +208,8 @@ def ledger_of(folder):
 
 
 def torchrun(folder, num_ranks, *arguments, max_restarts=0):
-    command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
-    command += [f"--nproc_per_node={num_ranks}", f"--max-restarts={max_restarts}"]
-    path = os.pathsep.join(path for path in sys.path if path)
-    done = subprocess.run(
-        [*command, str(PROGRAM), str(folder), *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    words = ["-W", "ignore", "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={num_ranks}"]
+    run_python(*words, f"--max-restarts={max_restarts}", PROGRAM, folder, *arguments, OMP_NUM_THREADS="1")
 
 
 def whole_ledger(dp_size):

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from walks import begun, gathered
 
 from fkat_data import (
     ConfigurationError,
@@ -61,23 +62,17 @@ class Rows:
         return torch.tensor(index)
 
 
-class SizedStream(IterableDataset):
-    def __init__(self, shard):
-        self.count = int(shard)
-
-    def __len__(self):
-        return self.count
-
-    def __iter__(self):
-        return iter(range(self.count))
-
-
 class Stream(IterableDataset):
     def __init__(self, shard):
         self.count = int(shard)
 
     def __iter__(self):
         return iter(range(self.count))
+
+
+class SizedStream(Stream):
+    def __len__(self):
+        return self.count
 
 
 class EveryOther:
@@ -290,10 +285,8 @@ def test_a_length_that_is_drawn_goes_on_with_another_number_of_ranks():
     shards = [str(size) for size in range(20, 90, 10)]
     whole = [make(sampler(shards, 2, rank), factory) for rank in range(2)]
     for loader, count in zip(whole, (9, 20), strict=True):
-        iterator = iter(loader)
-        for _ in range(count):
-            next(iterator)
-    state = ShardedDataLoader.merge_state_dicts([loader.local_state_dict() for loader in whole])
+        begun(loader, count)
+    state = gathered(whole)
     for rank in range(3):
         loader = make(sampler(shards, 3, rank), factory)
         loader.load_state_dict(state)
@@ -353,19 +346,13 @@ def test_each_shard_is_opened_once_to_be_counted():
     assert opened == []
 
 
-class Missing:
+class Missing(Rows):
     """Refuses some shards."""
 
     def __init__(self, shard):
         if shard == "gone":
             raise ShardNotFoundError(shard, "no such file")
-        self.rows = Rows(shard)
-
-    def __len__(self):
-        return len(self.rows)
-
-    def __getitem__(self, index):
-        return self.rows[index]
+        super().__init__(shard)
 
 
 def test_a_shard_that_cannot_be_opened_raises_or_counts_as_empty(caplog):
@@ -387,15 +374,21 @@ def old(path):
     os.utime(path, (1e9, 1e9))
 
 
+@pytest.fixture
+def path(tmp_path):
+    """A file of three lines."""
+    path = tmp_path / "a.jsonl"
+    write_lines(path, 3)
+    old(path)
+    return path
+
+
 def kept_file(cache):
     (path,) = (cache / "fkat_data" / "counts").iterdir()
     return path
 
 
-def test_counts_are_kept_until_the_file_changes(tmp_path, cache):
-    path = tmp_path / "a.jsonl"
-    write_lines(path, 3)
-    old(path)
+def test_counts_are_kept_until_the_file_changes(path, cache):
     factory = DataLoaderFactory(JsonDataset)
     assert len(make([str(path)], factory)) == 3
     content = kept_file(cache).read_text()
@@ -420,20 +413,14 @@ def test_a_file_that_has_changed_just_now_is_counted_each_time(tmp_path, cache):
 @pytest.mark.parametrize(
     "content", ["", "[", "[]", "{}", '{"version": 1, "counts": {"json lines a.jsonl": 5}}', "\x00"]
 )
-def test_a_file_of_counts_that_is_torn_is_made_again(tmp_path, cache, content):
-    path = tmp_path / "a.jsonl"
-    write_lines(path, 3)
-    old(path)
+def test_a_file_of_counts_that_is_torn_is_made_again(path, cache, content):
     assert len(make([str(path)], DataLoaderFactory(JsonDataset))) == 3
     kept_file(cache).write_text(content)
     assert len(make([str(path)], DataLoaderFactory(JsonDataset))) == 3
     assert json.loads(kept_file(cache).read_text())["counts"]["json lines a.jsonl"][1] == 3
 
 
-def test_counts_that_cannot_be_kept_are_no_error(tmp_path, cache):
-    path = tmp_path / "a.jsonl"
-    write_lines(path, 3)
-    old(path)
+def test_counts_that_cannot_be_kept_are_no_error(path, cache):
     cache.write_text("a file")
     assert len(make([str(path)], DataLoaderFactory(JsonDataset))) == 3
 

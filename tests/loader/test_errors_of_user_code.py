@@ -85,15 +85,14 @@ with ShardedDataLoader(0, ["a"], factory) as loader:
     assert done.returncode == 5, done.stderr
 
 
-@pytest.mark.usefixtures("processes")
-def test_a_worker_whose_pipe_closes_before_it_ends_is_reported_with_its_own_exit_code():
+def test_a_worker_whose_pipe_closes_before_it_ends_is_reported_with_its_own_exit_code(remote):
     def factory(shard):
         yield torch.zeros(2)
         os.closerange(3, 256)
         time.sleep(0.2)
         os._exit(4)
 
-    with make(["a"], factory, multiprocessing=True) as loader, pytest.raises(WorkerDiedError) as caught:
+    with remote(["a"], factory) as loader, pytest.raises(WorkerDiedError) as caught:
         list(loader)
     assert caught.value.exit_code == 4
 

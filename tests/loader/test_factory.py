@@ -24,42 +24,30 @@ class Stream(IterableDataset):
         return iter(range(5))
 
 
-def lists(factory):
-    return [microbatch.tolist() for microbatch in factory("shard")]
-
-
-def test_by_default_each_sample_is_a_microbatch():
-    assert lists(DataLoaderFactory(Squares)) == [[0], [1], [4], [9], [16]]
-
-
-def test_a_batch_size_makes_batches():
-    assert lists(DataLoaderFactory(Squares, batch_size=2)) == [[0, 1], [4, 9], [16]]
-
-
-def test_a_sampler_decides_on_the_order():
-    factory = DataLoaderFactory(Squares, sampler_generator=lambda dataset: [4, 0], batch_size=2)
-    assert lists(factory) == [[16, 0]]
-
-
-def test_a_sampler_without_a_batch_size_leaves_samples_as_they_are():
-    factory = DataLoaderFactory(Squares, sampler_generator=SequentialSampler, batch_size=None)
-    assert list(factory("shard")) == [0, 1, 4, 9, 16]
-
-
-def test_a_batch_sampler_is_made_of_the_dataset_or_of_the_sampler():
-    of_dataset = DataLoaderFactory(Squares, batch_sampler_generator=lambda dataset: [[len(dataset) - 1, 0]])
-    assert lists(of_dataset) == [[16, 0]]
-    of_sampler = DataLoaderFactory(
-        Squares,
-        sampler_generator=SequentialSampler,
-        batch_sampler_generator=lambda sampler: BatchSampler(sampler, 3, drop_last=True),
-        batch_size=7,
-    )
-    assert lists(of_sampler) == [[0, 1, 4]]
-
-
-def test_a_stream_is_batched():
-    assert lists(DataLoaderFactory(Stream, batch_size=4)) == [[0, 1, 2, 3], [4]]
+@pytest.mark.parametrize(
+    ("options", "made"),
+    [
+        ({}, [[0], [1], [4], [9], [16]]),
+        ({"batch_size": 2}, [[0, 1], [4, 9], [16]]),
+        ({"sampler_generator": lambda dataset: [4, 0], "batch_size": 2}, [[16, 0]]),
+        ({"sampler_generator": SequentialSampler, "batch_size": None}, [0, 1, 4, 9, 16]),
+        ({"batch_sampler_generator": lambda dataset: [[len(dataset) - 1, 0]]}, [[16, 0]]),
+        (
+            {
+                "sampler_generator": SequentialSampler,
+                "batch_sampler_generator": lambda sampler: BatchSampler(sampler, 3, drop_last=True),
+                "batch_size": 7,
+            },
+            [[0, 1, 4]],
+        ),
+        ({"dataset_generator": Stream, "batch_size": 4}, [[0, 1, 2, 3], [4]]),
+    ],
+    ids=["default", "size", "sampler", "samples as they are", "batches of the dataset", "of the sampler", "stream"],
+)
+def test_samples_are_batched_as_the_arguments_say(options, made):
+    product = DataLoaderFactory(**{"dataset_generator": Squares, **options})("shard")
+    assert type(product) is DataLoader
+    assert [torch.as_tensor(microbatch).tolist() for microbatch in product] == made
 
 
 def test_the_dataset_is_made_of_the_shard():
@@ -88,10 +76,6 @@ def test_a_users_dataloader_is_called_as_documented():
     ]
 
 
-def test_the_default_is_torchs_dataloader():
-    assert type(DataLoaderFactory(Squares)("s")) is DataLoader
-
-
 @pytest.mark.parametrize(
     ("arguments", "argument"),
     [
@@ -110,11 +94,3 @@ def test_the_default_is_torchs_dataloader():
 def test_arguments_are_checked_by_name(arguments, argument):
     with pytest.raises(ConfigurationError, match=f"^{argument} = "):
         DataLoaderFactory(**{"dataset_generator": Squares, **arguments})
-
-
-def test_a_factory_is_the_same_each_time():
-    factory = DataLoaderFactory(Squares, RandomSampler, batch_size=2)
-    torch.manual_seed(0)
-    first = lists(factory)
-    torch.manual_seed(0)
-    assert lists(factory) == first

@@ -31,21 +31,6 @@ def told(error):
     return "\n".join([repr(type(error)), repr(error.args), *getattr(error, "__notes__", [])])
 
 
-def test_a_shard_that_cannot_be_opened_is_named_after_everything_before_it():
-    def factory(shard):
-        if shard == "absent":
-            return open("/nonexistent/absent")  # noqa: PTH123 - what a user's dataset does
-        return [torch.tensor(1)]
-
-    with make(["a", "absent", "b"], factory, num_shard_prefetches=3) as loader:
-        iterator = iter(loader)
-        next(iterator)
-        with pytest.raises(FileNotFoundError) as caught:
-            next(iterator)
-    assert "while opening shard 'absent'" in told(caught.value)
-    assert caught.value.filename == "/nonexistent/absent"
-
-
 def test_a_product_that_is_not_iterable_is_refused_by_name():
     with (
         make(["a"], lambda shard: 5) as loader,
@@ -106,13 +91,12 @@ def test_an_unpicklable_microbatch_is_an_error_of_its_place(multiprocessing):
 # --- MemoryError -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("processes")
-def test_a_microbatch_larger_than_the_limit_is_refused_with_numbers():
+def test_a_microbatch_larger_than_the_limit_is_refused_with_numbers(remote):
     def factory(shard):
         return [torch.zeros(2 << 20, dtype=torch.uint8)]
 
     with (
-        make(["a"], factory, multiprocessing=True, memory_limit_bytes=1 << 20) as loader,
+        remote(["a"], factory, memory_limit_bytes=1 << 20) as loader,
         pytest.raises(
             MemoryLimitError,
             match="one microbatch needs 2,097,152 bytes of shared memory, more than the limit of 1,048,576: raise memory",
@@ -146,15 +130,12 @@ def hoarded(product, size=100_000):
     return factory
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(("product", "num_microbatches_ahead"), [("map", 1), ("stream", -1)])
-def test_a_caller_who_keeps_microbatches_meets_the_limit_and_goes_on_after_letting_go(product, num_microbatches_ahead):
-    with make(
-        ["a"],
-        hoarded(product),
-        multiprocessing=True,
-        memory_limit_bytes=1 << 20,
-        num_microbatch_prefetches=num_microbatches_ahead,
+def test_a_caller_who_keeps_microbatches_meets_the_limit_and_goes_on_after_letting_go(
+    remote, product, num_microbatches_ahead
+):
+    with remote(
+        ["a"], hoarded(product), memory_limit_bytes=1 << 20, num_microbatch_prefetches=num_microbatches_ahead
     ) as loader:
         iterator, kept = bounded(lambda: hoard(loader), loader)
         count = len(kept)
@@ -169,19 +150,17 @@ def test_a_caller_who_keeps_microbatches_meets_the_limit_and_goes_on_after_letti
         assert [int(microbatch[0]) for microbatch in iterator] == list(range(count, NUM_HOARDED))
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("product", ["map", "stream"])
-def test_a_limit_of_two_and_a_half_microbatches_is_enough_for_a_caller_who_keeps_one(product):
-    with make(["a"], hoarded(product, 400_000), multiprocessing=True, memory_limit_bytes=1 << 20) as loader:
+def test_a_limit_of_two_and_a_half_microbatches_is_enough_for_a_caller_who_keeps_one(remote, product):
+    with remote(["a"], hoarded(product, 400_000), memory_limit_bytes=1 << 20) as loader:
         seen = []
         for microbatch in loader:
             seen.append(int(microbatch[0]))  # noqa: PERF401 - the loop's variable is what keeps one
         assert seen == list(range(NUM_HOARDED))
 
 
-@pytest.mark.usefixtures("processes")
-def test_microbatches_in_reference_cycles_are_let_go_before_the_limit_is_an_error():
-    with make(["a"], hoarded("map"), multiprocessing=True, memory_limit_bytes=1 << 20) as loader:
+def test_microbatches_in_reference_cycles_are_let_go_before_the_limit_is_an_error(remote):
+    with remote(["a"], hoarded("map"), memory_limit_bytes=1 << 20) as loader:
         for microbatch in loader:
             cycle = {"microbatch": microbatch}
             cycle["self"] = cycle
@@ -213,9 +192,8 @@ def deaths():
     }
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("death", deaths())
-def test_a_worker_that_dies_is_reported_within_a_second_after_what_it_had_made(death, tmp_path):
+def test_a_worker_that_dies_is_reported_within_a_second_after_what_it_had_made(remote, death, tmp_path):
     how, exit_code, text = deaths()[death]
     noted = tmp_path / "pid"
 
@@ -223,7 +201,7 @@ def test_a_worker_that_dies_is_reported_within_a_second_after_what_it_had_made(d
         noted.write_text(str(os.getpid()))
         how()
 
-    with make(["good", "bad"], dying(noted_death), multiprocessing=True) as loader:
+    with remote(["good", "bad"], dying(noted_death)) as loader:
         iterator = iter(loader)
         # The last before the death may be held back, as nobody knows yet whether it is the shard's last.
         got = [int(next(iterator)) for _ in range(5)]
@@ -246,8 +224,7 @@ def test_a_worker_that_dies_is_reported_within_a_second_after_what_it_had_made(d
     assert epoch(resumed) == [2, 3]
 
 
-@pytest.mark.usefixtures("processes")
-def test_a_worker_killed_while_the_caller_waits_is_reported_within_a_second():
+def test_a_worker_killed_while_the_caller_waits_is_reported_within_a_second(remote):
     def factory(shard):
         import time
 
@@ -255,7 +232,7 @@ def test_a_worker_killed_while_the_caller_waits_is_reported_within_a_second():
         yield torch.tensor(1)
         time.sleep(60)
 
-    with make(["a", "b", "c"], factory, multiprocessing=True, num_shard_prefetches=2) as loader:
+    with remote(["a", "b", "c"], factory, num_shard_prefetches=2) as loader:
         iterator = iter(loader)
         next(iterator)
         killed_at = []
@@ -273,8 +250,7 @@ def test_a_worker_killed_while_the_caller_waits_is_reported_within_a_second():
         timer.join()
 
 
-@pytest.mark.usefixtures("processes")
-def test_a_dead_worker_is_noticed_though_a_child_of_its_own_holds_the_pipe_open():
+def test_a_dead_worker_is_noticed_though_a_child_of_its_own_holds_the_pipe_open(remote):
     def factory(shard):
         import subprocess
         import sys
@@ -292,7 +268,7 @@ def test_a_dead_worker_is_noticed_though_a_child_of_its_own_holds_the_pipe_open(
                 os.set_inheritable(int(link.name), True)
         return factory(shard)
 
-    with make(["a"], inheritable, multiprocessing=True) as loader:
+    with remote(["a"], inheritable) as loader:
         iterator = iter(loader)
         pid = int(next(iterator))
         children = psutil.Process(pid).children(recursive=True)
@@ -320,16 +296,10 @@ class Holder:
 class Slotted:
     """Its attributes are in slots."""
 
-    __slots__ = ("dataset", "lock", "nothing")
+    __slots__ = ("lock", "nothing")
 
-    def __init__(self, lock, inside=None):
-        if inside is None:
-            self.dataset = Slotted(lock, "inside")
-        else:
-            self.lock = lock
-
-    def __call__(self, shard):
-        return []
+    def __init__(self, lock):
+        self.lock = lock
 
 
 def test_a_factory_that_cannot_be_sent_is_named_by_its_path():
@@ -349,7 +319,7 @@ def test_a_factory_that_cannot_be_sent_is_named_by_its_path():
             r"dataloader_factory\.function, closure variable 'lock' of function '<lambda>'",
         ),
         (Holder(method=Holder(lock=lock).__call__), r"dataloader_factory\.method\.__self__\.lock"),
-        (Slotted(lock), r"dataloader_factory\.dataset\.lock"),
+        (Holder(dataset=Slotted(lock)), r"dataloader_factory\.dataset\.lock"),
         (Holder(stream=open("/dev/null", "w")), r"dataloader_factory\.stream"),  # noqa: PTH123, SIM115
     ]
     for factory, path in table:
@@ -369,16 +339,15 @@ def test_a_profiler_that_cannot_be_sent_is_named():
         make(["a"], multiprocessing=True, profiler=Profiler(lock=threading.Lock()))
 
 
-@pytest.mark.usefixtures("processes")
-def test_a_class_that_the_worker_cannot_import_is_told_by_its_shard(monkeypatch):
+def test_a_class_that_the_worker_cannot_import_is_told_by_its_shard(remote, monkeypatch):
     module = types.ModuleType("here_but_not_there")
     exec("class Factory:\n    def __call__(self, shard):\n        return []", module.__dict__)
     monkeypatch.setitem(sys.modules, module.__name__, module)
     with pytest.raises(ConfigurationError, match="a name in here_but_not_there, which a worker cannot import"):
-        make(["a"], module.Factory(), multiprocessing=True)
+        remote(["a"], module.Factory())
     module.__spec__ = ModuleSpec(module.__name__, None)  # as of a module that was imported
     with (
-        make(["a"], module.Factory(), multiprocessing=True) as loader,
+        remote(["a"], module.Factory()) as loader,
         pytest.raises(ModuleNotFoundError, match="here_but_not_there") as caught,
     ):
         next(iter(loader))

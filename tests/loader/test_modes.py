@@ -9,6 +9,7 @@ from loader_examples import make
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader
+from walks import begun
 
 both_modes = pytest.mark.parametrize("multiprocessing", [False, True], ids=["in process", "worker process"])
 
@@ -173,9 +174,7 @@ def test_a_microbatch_that_moves_ahead_is_moved_in_no_mode(mode):
 def test_a_state_that_is_saved_in_a_mode_has_its_content(mode):
     factory = PRODUCTS["a known length"]
     loader = make(["a", "b"], factory)
-    iterator = iter(loader)
-    for _ in range(5):
-        next(iterator)
+    begun(loader, 5)
     with MODES[mode]():
         state = loader.state_dict()
     assert not state["all_rank_indices"][0].is_inference()

@@ -1,13 +1,14 @@
 from collections import Counter
+from itertools import product
 
 import pytest
-from elastic_examples import rest
+from elastic_examples import rest, written
 from loader_examples import make
-from own_sampler_examples import CHANGING, FIXED, SHARDS, Generated, GloballyShuffled
+from own_sampler_examples import CHANGING, FIXED, OTHERS, SHARDS, Generated, GloballyShuffled
+from walks import gathered, recorded
 
 from fkat_data import (
     DistributedDataParallelShardSampler,
-    ShardedDataLoader,
     ShardSampler,
     ShuffledShardSampler,
     StateMismatchError,
@@ -16,24 +17,26 @@ from fkat_data import (
 NUM_EPOCHS = 3
 
 
-def run(loader):
-    """All microbatches of three epochs, and the state before each and at the end."""
-    states, microbatches = [loader.state_dict()], []
-    for microbatch in rest(loader, NUM_EPOCHS):
-        microbatches.append(microbatch)
-        states.append(loader.state_dict())
-    return microbatches, states
-
-
 @pytest.mark.long
-@pytest.mark.parametrize("wrap", [lambda sampler: sampler, ShuffledShardSampler], ids=["itself", "shuffled"])
-@pytest.mark.parametrize("sampler", FIXED + CHANGING)
-def test_a_subclass_of_either_form_resumes_exactly_from_every_position(sampler, wrap):
-    microbatches, states = run(make(wrap(sampler()), num_shard_prefetches=2))
+@pytest.mark.parametrize(
+    ("sampler", "wrap"),
+    [
+        *product(FIXED + CHANGING + OTHERS, [lambda sampler: sampler]),
+        *product(FIXED + CHANGING, [ShuffledShardSampler]),
+    ],
+)
+@pytest.mark.parametrize("num_shards_ahead", [0, 2])
+def test_a_users_sampler_resumes_exactly_from_every_position(sampler, wrap, num_shards_ahead):
+    options = {"num_shard_prefetches": num_shards_ahead}
+    microbatches, states = recorded(make(wrap(sampler()), **options), written, NUM_EPOCHS)
     assert len(microbatches) == NUM_EPOCHS * 10
     for position, state in enumerate(states):
-        resumed = make(wrap(sampler()))
+        resumed = make(wrap(sampler()), **options)
         resumed.load_state_dict(state)
+        assert list(rest(resumed, NUM_EPOCHS)) == microbatches[position:], position
+    # ... and in a loader that has already gone elsewhere
+    for position in (0, 3, 1):
+        resumed.load_state_dict(states[position])
         assert list(rest(resumed, NUM_EPOCHS)) == microbatches[position:], position
 
 
@@ -51,18 +54,16 @@ def test_a_subclass_is_split_again_over_other_ranks_at_every_step(sampler):
     while delivered != whole:
         # First of all: an epoch of which nothing was delivered is not split again, but begins with the new ranks.
         delivered.update(text for own in microbatches if (text := next(own, None)) is not None)
-        state = ShardedDataLoader.merge_state_dicts([loader.local_state_dict() for loader in loaders])
         resumed = ranks(2)
         for loader in resumed:
-            loader.load_state_dict(state)
+            loader.load_state_dict(gathered(loaders))
         left = Counter(microbatch for loader in resumed for microbatch in rest(loader, 1))
         assert delivered + left == whole, delivered.total()
     assert whole.total() == 10
 
 
-@pytest.mark.usefixtures("processes")
-def test_workers_make_the_shards_of_a_subclass():
-    with make(GloballyShuffled(), multiprocessing=True, num_shard_prefetches=2) as loader:
+def test_workers_make_the_shards_of_a_subclass(remote):
+    with remote(GloballyShuffled(), num_shard_prefetches=2) as loader:
         assert list(rest(loader, 2)) == list(rest(make(GloballyShuffled()), 2))
 
 

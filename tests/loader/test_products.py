@@ -1,9 +1,7 @@
 """What a factory may return: each kind of product, begun at any microbatch, and what goes wrong in it."""
 
-import random
-
 import pytest
-import torch
+from drop_in_examples import Drawing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loader_examples import make
@@ -26,17 +24,6 @@ def run(factory, first=0):
     return list(loader)
 
 
-class Draws(torch.utils.data.Dataset):
-    def __init__(self, count):
-        self.count = count
-
-    def __len__(self):
-        return self.count
-
-    def __getitem__(self, index):
-        return index, random.random()
-
-
 @given(
     count=st.integers(1, 150),
     batch_size=st.one_of(st.none(), st.integers(1, 7)),
@@ -46,7 +33,7 @@ class Draws(torch.utils.data.Dataset):
 )
 @settings(max_examples=60, deadline=None)
 def test_a_map_style_shard_begun_anywhere_goes_on_as_if_begun_at_its_start(count, batch_size, drop_last, kind, data):
-    dataset = Draws(count)
+    dataset = Drawing(count)
 
     def factory(shard):
         samplers = {
@@ -90,7 +77,7 @@ def test_a_product_that_can_skip_is_asked_to():
 
 
 def test_a_product_is_not_changed_by_being_iterated():
-    loader = DataLoader(Draws(5), batch_size=2, shuffle=True, collate_fn=list)
+    loader = DataLoader(Drawing(5), batch_size=2, shuffle=True, collate_fn=list)
     sampler = loader.batch_sampler
     assert run(lambda shard: loader) == run(lambda shard: loader)
     assert loader.batch_sampler is sampler
@@ -106,7 +93,7 @@ def test_a_data_loader_that_iterates_by_itself_is_not_taken_apart():
 
 
 def test_a_dataset_that_raises_stop_iteration_does_not_end_its_shard():
-    class Stops(Draws):
+    class Stops(Drawing):
         def __getitem__(self, index):
             if index == 4:
                 raise StopIteration
@@ -133,7 +120,7 @@ def test_what_a_sampler_gave_before_it_failed_is_made_before_its_failure(num_goo
             raise OSError("the index broke off")
 
     def factory(shard):
-        return DataLoader(Draws(10), batch_sampler=Failing(), collate_fn=lambda samples: samples[0][0])
+        return DataLoader(Drawing(10), batch_sampler=Failing(), collate_fn=lambda samples: samples[0][0])
 
     made = []
     with pytest.raises(OSError, match="broke off") as caught:

@@ -1,21 +1,21 @@
 import io
-import json
 import os
 import random
 import signal
 import time
-from itertools import islice
+from itertools import chain, islice, repeat
 
 import numpy as np
 import pytest
 import torch
-from loader_examples import MIXED, MapDataset, epoch, make, plain, same_state
+from loader_examples import MIXED, MapDataset, epoch, generators, make, plain, same_state
+from own_sampler_examples import StatefulIterator
 from own_workers import worker_pids
-from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
+from torch.utils.data import DataLoader
+from walks import begun, recorded
 
-from fkat_data import DataLoaderFactory, DistributedDataParallelShardSampler, ShuffledShardSampler
-from fkat_data.errors import StaleIteratorError, StateMismatchError
-from fkat_data.samplers import ShardSampler
+from fkat_data import DistributedDataParallelShardSampler, ShuffledShardSampler
+from fkat_data.errors import StaleIteratorError
 
 NUM_EPOCHS = 2
 
@@ -24,33 +24,15 @@ def shuffled(seed=3):
     return ShuffledShardSampler(MIXED, seed)
 
 
-def walk(loader, num_epochs=NUM_EPOCHS):
-    """Yield every microbatch up to the end of an epoch, and the state after it."""
-    while loader.epoch < num_epochs:
-        for microbatch in loader:
-            yield plain(microbatch), loader.state_dict()
-
-
 def following(loader, count):
     """Return the next microbatches of a loader, over as many epochs as it takes."""
-    found = []
-    while len(found) < count:
-        for microbatch in loader:
-            found.append(plain(microbatch))
-            if len(found) == count:
-                break
-    return found
+    return [plain(microbatch) for microbatch in islice(chain.from_iterable(repeat(loader)), count)]
 
 
 @pytest.fixture(scope="module")
 def uninterrupted():
     """What a run in process yields that nothing stops: its microbatches, and the state before each and at the end."""
-    loader = make(shuffled())
-    states, microbatches = [loader.state_dict()], []
-    for microbatch, state in walk(loader):
-        microbatches.append(microbatch)
-        states.append(state)
-    return microbatches, states
+    return recorded(make(shuffled()), plain, NUM_EPOCHS)
 
 
 @pytest.mark.long
@@ -69,7 +51,7 @@ def test_every_state_of_an_epochs_end_is_the_next_epochs_start():
     # No empty shard at the end: the plan sees at the last microbatch that nothing follows.
     for shards in (["map-a-3"], ["stream-a-3"], ["list-a-2", "generator-b-2"], ["map-z-0", "skip-a-1"]):
         loader = make(shards)
-        last = [state for _, state in walk(loader, 1)][-1]
+        last = recorded(loader, plain)[1][-1]
         assert last["epoch"] == 1
         assert last["all_rank_indices"] == (torch.tensor(-1),)
         assert last["all_rank_microbatches"] == last["all_rank_steps"] == [0]
@@ -79,14 +61,8 @@ def test_a_state_before_empty_shards_at_the_end_resumes_in_the_next_epoch():
     shards = ["map-a-3", "map-y-0", "stream-z-0"]
     whole = following(make(shards), 6)
     loader = make(shards)
-    state = [state for _, state in walk(loader, 1)][-1]
-    assert epoch_after(shards, state) == whole[2:4]
-
-
-def epoch_after(shards, state):
-    loader = make(shards)
-    loader.load_state_dict(state)
-    return epoch(loader)
+    loader.load_state_dict(recorded(make(shards), plain)[1][-1])
+    assert epoch(loader) == whole[2:4]
 
 
 def test_the_state_is_the_same_whenever_and_how_often_it_is_taken():
@@ -97,29 +73,6 @@ def test_the_state_is_the_same_whenever_and_how_often_it_is_taken():
     loader.load_batch()
     loader.prefetch_shards(2)
     assert same_state(first, loader.state_dict())
-
-
-def test_epoch_and_step_say_where_the_caller_is():
-    loader = make(["map-a-3", "list-b-2"])
-    seen = [(loader.epoch, loader.step)]
-    for _ in range(2):
-        seen.extend((loader.epoch, loader.step) for _ in loader)
-        seen.append((loader.epoch, loader.step))
-    assert seen == [
-        *[(0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 0)],
-        *[(1, 1), (1, 2), (1, 3), (2, 0), (2, 0)],
-    ]
-
-
-def test_a_state_taken_after_breaking_out_and_iterating_again_belongs_to_the_new_epoch(uninterrupted):
-    microbatches, _ = uninterrupted
-    loader = make(shuffled())
-    next(iter(loader))
-    next(iter(loader))
-    resumed = make(shuffled())
-    resumed.load_state_dict(loader.state_dict())
-    left = microbatches[len(microbatches) // 2 + 1 :]
-    assert following(resumed, len(left)) == left
 
 
 def test_a_state_loaded_while_an_iteration_runs_takes_effect_at_the_next(uninterrupted):
@@ -168,20 +121,8 @@ def test_prefetch_depth_mode_and_device_are_no_part_of_the_state():
     assert all(same_state(state, states[0]) for state in states)
 
 
-def test_the_local_state_survives_json_and_loads():
-    whole = epoch(make())
-    loader = make()
-    iterator = iter(loader)
-    next(iterator)
-    next(iterator)
-    resumed = make()
-    resumed.load_state_dict(json.loads(json.dumps(loader.local_state_dict())))
-    assert epoch(resumed) == whole[2:]
-
-
-@pytest.mark.usefixtures("processes")
-def test_the_local_state_asks_nothing_of_a_worker():
-    with make(["list-a-9"], multiprocessing=True) as loader:
+def test_the_local_state_asks_nothing_of_a_worker(remote):
+    with remote(["list-a-9"]) as loader:
         next(iter(loader))
         state = loader.local_state_dict()
         for pid in worker_pids():
@@ -200,8 +141,7 @@ def test_the_state_of_eight_ranks_is_small(num_delivered):
         for rank in range(8)
     ]
     for loader in ranks:
-        for _ in zip(range(num_delivered), loader, strict=False):
-            pass
+        list(islice(loader, num_delivered))
     state = make().merge_state_dicts([loader.local_state_dict() for loader in ranks])
     sizes_bytes = []
     for content in ({"model": 1}, {"model": 1, "loader": state}):
@@ -268,9 +208,10 @@ def test_ranks_with_one_dp_rank_draw_alike_and_others_do_not():
     assert first != other
 
 
-def test_the_callers_generators_are_left_alone_in_process():
+@pytest.mark.parametrize("multiprocessing", [False, True])
+def test_the_callers_generators_are_left_alone(multiprocessing):
     before = generators()
-    loader = make(num_shard_prefetches=2)
+    loader = make(num_shard_prefetches=2, multiprocessing=multiprocessing)
     for _ in loader:
         loader.state_dict()
     loader.load_state_dict(loader.state_dict())
@@ -279,18 +220,7 @@ def test_the_callers_generators_are_left_alone_in_process():
     assert generators() == before
 
 
-def generators():
-    return (random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist(), torch.get_num_threads())
-
-
 # --- users' own samplers ---------------------------------------------------------------------------------------
-
-
-class Generating:
-    """A user's sampler: an iterable by a generator function."""
-
-    def __iter__(self):
-        yield from MIXED
 
 
 class Endless:
@@ -299,101 +229,6 @@ class Endless:
         while True:
             yield f"list-{index}-1"
             index += 1
-
-
-class KnowingEpochs:
-    def __init__(self):
-        self.epoch = None
-
-    def set_epoch(self, epoch):
-        self.epoch = epoch
-
-    def __iter__(self):
-        shards = ["list-a-1", "list-b-1", "list-c-2"]
-        return iter(shards[self.epoch % 3 :] + shards[: self.epoch % 3])
-
-
-class Remembering:
-    """Draws its order from a generator of its own, whose state it saves."""
-
-    def __init__(self):
-        self.random = random.Random(5)
-
-    def state_dict(self):
-        version, internal, gauss = self.random.getstate()
-        return {"version": version, "internal": list(internal), "gauss": gauss}
-
-    def load_state_dict(self, state_dict):
-        self.random.setstate((state_dict["version"], tuple(state_dict["internal"]), state_dict["gauss"]))
-
-    def __iter__(self):
-        shards = [f"list-{name}-2" for name in "abcde"]
-        self.random.shuffle(shards)
-        yield from shards
-
-
-class Pure(ShardSampler):
-    def shards(self, epoch):
-        return [f"list-{epoch}{name}-2" for name in "abc"[: 1 + epoch]]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("sampler", [Generating, KnowingEpochs, Remembering, Pure, lambda: tuple(MIXED)])
-@pytest.mark.parametrize("num_shards_ahead", [0, 3])
-def test_a_users_own_sampler_resumes_exactly_from_every_position(sampler, num_shards_ahead):
-    options = {"num_shard_prefetches": num_shards_ahead}
-    loader = make(sampler(), **options)
-    states, microbatches = [loader.state_dict()], []
-    for microbatch, state in walk(loader, 3):
-        microbatches.append(microbatch)
-        states.append(state)
-    for position, state in enumerate(states):
-        resumed = make(sampler(), **options)
-        resumed.load_state_dict(state)
-        assert following(resumed, len(microbatches) - position) == microbatches[position:], position
-    # ... and in a loader that has already gone elsewhere
-    used = make(sampler(), **options)
-    following(used, 9)
-    for position in (0, 3, 1):
-        used.load_state_dict(states[position])
-        assert following(used, len(microbatches) - position) == microbatches[position:], position
-
-
-class StatefulIterator:
-    """Its own iterator, as torchdata's are: it knows its place, and starts anew after its end."""
-
-    def __init__(self):
-        self.index = 0
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        if self.index == 5:
-            self.index = 0
-            raise StopIteration
-        self.index += 1
-        return f"list-{self.index}-1"
-
-    def state_dict(self):
-        return {"index": self.index}
-
-    def load_state_dict(self, state_dict):
-        self.index = state_dict["index"]
-
-
-@pytest.mark.parametrize("num_shards_ahead", [0, 2])
-def test_a_sampler_that_is_its_own_stateful_iterator_resumes_exactly(num_shards_ahead):
-    options = {"num_shard_prefetches": num_shards_ahead}
-    whole = epoch(make(StatefulIterator(), **options))
-    for position in range(5):
-        loader = make(StatefulIterator(), **options)
-        iterator = iter(loader)
-        for _ in range(position):
-            next(iterator)
-        resumed = make(StatefulIterator(), **options)
-        resumed.load_state_dict(loader.state_dict())
-        assert epoch(resumed) == whole[position:]
 
 
 def test_after_a_loop_that_was_left_a_stateful_iterators_next_epoch_does_not_hang_on_prefetching():
@@ -412,9 +247,7 @@ def test_an_endless_sampler_resumes_exactly():
     whole = texts(make(Endless(), num_shard_prefetches=2), 40)
     for position in (0, 1, 17, 39):
         loader = make(Endless())
-        iterator = iter(loader)
-        for _ in range(position):
-            next(iterator)
+        begun(loader, position)
         resumed = make(Endless(), num_shard_prefetches=3)
         resumed.load_state_dict(loader.state_dict())
         assert texts(resumed, 40 - position) == whole[position:]
@@ -483,30 +316,3 @@ def test_an_iterator_of_an_epoch_that_was_ended_is_stale():
 
 def epochs(loader, count):
     return [epoch(loader) for _ in range(count)]
-
-
-OTHER_BATCHES = {
-    "batch_size": {"batch_size": 3},
-    "sampler_generator": {"batch_size": 2, "sampler_generator": SequentialSampler},
-    "batch_sampler_generator": {
-        "batch_sampler_generator": lambda dataset: BatchSampler(SequentialSampler(dataset), 2, drop_last=False)
-    },
-}
-
-
-@pytest.mark.parametrize("num_delivered", range(6))
-@pytest.mark.parametrize("other", OTHER_BATCHES)
-def test_other_batches_may_begin_a_shard_and_not_finish_one(num_delivered, other):
-    def made(**options):
-        return make(["a", "b"], DataLoaderFactory(lambda shard: [f"{shard}{index}" for index in range(6)], **options))
-
-    loader = made(batch_size=2)
-    delivered = [row for _, rows in zip(range(num_delivered), loader, strict=False) for row in rows]
-    other = made(**OTHER_BATCHES[other])
-    if num_delivered % 3:
-        with pytest.raises(StateMismatchError, match=r"2 in order.*begun in the same batches"):
-            other.load_state_dict(loader.state_dict())
-    else:
-        other.load_state_dict(loader.state_dict())
-        rest = [row for rows in other for row in rows]
-        assert len({*delivered, *rest}) == len(delivered) + len(rest) == 12

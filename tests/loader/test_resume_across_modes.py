@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from loader_examples import MIXED, bounded, epoch, make, mixed, same_state
-from test_resume import following, generators, walk
+from loader_examples import MIXED, bounded, epoch, make, mixed, plain, same_state
+from test_resume import following
+from walks import recorded
 
 from fkat_data import ShuffledShardSampler
 
@@ -21,12 +22,7 @@ def sampler():
 @pytest.fixture(scope="module")
 def in_process():
     """The microbatches of a run in process that nothing stops, and the state before each."""
-    loader = make(sampler())
-    states, microbatches = [loader.state_dict()], []
-    for microbatch, state in walk(loader, NUM_EPOCHS):
-        microbatches.append(microbatch)
-        states.append(state)
-    return microbatches, states
+    return recorded(make(sampler()), plain, NUM_EPOCHS)
 
 
 @pytest.mark.parametrize(("num_shards_ahead", "num_microbatches_ahead", "zero_copy"), DEPTHS)
@@ -42,10 +38,8 @@ def test_both_modes_yield_the_same_and_resume_each_other_from_every_position(
     }
     with make(sampler(), **options) as loader:
         # The states are the same, whichever mode saved them: that is two of the four pairings at every position.
-        saved = [loader.state_dict()]
-        for position, (microbatch, state) in enumerate(walk(loader, NUM_EPOCHS)):
-            assert microbatch == microbatches[position]
-            saved.append(state)
+        found, saved = recorded(loader, plain, NUM_EPOCHS)
+        assert found == microbatches
         assert all(same_state(ours, theirs) for ours, theirs in zip(saved, states, strict=True))
         # The other two: resumed in process is test_resume's; here in the very workers that were in the middle of it.
         for position, state in enumerate(states):
@@ -64,11 +58,8 @@ def test_a_fresh_process_loader_resumes_to_the_end(in_process):
 def test_a_nested_data_loader_with_workers_draws_and_resumes_exactly():
     shards = ["nested-a-9", "map-b-3", "nested-c-4"]
     with make(shards, multiprocessing=True, num_microbatch_prefetches=2) as loader:
-        states, whole = [loader.state_dict()], []
-        for microbatch, state in walk(loader, 1):
-            whole.append(microbatch)
-            states.append(state)
-        again = [microbatch for microbatch, _ in walk(loader, 2)]
+        whole, states = recorded(loader, plain)
+        again = epoch(loader)
         rows = [row for microbatch in whole for row in microbatch]
         assert len(rows) == len({tuple(row) for row in rows}) == 16
         assert len({draw for row in rows for draw in row[2:]}) == 48
@@ -96,10 +87,7 @@ def test_a_nested_data_loader_resumes_in_the_other_mode(factory):
     shards = ["nested-a-7", "nested-b-4"]
     with make(shards, factory, multiprocessing=True) as remote:
         here = make(shards, factory)
-        states, whole = [here.state_dict()], []
-        for microbatch, state in walk(here, 1):
-            whole.append(microbatch)
-            states.append(state)
+        whole, states = recorded(here, plain)
         assert epoch(remote) == whole
         for position in (1, 3, 5):
             remote.load_state_dict(states[position])
@@ -125,22 +113,12 @@ def test_leaving_off_again_and_again_at_any_place_never_hangs(num_shards_ahead, 
         num_shard_prefetches=num_shards_ahead,
         num_microbatch_prefetches=num_microbatches_ahead,
     ) as loader:
-        states = [state for _, state in walk(make(shards), 1)][:-1]
+        _, states = recorded(make(shards), plain)
         for count in (1, 2, 3):
-            for position, state in enumerate(states, start=1):
+            for position, state in enumerate(states[1:-1], start=1):
                 loader.load_state_dict(state)
                 expected = whole[position : position + count]
                 assert bounded(lambda: following(loader, len(expected)), loader) == expected  # noqa: B023
-
-
-def test_the_callers_generators_are_left_alone_by_worker_processes():
-    before = generators()
-    with make(multiprocessing=True, num_shard_prefetches=1) as loader:
-        for _ in loader:
-            loader.state_dict()
-        loader.load_state_dict(loader.state_dict())
-        next(iter(loader))
-    assert generators() == before
 
 
 def test_a_worker_has_the_trainers_default_dtype_and_one_thread():

@@ -2,14 +2,14 @@
 
 import copy
 import json
-import warnings
+from itertools import islice
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.distributed import checkpoint
+from walks import begun
 
 from fkat_data import DistributedDataParallelShardSampler, ShardedDataLoader, StateMismatchError
 from fkat_data.arguments import STATE_VERSION
@@ -29,8 +29,7 @@ def a_rank(rank, num_delivered=0, dp_size=2, seed=7):
     loader = a_loader(DistributedDataParallelShardSampler(list("abcdef"), dp_size, rank), seed, dp_rank=rank)
     for _ in range(num_delivered // len(SHARDS) // 4):
         list(loader)
-    for _ in zip(range(num_delivered % (4 * len(SHARDS))), loader, strict=False):
-        pass
+    list(islice(loader, num_delivered % (4 * len(SHARDS))))
     return loader
 
 
@@ -177,9 +176,7 @@ hostile = st.recursive(
 
 def a_state(num_delivered=6):
     loader = a_loader()
-    iterator = iter(loader)
-    for _ in range(num_delivered):
-        next(iterator)
+    iterator = begun(loader, num_delivered)
     return loader.state_dict(), list(iterator)
 
 
@@ -256,32 +253,6 @@ def test_a_loader_of_a_users_own_sampler_takes_a_state_or_refuses_it_by_field(st
     loader = a_loader(Endless())
     refusal = given_to(loader, state)
     assert refusal.field if refusal is not None else loader.state_dict()
-
-
-def test_a_state_round_trips_through_a_distributed_checkpoint_and_resumes(tmp_path):
-    saved, rest = a_state()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it says that torch.distributed is not initialised: that is meant
-        checkpoint.save({"loader": saved}, checkpoint_id=tmp_path)
-        loader = a_loader()
-        target = {"loader": loader.state_dict()}
-        checkpoint.load(target, checkpoint_id=tmp_path)
-    loader.load_state_dict(target["loader"])
-    assert list(loader) == rest
-
-
-def test_a_loader_is_itself_a_part_of_a_distributed_checkpoint(tmp_path):
-    _, rest = a_state()
-    running = a_loader()
-    iterator = iter(running)
-    for _ in range(6):
-        next(iterator)
-    resumed = a_loader()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        checkpoint.save({"loader": running}, checkpoint_id=tmp_path)
-        checkpoint.load({"loader": resumed}, checkpoint_id=tmp_path)
-    assert list(resumed) == rest == list(iterator)
 
 
 def test_a_state_that_was_saved_and_loaded_as_weights_only_resumes(tmp_path):

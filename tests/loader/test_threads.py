@@ -7,6 +7,7 @@ import pytest
 import torch
 from loader_examples import make, plain
 from torch.utils.data import DataLoader, Dataset, get_worker_info
+from walks import begun
 
 import fkat_data
 from fkat_data import ConfigurationError
@@ -50,21 +51,18 @@ def layout_of(microbatch):
     return [(tensor.dtype, tensor.stride()) for tensor in tensors]
 
 
-@pytest.mark.usefixtures("processes")
-def test_threads_and_processes_change_no_bit_and_a_state_goes_on_with_others():
+def test_threads_and_processes_change_no_bit_and_a_state_goes_on_with_others(remote):
     with make(SHARDS, shuffled) as loader:
         due = [(plain(microbatch), layout_of(microbatch)) for microbatch in loader]
     assert len(due) == 7
     for threads, position in ((1, 3), (4, 2), (3, 6)):
         options = {"num_threads_per_worker": threads, "num_shard_prefetches": 2}
-        with make(SHARDS, shuffled, multiprocessing=True, **options) as loader:
+        with remote(SHARDS, shuffled, **options) as loader:
             assert [(plain(microbatch), layout_of(microbatch)) for microbatch in loader] == due
         with make(SHARDS, shuffled, num_threads_per_worker=threads) as loader:
-            microbatches = iter(loader)
-            for _ in range(position):
-                next(microbatches)
+            begun(loader, position)
             state = loader.state_dict()
-        with make(SHARDS, shuffled, multiprocessing=True, num_threads_per_worker=2) as loader:
+        with remote(SHARDS, shuffled, num_threads_per_worker=2) as loader:
             loader.load_state_dict(state)
             assert [(plain(microbatch), layout_of(microbatch)) for microbatch in loader] == due[position:]
 
@@ -97,27 +95,25 @@ class Large(Waiting):
         return torch.full((1 << 15,), index)
 
 
-@pytest.mark.usefixtures("processes")
-def test_segments_that_are_collated_into_fit_the_memory_limit_and_come_back():
+def test_segments_that_are_collated_into_fit_the_memory_limit_and_come_back(remote):
     def factory(shard):
         return DataLoader(Large(shard), batch_size=4)
 
     # Two segments of a microbatch each: every one is used again and again.
     shards = ["a-40", "bad-40", "c-40"]
     options = {"memory_limit_bytes": 5 << 19, "on_shard_error": "skip", "num_shard_prefetches": 1}
-    with make(shards, factory, multiprocessing=True, **options) as loader:
+    with remote(shards, factory, **options) as loader:
         for _ in range(3):
             found = [microbatch[:, 0].tolist() for microbatch in loader]
             rows = [list(range(start, start + 4)) for start in range(0, 40, 4)]
             assert found == [*rows, rows[0], *rows]
 
 
-@pytest.mark.usefixtures("processes")
-def test_a_worker_that_waits_for_memory_to_collate_into_leaves_its_shard_when_it_is_no_longer_wanted():
+def test_a_worker_that_waits_for_memory_to_collate_into_leaves_its_shard_when_it_is_no_longer_wanted(remote):
     def factory(shard):
         return DataLoader(Large(shard), batch_size=4)
 
-    with make(["a-40", "b-40"], factory, multiprocessing=True, memory_limit_bytes=5 << 19) as loader:
+    with remote(["a-40", "b-40"], factory, memory_limit_bytes=5 << 19) as loader:
         for _ in range(5):
             kept = next(iter(loader))
             time.sleep(0.05)
@@ -134,13 +130,12 @@ class Captions(Waiting):
         return {"caption": "ä" * 9000, "image": torch.full((100,), index), "in_worker": get_worker_info() is not None}
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("zero_copy", [False, True])
-def test_long_texts_lie_behind_the_tensors(zero_copy):
+def test_long_texts_lie_behind_the_tensors(remote, zero_copy):
     def factory(shard):
         return DataLoader(Captions(shard), batch_size=4)
 
     with make(["a-9"], factory) as loader:
         due = [plain(microbatch) for microbatch in loader]
-    with make(["a-9"], factory, multiprocessing=True, zero_copy=zero_copy) as loader:
+    with remote(["a-9"], factory, zero_copy=zero_copy) as loader:
         assert [plain(microbatch) for microbatch in loader] == due

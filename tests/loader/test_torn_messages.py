@@ -6,7 +6,6 @@ import socket
 
 import numpy as np
 import pytest
-from loader_examples import make
 
 from fkat_data import WorkerDiedError
 from fkat_data.transport import channel
@@ -28,10 +27,9 @@ def tearing(shard):
     return [np.zeros(100_000), np.ones(100_000)]
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("start_method", ["template", "spawn"])
-def test_a_worker_that_sends_a_part_of_a_message_dies_and_its_last_words_say_why(start_method):
-    with make(["a"], tearing, multiprocessing=True, start_method=start_method) as loader:
+def test_a_worker_that_sends_a_part_of_a_message_dies_and_its_last_words_say_why(remote, start_method):
+    with remote(["a"], tearing, start_method=start_method) as loader:
         with pytest.raises(WorkerDiedError, match=r"3 of a message's \d+ bytes.*No buffer space available") as caught:
             next(iter(loader))
         assert "TornFrameError" in caught.value.last_words

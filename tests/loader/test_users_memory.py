@@ -21,31 +21,13 @@ def refilled(shard):
         yield {"tensor": tensor, "array": array, "kept": kept, "column": tensor[::2]}
 
 
-class Holding:
-    """Gives out what it holds."""
-
-    def __init__(self):
-        self.samples = [torch.full((4,), float(number)) for number in range(4)]
-
-    def __len__(self):
-        return len(self.samples)
-
-    def __getitem__(self, index):
-        return self.samples[index]
+def held():
+    return [torch.full((4,), float(number)) for number in range(4)]
 
 
-class HoldingTexts(Holding):
-    texts = ("a", "b")
-
-    def __init__(self):
-        self.samples = [list(self.texts), list(self.texts)]
-
+class HoldingTexts(list):
     def __getitems__(self, indices):
-        return self.samples[indices[0] % 2]
-
-
-def first_number(microbatch):
-    return float(microbatch[0]) if isinstance(microbatch, torch.Tensor) else float(microbatch["tensor"][0])
+        return self[indices[0] % 2]
 
 
 @both_modes
@@ -64,10 +46,10 @@ def test_a_producer_that_fills_its_buffer_again_changes_no_microbatch(multiproce
 
 def products():
     """Factories of products that hold their data, by name; each holds the same."""
-    holding, texts = Holding(), HoldingTexts()
+    holding, texts = held(), HoldingTexts([["a", "b"], ["a", "b"]])
     return {
-        "a list": lambda shard: holding.samples,
-        "an iterator": lambda shard: iter(holding.samples),
+        "a list": lambda shard: holding,
+        "an iterator": lambda shard: iter(holding),
         "samples as they are": lambda shard: DataLoader(holding, batch_size=None),
         "a collate_fn that hands through": lambda shard: DataLoader(
             holding, batch_size=1, collate_fn=lambda samples: samples[0]
@@ -96,7 +78,7 @@ def test_what_a_trainer_changes_in_place_is_as_it_was_in_the_next_epoch(multipro
 
 def test_stacked_samples_are_not_copied_again():
     def size_bytes(**options):
-        with make(["a"], lambda shard: DataLoader(Holding(), batch_size=2, **options)) as loader:
+        with make(["a"], lambda shard: DataLoader(held(), batch_size=2, **options)) as loader:
             list(loader)
             return loader.statistics().delivered_bytes
 

@@ -1,11 +1,11 @@
 """A newcomer's walk: what docs/architecture.md says of a microbatch's way through each face is what the code does."""
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from test_path import calls_of
 
 import fkat_data
 from fkat_data import DataLoader, DataLoaderFactory, ShardedDataLoader
@@ -24,11 +24,11 @@ class Iterated(torch.utils.data.IterableDataset):
         yield from range(8)
 
 
-def streaming(folder):
+def stored(folder):
     with MDSWriter(out=str(folder), columns={"x": "int"}) as writer:
         for number in range(8):
             writer.write({"x": number})
-    return StreamingDataLoader(StreamingDataset(local=str(folder), batch_size=4), batch_size=4)
+    return StreamingDataset(local=str(folder), batch_size=4)
 
 
 FACES = {
@@ -37,24 +37,8 @@ FACES = {
     ),
     "`DataLoader`, indices": lambda folder: DataLoader(range(8), batch_size=4),
     "`DataLoader`, iterable": lambda folder: DataLoader(Iterated(), batch_size=4),
-    "`StreamingDataLoader`": streaming,
+    "`StreamingDataLoader`": lambda folder: StreamingDataLoader(stored(folder), batch_size=4),
 }
-
-
-def walked(function):
-    """Return the names of the package's functions that a call runs, in order."""
-    found = []
-
-    def record(frame, event, argument):
-        if event == "call" and Path(frame.f_code.co_filename).is_relative_to(ROOT):
-            found.append(frame.f_code.co_qualname)
-
-    sys.setprofile(record)
-    try:
-        function()
-    finally:
-        sys.setprofile(None)
-    return found
 
 
 def test_the_table_has_all_faces():
@@ -70,7 +54,7 @@ def test_a_microbatch_goes_through_the_stations_in_their_order(face, tmp_path):
         made.append(FACES[face](tmp_path / "data"))
         next(iter(made[0]))
 
-    calls = iter(walked(first))
+    calls = iter([name for _, name in calls_of(first)])
     column = [row[TABLE[0].index(face)] for row in TABLE[2:]]
     for station in (name for cell in column for name in re.findall(r"`([\w.]+)`", cell) if name != "__iter__"):
         assert station in calls, station  # goes on behind the station before

@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import time
+from functools import partial
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from own_workers import worker_pids
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
+from walks import recorded
 
 from fkat_data import MemoryLimitError, ShardedDataLoader, WorkerDiedError
 from fkat_data.errors import WorkerStalledError
@@ -58,16 +60,17 @@ class ByNumber:
 
 
 class Factory:
-    def __init__(self, sizes, kind="map", batch_size=2):
-        self.sizes, self.kind, self.batch_size = sizes, kind, batch_size
+    """Makes shards of these sizes; a kind is a name, or makes a product of a size."""
+
+    def __init__(self, sizes, kind="map", batch_size=2, dataset=Drawn):
+        self.sizes, self.kind, self.batch_size, self.dataset = sizes, kind, batch_size, dataset
 
     def __call__(self, shard):
-        dataset = Drawn(shard, self.sizes[int(shard)])
-        if self.kind == "mixed":
-            return self.made(dataset, ("map", "iterable", "number")[int(shard) % 3])
-        return self.made(dataset, self.kind)
-
-    def made(self, dataset, kind):
+        count = self.sizes[int(shard)]
+        if callable(self.kind):
+            return self.kind(count)
+        dataset = self.dataset(shard, count)
+        kind = ("map", "iterable", "number")[int(shard) % 3] if self.kind == "mixed" else self.kind
         if kind == "map":
             sampler = RandomSampler(dataset) if len(dataset) else None
             return DataLoader(dataset, batch_size=self.batch_size, sampler=sampler)
@@ -123,10 +126,7 @@ def test_any_number_of_workers_makes_the_same_bits_and_any_other_resumes(
 def test_every_position_resumes_with_several_workers(kind):
     factory = Factory([3, 0, 7, 1, 4, 5], kind, batch_size=1)
     with loader(factory, num_workers_per_shard=3, num_shard_prefetches=1) as several:
-        states, expected = [several.state_dict()], []
-        for microbatch in several:
-            expected.append(plain(microbatch))
-            states.append(several.state_dict())
+        expected, states = recorded(several, plain)
         assert len(expected) == 20
         for position, state in enumerate(states[:-1]):
             several.load_state_dict(state)
@@ -148,21 +148,12 @@ class Fatal(Drawn):
         return super().__getitem__(index)
 
 
-class FatalFactory(Factory):
-    def __init__(self, sizes, at, mark, kind, batch_size=2):
-        super().__init__(sizes, kind, batch_size)
-        self.at, self.mark = at, str(mark)
-
-    def __call__(self, shard):
-        return self.made(Fatal(shard, self.sizes[int(shard)], self.at, self.mark), self.kind)
-
-
 @pytest.mark.parametrize("kind", ["map", "iterable", "number"])
 def test_what_a_dead_worker_had_picked_is_made_by_another(kind, tmp_path):
     sizes = [12, 9, 10]
     with loader(Factory(sizes, kind), multiprocessing=False) as alone:
         expected = epoch(alone)
-    factory = FatalFactory(sizes, ("1", 4), tmp_path / "mark", kind)
+    factory = Factory(sizes, kind, dataset=partial(Fatal, at=("1", 4), mark=str(tmp_path / "mark")))
     options = {"num_workers_per_shard": 3, "num_shard_prefetches": 1}
     with loader(factory, **options, max_worker_restarts=1) as several:
         assert epoch(several) == expected
@@ -193,7 +184,7 @@ def test_killed_from_outside_again_and_again_nothing_is_lost():
 
 @pytest.mark.parametrize("kind", ["map", "number"])
 def test_a_microbatch_that_kills_two_workers_is_given_up_with_its_shard_and_nothing_before_it_is_lost(kind):
-    factory = FatalFactory([8, 14, 6], ("1", 9), "", kind, batch_size=1)
+    factory = Factory([8, 14, 6], kind, batch_size=1, dataset=partial(Fatal, at=("1", 9), mark=""))
     with loader(Factory([8, 14, 6], kind, batch_size=1), multiprocessing=False) as alone:
         expected = epoch(alone)
     options = {"max_worker_restarts": 9, "on_shard_error": "skip"}
@@ -206,22 +197,15 @@ def test_a_microbatch_that_kills_two_workers_is_given_up_with_its_shard_and_noth
     assert 8 <= num_before < 22
 
 
-class Failing(Factory):
-    def __call__(self, shard):
-        if shard == "1":
-            return self.made(FailingDataset(shard, self.sizes[1]), "map")
-        return super().__call__(shard)
-
-
-class FailingDataset(Drawn):
+class Failing(Drawn):
     def __getitem__(self, index):
-        if index == 3:
+        if (self.shard, index) == ("1", 3):
             raise ValueError("the fourth item")
         return super().__getitem__(index)
 
 
 def test_an_error_comes_in_its_place_and_a_skip_goes_on_behind_its_shard():
-    factory = Failing([4, 8, 4])
+    factory = Factory([4, 8, 4], dataset=Failing)
     with loader(factory, multiprocessing=False, on_shard_error="skip") as alone:
         expected = epoch(alone)
     with loader(factory, num_workers_per_shard=3, num_shard_prefetches=1, on_shard_error="skip") as several:
@@ -238,17 +222,12 @@ def test_an_error_comes_in_its_place_and_a_skip_goes_on_behind_its_shard():
 
 
 def test_one_slow_microbatch_does_not_stop_the_others_and_the_verdict_names_it():
-    with loader(SlowFactory([40]), num_workers_per_shard=3) as several:
+    with loader(Factory([40], Slow), num_workers_per_shard=3) as several:
         got = epoch(several)
         statistics = several.statistics()
     assert [microbatch[0] for microbatch in got] == list(range(40))
     assert statistics.waited_behind_s > 0.05  # beside other processes, the later ones arrive late
     assert statistics.num_workers_per_shard == 3
-
-
-class SlowFactory(Factory):
-    def __call__(self, shard):
-        return Slow(self.sizes[int(shard)])
 
 
 class Slow:
@@ -261,7 +240,7 @@ class Slow:
 
 
 def test_a_worker_that_hangs_is_the_one_that_is_killed(tmp_path):
-    factory = HangingFactory([10], tmp_path / "mark")
+    factory = Factory([10], partial(Hanging, mark=str(tmp_path / "mark")))
     with loader(factory, num_workers_per_shard=2, stall_timeout_s=4.0, max_worker_restarts=1) as several:
         assert [microbatch[0] for microbatch in epoch(several)] == list(range(10))
     (tmp_path / "mark").unlink()
@@ -269,15 +248,6 @@ def test_a_worker_that_hangs_is_the_one_that_is_killed(tmp_path):
         with pytest.raises(WorkerStalledError) as caught:
             epoch(several)
         assert caught.value.microbatch_index == 4
-
-
-class HangingFactory(Factory):
-    def __init__(self, sizes, mark):
-        super().__init__(sizes)
-        self.mark = str(mark)
-
-    def __call__(self, shard):
-        return Hanging(self.sizes[int(shard)], self.mark)
 
 
 class Hanging(Slow):
@@ -305,11 +275,6 @@ def test_the_log_says_once_that_one_worker_makes_a_shard(caplog):
     assert "DataLoader" in lines[0]
 
 
-class LargeFactory(Factory):
-    def __call__(self, shard):
-        return Large(self.sizes[int(shard)])
-
-
 class Large:
     """Microbatches of 300 kB; every seventh is late."""
 
@@ -324,7 +289,7 @@ class Large:
 
 def test_little_memory_holds_workers_up_and_only_what_the_caller_keeps_is_an_error():
     options = {"num_workers_per_shard": 3, "memory_limit_bytes": 3 << 20, "max_worker_restarts": 9}
-    with loader(LargeFactory([40, 30]), num_microbatch_prefetches=64, **options) as several:
+    with loader(Factory([40, 30], Large), num_microbatch_prefetches=64, **options) as several:
         got = []
         for microbatch in several:
             got.append(int(microbatch[0]))

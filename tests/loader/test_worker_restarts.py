@@ -14,10 +14,11 @@ import torch
 from loader_examples import MIXED, epoch, make, mixed, plain, same_state, sample
 from own_workers import own_template_pids, worker_pids
 from torch.utils.data import DataLoader
+from walks import begun
 
 from fkat_data import ReplayMismatchError, WorkerDiedError, WorkerStalledError
 
-RESTARTS = {"multiprocessing": True, "max_worker_restarts": 50}
+RESTARTS = {"max_worker_restarts": 50}
 
 
 def kill(index, number=signal.SIGKILL, pids_of=worker_pids):
@@ -28,7 +29,6 @@ def kill(index, number=signal.SIGKILL, pids_of=worker_pids):
             time.sleep(0.001)
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
     ("kills", "num_shards_ahead", "num_microbatches_ahead"),
     [
@@ -38,11 +38,11 @@ def kill(index, number=signal.SIGKILL, pids_of=worker_pids):
     ],
     ids=["the first and the last microbatch", "all workers at once", "one after the other"],
 )
-def test_an_epoch_with_deaths_has_the_bits_of_one_without(kills, num_shards_ahead, num_microbatches_ahead):
+def test_an_epoch_with_deaths_has_the_bits_of_one_without(remote, kills, num_shards_ahead, num_microbatches_ahead):
     expected = epoch(make())
     found, states = [], []
     options = {"num_shard_prefetches": num_shards_ahead, "num_microbatch_prefetches": num_microbatches_ahead}
-    with make(**RESTARTS, **options) as loader, make() as undisturbed:
+    with remote(**RESTARTS, **options) as loader, make() as undisturbed:
         for step, (microbatch, _) in enumerate(zip(loader, undisturbed, strict=True)):
             found.append(plain(microbatch))
             states.append(same_state(loader.state_dict(), undisturbed.state_dict()))
@@ -54,9 +54,8 @@ def test_an_epoch_with_deaths_has_the_bits_of_one_without(kills, num_shards_ahea
         assert loader.statistics().delivered == len(expected)
 
 
-@pytest.mark.usefixtures("own_template", "processes")
-def test_a_worker_killed_while_it_starts_is_replaced_too():
-    with make(**RESTARTS) as loader:
+def test_a_worker_killed_while_it_starts_is_replaced_too(own_template, remote):
+    with remote(**RESTARTS) as loader:
         for _ in range(3):
             loader.load_batch()  # begins the epoch, and waits for nothing
             kill(0, pids_of=lambda: worker_pids() or own_template_pids())
@@ -65,12 +64,11 @@ def test_a_worker_killed_while_it_starts_is_replaced_too():
         assert 1 <= loader.statistics().worker_restarts <= 3
 
 
-@pytest.mark.usefixtures("processes")
-def test_kept_microbatches_of_a_dead_worker_stay_as_they_are():
+def test_kept_microbatches_of_a_dead_worker_stay_as_they_are(remote):
     def factory(shard):
         return [torch.full((5000,), index) for index in range(6)]
 
-    with make(["a"], factory, **RESTARTS) as loader:
+    with remote(["a"], factory, **RESTARTS) as loader:
         kept = []
         for index, microbatch in enumerate(loader):
             kept.append(microbatch)
@@ -88,9 +86,8 @@ def crashing(shard):
         yield torch.tensor(index)
 
 
-@pytest.mark.usefixtures("processes")
-def test_a_shard_that_kills_its_worker_twice_is_named_with_its_last_words():
-    with make(["a", "b", "c"], crashing, **RESTARTS) as loader:
+def test_a_shard_that_kills_its_worker_twice_is_named_with_its_last_words(remote):
+    with remote(["a", "b", "c"], crashing, **RESTARTS) as loader:
         found = []
         with pytest.raises(WorkerDiedError, match="after 1 restart in this epoch") as caught:
             found.extend(int(microbatch) for microbatch in loader)  # extend keeps nothing of what came before
@@ -102,9 +99,8 @@ def test_a_shard_that_kills_its_worker_twice_is_named_with_its_last_words():
         assert loader.step == 6
 
 
-@pytest.mark.usefixtures("processes")
-def test_a_shard_that_kills_its_worker_is_skipped_where_that_is_asked_for(caplog):
-    with make(["a", "b", "c"], crashing, on_shard_error="skip", **RESTARTS) as loader:
+def test_a_shard_that_kills_its_worker_is_skipped_where_that_is_asked_for(remote, caplog):
+    with remote(["a", "b", "c"], crashing, on_shard_error="skip", **RESTARTS) as loader:
         with caplog.at_level(logging.WARNING):
             assert epoch(loader) == [0, 1, 2, 3, 0, 1, 0, 1, 2, 3]
         assert loader.statistics().skipped_shards == 1
@@ -112,9 +108,8 @@ def test_a_shard_that_kills_its_worker_is_skipped_where_that_is_asked_for(caplog
         assert "skipping the rest of shard 'b'" in caplog.text
 
 
-@pytest.mark.usefixtures("processes")
-def test_no_more_workers_are_replaced_than_was_allowed_in_an_epoch():
-    with make(["list-a-9"], multiprocessing=True, max_worker_restarts=2, num_microbatch_prefetches=0) as loader:
+def test_no_more_workers_are_replaced_than_was_allowed_in_an_epoch(remote):
+    with remote(["list-a-9"], max_worker_restarts=2, num_microbatch_prefetches=0) as loader:
         iterator = iter(loader)
         next(iterator)
         for _ in range(2):
@@ -137,10 +132,9 @@ class Unrepeatable:
         return torch.full((3,), GENERATOR.random())
 
 
-@pytest.mark.usefixtures("processes")
-def test_a_restart_that_is_not_provably_equal_is_an_error():
+def test_a_restart_that_is_not_provably_equal_is_an_error(remote):
     options = {**RESTARTS, "num_microbatch_prefetches": 1, "on_shard_error": "skip"}
-    with make(["a"], lambda shard: DataLoader(Unrepeatable()), **options) as loader:
+    with remote(["a"], lambda shard: DataLoader(Unrepeatable()), **options) as loader:
         iterator = iter(loader)
         next(iterator)
         next(iterator)
@@ -180,9 +174,8 @@ with ShardedDataLoader(0, ["a"], factory) as loader:
     assert len(done.stderr) == 50 * 10_001
 
 
-@pytest.mark.usefixtures("processes")
-def test_a_dead_worker_is_buried_with_its_children_though_the_trainer_computes():
-    with make(["nested-a-40"], multiprocessing=True, num_microbatch_prefetches=1) as loader:
+def test_a_dead_worker_is_buried_with_its_children_though_the_trainer_computes(remote):
+    with remote(["nested-a-40"], num_microbatch_prefetches=1) as loader:
         next(iter(loader))
         pid = worker_pids()[0]
         children = [child.pid for child in psutil.Process(pid).children(recursive=True)]
@@ -223,9 +216,7 @@ def test_skipping_has_a_bound_for_each_epoch_that_a_resume_does_not_reset():
     shards = ["bad-a", "bad-b", "good-c", "bad-d", "good-e"]
     options = {"on_shard_error": "skip", "max_skipped_shards": 2}
     loader = make(shards, failing, **options)
-    iterator = iter(loader)
-    for _ in range(4):
-        next(iterator)
+    begun(loader, 4)
     state = loader.state_dict()
     assert state["all_rank_skipped"] == ((0, 1),)
     resumed = make(shards, failing, **options)
@@ -288,10 +279,9 @@ def test_a_silent_worker_is_reported_with_its_stack_and_at_last_ended(factory, c
             assert f"in {'holding_the_lock_in_c' if factory is hanging else 'sleeping'}" in text
 
 
-@pytest.mark.usefixtures("processes")
-def test_a_stopped_worker_is_told_of_as_such_and_replaced_at_the_timeout(caplog):
+def test_a_stopped_worker_is_told_of_as_such_and_replaced_at_the_timeout(remote, caplog):
     options = {"stall_warning_s": 0.5, "stall_timeout_s": 4.0, "num_microbatch_prefetches": 0, **RESTARTS}
-    with make(["list-a-5"], **options) as loader:
+    with remote(["list-a-5"], **options) as loader:
         iterator = iter(loader)
         found = [plain(next(iterator))]
         os.kill(worker_pids()[0], signal.SIGSTOP)
@@ -302,9 +292,8 @@ def test_a_stopped_worker_is_told_of_as_such_and_replaced_at_the_timeout(caplog)
         assert loader.statistics().worker_restarts == 1
 
 
-@pytest.mark.usefixtures("processes")
-def test_a_slow_caller_is_no_stall(caplog):
-    with make(MIXED, mixed, multiprocessing=True, stall_warning_s=0.3, stall_timeout_s=5.0) as loader:
+def test_a_slow_caller_is_no_stall(remote, caplog):
+    with remote(MIXED, mixed, stall_warning_s=0.3, stall_timeout_s=5.0) as loader:
         iterator = iter(loader)
         next(iterator)
         time.sleep(0.5)

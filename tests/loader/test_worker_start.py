@@ -1,6 +1,5 @@
 """Workers start whatever is in the trainer's directory, among its descriptors and limits, and without source files."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -9,8 +8,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from interpreters import environment_of, run_python
 
 import fkat_data
+
+pytestmark = pytest.mark.usefixtures("processes")
 
 CHILDREN = """
 import os, signal, subprocess, sys, time
@@ -64,37 +66,27 @@ open("results", "w").write(repr(results))
 RESULTS = [[199990000, True]] * 4
 
 
-def run(folder, *command, path=None, **options):
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*(path or []), *filter(None, sys.path)])}
-    return subprocess.run(command, cwd=folder, env=environment, timeout=120, check=False, text=True, **options)
+def run_by_bash(folder, command):
+    """Run the script of a folder by a command of bash, in which $0 is the interpreter."""
+    command = ["bash", "-c", command, sys.executable]
+    options = {"timeout": 120, "text": True, "capture_output": True}
+    return subprocess.run(command, cwd=folder, env=environment_of(), check=False, **options)
 
 
-@pytest.mark.usefixtures("processes")
 def test_nothing_in_the_working_directory_runs_in_a_worker(tmp_path):
     (tmp_path / "scripts").mkdir()
     (tmp_path / "scripts" / "script.py").write_text(PROGRAM)
     for name in ("signal", "contextlib", "fcntl", "os", "threading", "pickle", "mmap", "numpy"):
         (tmp_path / f"{name}.py").write_text(f"open('was-run-{name}', 'w')\nraise RuntimeError('was run')\n")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run(
-        [sys.executable, "scripts/script.py"],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    run_python("scripts/script.py", cwd=tmp_path)
     assert (tmp_path / "results").read_text() == repr(RESULTS)
     assert not list(tmp_path.glob("was-run-*"))
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("closed", ["0<&-", "1>&-", "0<&- 1>&- 2>&-"])
 def test_a_trainer_without_its_standard_descriptors_has_workers(tmp_path, closed):
     (tmp_path / "script.py").write_text(PROGRAM)
-    done = run(tmp_path, "bash", "-c", f'exec "$0" script.py {closed}', sys.executable, capture_output=True)
+    done = run_by_bash(tmp_path, f'exec "$0" script.py {closed}')
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "results").read_text() == repr(RESULTS)
     assert sorted(done.stdout.split("\n")) == ["", *sorted(["from the worker", "once more"] * 2)] or "1>&-" in closed
@@ -115,20 +107,16 @@ except (ConfigurationError, MemoryLimitError) as error:
 """
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
     ("limit_kib", "said"),
     [(1, "ConfigurationError True"), (4096, "100 MemoryLimitError True"), (1 << 20, "100 2097152")],
 )
 def test_a_limit_of_file_sizes_is_named(tmp_path, limit_kib, said):
     (tmp_path / "script.py").write_text(LIMITED)
-    done = run(
-        tmp_path, "bash", "-c", f'ulimit -f {limit_kib}; exec "$0" script.py', sys.executable, capture_output=True
-    )
+    done = run_by_bash(tmp_path, f'ulimit -f {limit_kib}; exec "$0" script.py')
     assert done.stdout.split() == said.split(), done.stderr
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("form", ["compiled", "zipped"])
 def test_a_package_without_its_sources_starts_workers(tmp_path, form):
     others = set(psutil.Process().children())  # servers of other tests
@@ -149,7 +137,6 @@ for path in target.rglob("*.py"):
             for path in package.rglob("*.py"):
                 archive.write(path, Path("fkat_data") / path.relative_to(package))
     (tmp_path / "script.py").write_text(f"{PROGRAM}\nimport fkat_data; assert {str(target)!r} in fkat_data.__file__\n")
-    done = run(tmp_path, sys.executable, "script.py", path=[str(target)], capture_output=True)
-    assert done.returncode == 0, done.stderr
+    run_python("script.py", cwd=tmp_path, folders=[target])
     assert (tmp_path / "results").read_text() == repr(RESULTS)
     assert set(psutil.Process().children()) <= others

@@ -8,6 +8,7 @@ import termios
 import time
 
 import pytest
+from interpreters import environment_of
 
 from fkat_data.observe.progress import Activity, WaitDisplay, display_for
 
@@ -44,8 +45,8 @@ def _alone(monkeypatch):
 
 
 def start(stderr):
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    return subprocess.Popen([sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, stderr=stderr, env=environment)
+    command = [sys.executable, "-c", SCRIPT]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, env=environment_of())
 
 
 @pytest.mark.usefixtures("processes")

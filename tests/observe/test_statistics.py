@@ -5,6 +5,7 @@ import time
 import pytest
 import torch
 from loader_examples import epoch, make
+from walks import begun
 
 from fkat_data import LoaderStatistics
 from fkat_data.mixing import DictDataLoader, RoundRobin
@@ -70,15 +71,14 @@ def test_each_second_of_a_worker_counts_in_one_stage(multiprocessing):
     assert 0.25 <= statistics.waiting.p99_s <= elapsed_s
 
 
-@pytest.mark.usefixtures("processes")
-def test_what_is_ready_is_not_waited_for_and_one_hiccup_is_seen():
+def test_what_is_ready_is_not_waited_for_and_one_hiccup_is_seen(remote):
     def factory(shard):
         for index in range(200):
             if index == 150:
                 time.sleep(0.3)
             yield torch.full((4,), index)
 
-    with make(["a"], factory, multiprocessing=True, num_microbatch_prefetches=50) as loader:
+    with remote(["a"], factory, num_microbatch_prefetches=50) as loader:
         for index, _ in enumerate(loader):
             if index == 2:
                 before = loader.statistics()
@@ -92,9 +92,8 @@ def test_what_is_ready_is_not_waited_for_and_one_hiccup_is_seen():
     assert done.making.p95_s < 0.1
 
 
-@pytest.mark.usefixtures("processes")
-def test_what_is_made_and_not_delivered_is_the_queue():
-    with make(["list-a-9"], multiprocessing=True, num_microbatch_prefetches=8) as loader:
+def test_what_is_made_and_not_delivered_is_the_queue(remote):
+    with remote(["list-a-9"], num_microbatch_prefetches=8) as loader:
         microbatches = iter(loader)
         next(microbatches)
         deadline_s = time.monotonic() + 10
@@ -106,9 +105,8 @@ def test_what_is_made_and_not_delivered_is_the_queue():
         assert loader.statistics().produced == 9
 
 
-@pytest.mark.usefixtures("processes")
-def test_a_worker_that_waits_for_leave_is_blocked_and_one_without_a_shard_idle():
-    with make(["list-a-9"], multiprocessing=True, num_microbatch_prefetches=1) as loader:
+def test_a_worker_that_waits_for_leave_is_blocked_and_one_without_a_shard_idle(remote):
+    with remote(["list-a-9"], num_microbatch_prefetches=1) as loader:
         microbatches = iter(loader)
         next(microbatches)
         time.sleep(0.2)
@@ -121,9 +119,8 @@ def test_a_worker_that_waits_for_leave_is_blocked_and_one_without_a_shard_idle()
         assert done.elapsed_s == done.delivered == done.waited_s == 0
 
 
-@pytest.mark.usefixtures("processes")
-def test_a_worker_that_finds_the_pipe_full_is_blocked():
-    with make(["list-a-100000"], multiprocessing=True) as loader:
+def test_a_worker_that_finds_the_pipe_full_is_blocked(remote):
+    with remote(["list-a-100000"]) as loader:
         next(iter(loader))
         before = loader.statistics()
         time.sleep(0.5)
@@ -132,9 +129,8 @@ def test_a_worker_that_finds_the_pipe_full_is_blocked():
         assert done.encode_s < 0.2
 
 
-@pytest.mark.usefixtures("processes")
-def test_the_numbers_of_workers_outlive_them():
-    with make(["list-a-9"], multiprocessing=True) as loader:
+def test_the_numbers_of_workers_outlive_them(remote):
+    with remote(["list-a-9"]) as loader:
         epoch(loader)
         loader.close()
         before = loader.statistics()
@@ -161,9 +157,7 @@ def test_what_a_resume_makes_again_is_replayed():
             yield index
 
     loader = make(["a"], factory)
-    microbatches = iter(loader)
-    for _ in range(3):
-        next(microbatches)
+    begun(loader, 3)
     resumed = make(["a"], factory)
     resumed.load_state_dict(loader.state_dict())
     assert epoch(resumed) == [3]

@@ -1,12 +1,11 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
 import torch
+from interpreters import run_python
 from loader_examples import epoch, make, mixed
 
 from fkat_data.errors import ConfigurationError
@@ -94,10 +93,9 @@ class SlowToClose:
     [("list-a-100000", mixed), ("a", SlowToClose)],
     ids=["many items to free", "slow to close"],
 )
-@pytest.mark.usefixtures("processes")
-def test_what_workers_do_is_drawn_up_to_the_end(shard, factory, tmp_path):
+def test_what_workers_do_is_drawn_up_to_the_end(remote, shard, factory, tmp_path):
     path = tmp_path / "run.json"
-    with make([shard], factory, multiprocessing=True, trace=path) as loader:
+    with remote([shard], factory, trace=path) as loader:
         next(iter(loader))
         deadline = time.monotonic() + 60
         # Longer than a worker ever waits for a segment on its way back: it has run out of room, and stays there.
@@ -137,9 +135,7 @@ for index, microbatch in enumerate(loader):
 @pytest.mark.parametrize("victim", ["trainer", "worker"])
 def test_a_killed_process_does_not_spoil_the_file(victim, tmp_path):
     path = tmp_path / "run.json"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
-    done = subprocess.run([sys.executable, "-c", SCRIPT, path, victim], timeout=120, check=False, env=environment)
-    assert done.returncode == (-signal.SIGKILL if victim == "trainer" else 0)
+    run_python("-c", SCRIPT, path, victim, expected_code=-signal.SIGKILL if victim == "trainer" else 0)
     events = json.loads(path.read_text())
     assert len(named(events, "produce")) >= (100 if victim == "trainer" else 500)
     assert len({event["pid"] for event in named(events, "process_name")}) == (2 if victim == "trainer" else 3)
@@ -171,6 +167,7 @@ def test_a_file_that_cannot_be_written_is_told_at_once(trace, tmp_path, monkeypa
         make(["list-a-3"], trace=trace)
 
 
+@pytest.mark.long
 def test_microbatches_come_too_fast_to_draw_them_all(tmp_path):
     path = tmp_path / "run.json"
     loader = make(["list-a-20000"], trace=path)

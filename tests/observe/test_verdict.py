@@ -223,14 +223,8 @@ class LazilyOpened(torch.utils.data.Dataset):
         return torch.zeros(4)
 
 
-@pytest.mark.parametrize("face", ["ShardedDataLoader", "DataLoader"])
-@pytest.mark.usefixtures("processes")
-def test_a_slow_first_microbatch_is_a_cause_of_its_own_though_others_are_waited_for_too(face):
-    if face == "DataLoader":
-        loader = fkat_data.DataLoader(LazilyOpened(), 1, num_workers=1)
-    else:
-        loader = make(["a"], lambda shard: fkat_data.DataLoader(LazilyOpened(), 1), multiprocessing=True)
-    with loader:
+def test_a_slow_first_microbatch_is_a_cause_of_its_own_though_others_are_waited_for_too(processes):
+    with fkat_data.DataLoader(LazilyOpened(), 1, num_workers=1) as loader:
         for _ in loader:
             pass
         statistics = loader.statistics()

@@ -1,7 +1,6 @@
 """The loader and the streaming dataset without what Linux alone has: what macOS runs, run here."""
 
 import contextlib
-import os
 import subprocess
 import sys
 import time
@@ -9,6 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from interpreters import environment_of
 
 pytestmark = pytest.mark.usefixtures("processes")
 
@@ -160,8 +160,7 @@ def test_a_streaming_dataset_with_a_cache_is_read_by_several_workers_and_resumed
 def test_a_killed_trainer_leaves_no_process_and_no_shared_memory(without_linux, tmp_path):
     path = tmp_path / "trainer.py"
     path.write_text(KILLED)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
-    with subprocess.Popen([sys.executable, path], stdout=subprocess.PIPE, text=True, env=environment) as trainer:
+    with subprocess.Popen([sys.executable, path], stdout=subprocess.PIPE, text=True, env=environment_of()) as trainer:
         try:
             assert trainer.stdout.readline() == "ready\n"
             deadline_s = time.monotonic() + 60

@@ -1,15 +1,14 @@
 """The campaign draws the same cases again, sees what is wrong with a ledger, and finds nothing wrong in a short run."""
 
 import json
-import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from interpreters import run_python
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 sys.path.insert(0, str(SCRIPTS))
@@ -17,7 +16,7 @@ sys.path.insert(0, str(SCRIPTS))
 from fault_campaign.case import draw  # noqa: E402
 from fault_campaign.conductor import files_left  # noqa: E402
 from fault_campaign.ledger import Audit, Ledger, audit, entries  # noqa: E402
-from fault_campaign.outcome import Hit, Outcome, report  # noqa: E402
+from fault_campaign.outcome import Hit  # noqa: E402
 from fault_campaign.trainer_end import complaint_about_end  # noqa: E402
 
 
@@ -86,31 +85,11 @@ def test_a_trainers_end_is_held_against_what_it_was_hit_by(code, hits, events, c
     assert bool(said) == bool(complaint)
 
 
-def test_a_report_counts_kills_and_measures_from_the_kill_or_from_when_the_trainer_waits():
-    outcome = Outcome(
-        0, lives=1, hits=[Hit(2, "worker", "worker", "KILL", 10.0), Hit(2, "worker", "worker", "INT", 9.0)]
-    )
-    event = {"what": "replaced", "pid": 2, "began_s": 10.5, "at_s": 10.75, "num_workers": 1}
-    outcome.add_events([event, {**event, "what": "recovered", "at_s": 12.0}], has_nested=False)
-    figures = report([outcome], seed=0, took_s=1.0)
-    assert (figures["kills"], figures["lost"], figures["hangs"]) == (1, 0, 0)
-    assert figures["detected_s"]["max"] == 0.25
-    assert figures["restarted_s"]["max"] == 1.25
-
-
 @pytest.mark.usefixtures("processes")
 def test_two_kills_lose_nothing_and_leave_nothing(tmp_path):
-    path = [str(SCRIPTS), *(entry for entry in sys.path if entry)]
     # In its first case a worker is killed, then the trainer.
     arguments = ["--jobs", "1", "--kills", "2", "--seed", "8047", "--json", str(tmp_path / "report")]
-    done = subprocess.run(
-        [sys.executable, "-m", "fault_campaign", *arguments],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_python("-m", "fault_campaign", *arguments, folders=[SCRIPTS], timeout=None)
     figures = json.loads((tmp_path / "report").read_text())
     assert figures["kills"] >= 2
     assert not figures["failures"]

@@ -24,7 +24,7 @@ TRAIN = ["scripts/prepare_data.py", "scripts/train.py"]
 
 
 @pytest.fixture
-def fresh(tmp_path):
+def fresh(processes, tmp_path):
     """A checkout on a machine with nothing but a Python."""
     (tmp_path / "scripts").mkdir()
     for name in ("scripts/demo", "scripts/environment", "pyproject.toml", "constraints.txt"):
@@ -58,12 +58,10 @@ def run_demo(checkout, *arguments, expected_code=0, **environment):
     return asked.read_text().splitlines() if asked.exists() else output
 
 
-@pytest.mark.usefixtures("processes")
 def test_from_nothing_it_makes_an_environment_installs_prepares_and_trains(fresh):
     assert run_demo(fresh) == ["venv", "install", *TRAIN]
 
 
-@pytest.mark.usefixtures("processes")
 def test_it_shows_how_far_the_installation_is_and_has_the_training_name_this_script(fresh):
     output = output_of_demo(fresh)
     assert "Downloading torch" in output
@@ -71,13 +69,11 @@ def test_it_shows_how_far_the_installation_is_and_has_the_training_name_this_scr
     assert "Downloading" not in output_of_demo(fresh)  # everything is there
 
 
-@pytest.mark.usefixtures("processes")
 def test_the_second_time_it_only_trains(fresh):
     run_demo(fresh)
     assert run_demo(fresh) == TRAIN
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt"])
 def test_it_installs_again_where_the_requirements_have_changed(fresh, name):
     run_demo(fresh)
@@ -86,7 +82,6 @@ def test_it_installs_again_where_the_requirements_have_changed(fresh, name):
     assert run_demo(fresh) == ["install", *TRAIN]
 
 
-@pytest.mark.usefixtures("processes")
 def test_an_installation_that_failed_is_repeated(fresh):
     (fresh / "no-network").touch()
     assert run_demo(fresh, expected_code=1) == ["venv", "install"]
@@ -94,7 +89,6 @@ def test_an_installation_that_failed_is_repeated(fresh):
     assert run_demo(fresh) == ["install", *TRAIN]
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("left", ["", "exit 1", "exec nothing"])
 def test_a_half_made_environment_is_made_again(fresh, left):
     (fresh / ".venv" / "bin").mkdir(parents=True)
@@ -105,7 +99,6 @@ def test_a_half_made_environment_is_made_again(fresh, left):
     assert run_demo(fresh) == ["venv", "install", *TRAIN]
 
 
-@pytest.mark.usefixtures("processes")
 def test_an_old_python_is_refused(fresh):
     old = fresh / "bin" / "old"
     old.write_text('#!/bin/sh\n[ "$1" = --version ] && echo Python 3.9.1\nexit 1\n')

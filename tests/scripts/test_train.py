@@ -94,13 +94,12 @@ def folder(shared_processes, tmp_path_factory):
 def python(shared_processes, folder):
     """Runs a program in the folder, alone or as ranks."""
     modules = ("hydra", "omegaconf", "torch.distributed", "torch.nn.parallel", "torch.optim", "torch._dynamo", "tqdm")
-    interpreter = PreparedInterpreter("torch", *modules, OMP_NUM_THREADS="1")
-    yield SimpleNamespace(
-        run=functools.partial(interpreter.run, folder=folder),
-        run_ranks=functools.partial(interpreter.run_ranks, folder=folder),
-        start=functools.partial(interpreter.start, folders=[folder]),
-    )
-    interpreter.close()
+    with PreparedInterpreter("torch", *modules, OMP_NUM_THREADS="1") as interpreter:
+        yield SimpleNamespace(
+            run=functools.partial(interpreter.run, folder=folder),
+            run_ranks=functools.partial(interpreter.run_ranks, folder=folder),
+            start=functools.partial(interpreter.start, folders=[folder]),
+        )
 
 
 def program(*arguments, output_dir, place=None):
@@ -119,6 +118,16 @@ def train_on_two_ranks(python, *arguments, **options):
     ranks = python.run_ranks(2, *program(*arguments, **options))
     assert [rank.returncode for rank in ranks] == [0, 0], [rank.stderr for rank in ranks]
     return "".join(rank.stdout + rank.stderr for rank in ranks)
+
+
+def ended_by(number, started, log, num_losses):
+    """Send a signal to a training that has written so many losses, and return how it ended."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and (not log.exists() or log.read_bytes().count(b"\n") < num_losses):
+        time.sleep(0.001)
+    os.kill(started.pids[0], number)
+    (ended,) = started.wait()
+    return ended
 
 
 def losses(folder, output_dir):
@@ -174,11 +183,7 @@ def test_a_run_killed_at_the_worst_moments_loses_nothing(folder, python, uninter
 def test_a_run_killed_from_outside_at_any_moment_loses_nothing(folder, python, uninterrupted):
     for num_losses in (4, 17):
         started = python.start([program("resume=true", output_dir="outside")], variables=[{}])
-        log, deadline = folder / "outside" / "losses.jsonl", time.monotonic() + 60
-        while time.monotonic() < deadline and (not log.exists() or log.read_bytes().count(b"\n") < num_losses):
-            time.sleep(0.001)
-        os.kill(started.pids[0], signal.SIGKILL)
-        (killed,) = started.wait()
+        killed = ended_by(signal.SIGKILL, started, folder / "outside" / "losses.jsonl", num_losses)
         assert killed.returncode == -signal.SIGKILL, killed.stderr
     train(python, "resume=true", output_dir="outside")
     assert_equal_runs(folder, "uninterrupted", "outside")
@@ -232,11 +237,7 @@ def test_a_stopped_run_says_how_to_go_on(folder, python, number):
     output_dir = f"stopped by {number.name}"
     command = program("steps=100000", "resume=false", output_dir=output_dir)
     started = python.start([command], variables=[{"DEMO_COMMAND": "scripts/demo"}])
-    log, deadline = folder / output_dir / "losses.jsonl", time.monotonic() + 60
-    while time.monotonic() < deadline and (not log.exists() or log.read_bytes().count(b"\n") < 3):
-        time.sleep(0.01)
-    os.kill(started.pids[0], number)
-    (stopped,) = started.wait()
+    stopped = ended_by(number, started, folder / output_dir / "losses.jsonl", 3)
     assert stopped.returncode == 1
     settings = [word for word in command[1:] if word != "resume=false"]
     expected = shlex.join(["scripts/demo", "resume=true", *settings])

@@ -4,12 +4,32 @@ from pathlib import Path
 import pytest
 
 # Modules here can be imported by spawned workers, which search the trainer's sys.path.
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "faults")]
 
 
 @pytest.fixture(autouse=True)
 def _nothing_left_behind(nothing_left_behind):
     """Every test here may start processes; none may leave one."""
+
+
+@pytest.fixture
+def config(tmp_path):
+    """A configuration of a stream, and of a loader of it with a worker."""
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        "dataset:\n"
+        "  _target_: fkat_data.streaming.StreamingDataset\n"
+        f"  local: {tmp_path / 'data'}\n"
+        "  batch_size: 5\n"
+        "  shuffle: true\n"
+        "  shuffle_algo: block\n"
+        "  shuffle_block_size: 400\n"
+        "loader:\n"
+        "  _target_: fkat_data.streaming.StreamingDataLoader\n"
+        "  dataset: ${dataset}\n"
+        "  num_workers: 1\n"
+    )
+    return path
 
 
 @pytest.fixture(autouse=True)

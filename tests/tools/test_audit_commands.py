@@ -1,40 +1,23 @@
 """The commands that recompute an order: what they print, and their exit codes."""
 
 import pytest
-from typer.testing import CliRunner
+from command_examples import run
 
 from fkat_data.streaming import MDSWriter, StreamingDataLoader, StreamingDataset
-from fkat_data.tools import app
 
 
 @pytest.fixture
-def config(tmp_path):
+def config(config, tmp_path):
     with MDSWriter(out=str(tmp_path / "data"), columns={"number": "int"}, size_limit=200) as writer:
         for number in range(50):
             writer.write({"number": number})
-    path = tmp_path / "run.yaml"
-    path.write_text(
-        "dataset:\n"
-        "  _target_: fkat_data.streaming.StreamingDataset\n"
-        f"  local: {tmp_path / 'data'}\n"
-        "  batch_size: 5\n"
-        "  shuffle: true\n"
-        "  shuffle_algo: block\n"
-        "loader:\n"
-        "  _target_: fkat_data.streaming.StreamingDataLoader\n"
-        "  dataset: ${dataset}\n"
-    )
-    return path
-
-
-def run(*arguments):
-    done = CliRunner().invoke(app, list(map(str, arguments)))
-    return done.exit_code, done.output
+    return config
 
 
 @pytest.mark.parametrize("options", [[], ["--key", "loader"]])
 def test_a_batch_is_explained(config, tmp_path, options):
-    dataset = StreamingDataset(local=str(tmp_path / "data"), batch_size=5, shuffle=True, shuffle_algo="block")
+    order = {"shuffle": True, "shuffle_algo": "block", "shuffle_block_size": 400}
+    dataset = StreamingDataset(local=str(tmp_path / "data"), batch_size=5, **order)
     batches = [batch["number"].tolist() for _ in range(2) for batch in StreamingDataLoader(dataset)]
     code, output = run("explain", config, "--step", 13, *options)
     assert code == 0, output

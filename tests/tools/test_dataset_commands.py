@@ -5,17 +5,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from command_examples import run
 
 from fkat_data.streaming import MDSWriter
-from fkat_data.tools import app
 
 SHARDS = Path(__file__).parents[1] / "golden" / "streaming" / "shards"
-
-
-def run(*arguments):
-    done = CliRunner().invoke(app, list(map(str, arguments)))
-    return done.exit_code, done.output
 
 
 def golden(case, tmp_path):

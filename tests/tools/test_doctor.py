@@ -3,20 +3,18 @@
 import json
 import resource
 import sys
+from functools import partial
 from pathlib import Path
 
+import command_examples
 import psutil
 import pytest
-from typer.testing import CliRunner
 
 from fkat_data import DataLoader, DataLoaderFactory, ShardedDataLoader
 from fkat_data.streaming import MDSWriter, StreamingDataLoader, StreamingDataset
-from fkat_data.tools import app, examine
+from fkat_data.tools import examine
 
-
-def run(*arguments):
-    done = CliRunner().invoke(app, ["doctor", *map(str, arguments)])
-    return done.exit_code, done.output
+run = partial(command_examples.run, "doctor")
 
 
 def test_the_machine_is_examined_as_text_and_as_json(tmp_path):

@@ -1,15 +1,16 @@
 import json
 import re
 import time
+from functools import partial
 from html.parser import HTMLParser
 
+import command_examples
 import pytest
 import torch
 from loader_examples import epoch, make
-from typer.testing import CliRunner
 
 from fkat_data.errors import ConfigurationError
-from fkat_data.tools import app, page, read_run
+from fkat_data.tools import page, read_run
 
 
 def factory(shard):
@@ -142,9 +143,7 @@ def test_a_run_that_has_not_delivered_anything_has_a_page(tmp_path):
     assert "No microbatch was delivered yet" in text
 
 
-def report(*arguments):
-    done = CliRunner().invoke(app, ["report", *map(str, arguments)])
-    return done.exit_code, done.output
+report = partial(command_examples.run, "report")
 
 
 def test_the_page_lies_beside_the_timeline_and_the_verdict_is_printed(tmp_path):

@@ -1,29 +1,27 @@
 """What the program says of the states in a checkpoint."""
 
 import json
+from functools import partial
 from pathlib import Path
 
+import command_examples
 import torch
-from typer.testing import CliRunner
+from walks import begun
 
 from fkat_data import DataLoader, ShardedDataLoader, samplers
-from fkat_data.tools import app, places_in, read_checkpoint
+from fkat_data.tools import places_in, read_checkpoint
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "states" / "version_1"
 
 
-def run(*arguments):
-    done = CliRunner().invoke(app, ["explain", *map(str, arguments)])
-    return done.exit_code, done.output
+run = partial(command_examples.run, "explain")
 
 
 def dealt(rank, num_ranks, num_delivered):
     """Return the state of a rank that has had so many microbatches."""
     loader = DataLoader(list(range(20)), 2, shuffle=True, seed=1)
     loader.deal_out(num_ranks, rank)
-    iterator = iter(loader)
-    for _ in range(num_delivered):
-        next(iterator)
+    begun(loader, num_delivered)
     return loader.local_state_dict()
 
 
@@ -71,9 +69,7 @@ def test_shards_are_counted_by_rank(tmp_path):
         with ShardedDataLoader(
             0, sampler, lambda shard: [f"{shard}{n}" for n in range(3)], multiprocessing=False
         ) as loader:
-            iterator = iter(loader)
-            for _ in range(1 + 3 * rank):
-                next(iterator)
+            begun(loader, 1 + 3 * rank)
             states.append(loader.local_state_dict())
     (tmp_path / "state.json").write_text(json.dumps(states[1]))
     code, output = run(tmp_path / "state.json")

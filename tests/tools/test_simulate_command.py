@@ -1,39 +1,18 @@
 """The command that plays a run without data: what it prints, and its exit codes."""
 
 import json
+from functools import partial
 
+import command_examples
 import pytest
-from typer.testing import CliRunner
 
 from fkat_data.streaming import MDSWriter
-from fkat_data.tools import app
 
 INVENTED = ("--shards", 40, "--samples-per-shard", 100, "--shard-bytes", "1mb")
 LINE = ("--step-time", 0.1, "--bandwidth", "10mb")
 
 
-@pytest.fixture
-def config(tmp_path):
-    path = tmp_path / "run.yaml"
-    path.write_text(
-        "dataset:\n"
-        "  _target_: fkat_data.streaming.StreamingDataset\n"
-        f"  local: {tmp_path / 'data'}\n"
-        "  batch_size: 5\n"
-        "  shuffle: true\n"
-        "  shuffle_algo: block\n"
-        "  shuffle_block_size: 400\n"
-        "loader:\n"
-        "  _target_: fkat_data.streaming.StreamingDataLoader\n"
-        "  dataset: ${dataset}\n"
-        "  num_workers: 1\n"
-    )
-    return path
-
-
-def run(*arguments):
-    done = CliRunner().invoke(app, ["simulate", *map(str, arguments)], terminal_width=200)
-    return done.exit_code, done.output
+run = partial(command_examples.run, "simulate")
 
 
 def numbers(*arguments):

@@ -53,7 +53,7 @@ def check(name, tmp_path, factor):
     print(
         f"{name}: took {duration_s:.2f} s, simulated {found.duration_s:.2f} s; waited {sum(waits_s):.2f} s, "
         f"simulated {found.waited_s:.2f} s; first {waits_s[0]:.2f} s, simulated {found.first_batch_s:.2f} s; "
-        f"fetched {store.sent_bytes:,}, simulated {sum(node.fetched_bytes for node in found.nodes):,}"
+        f"fetched {sum(store.sent_bytes.values()):,}, simulated {sum(node.fetched_bytes for node in found.nodes):,}"
     )
     assert len(waits_s) == found.num_steps
     assert math.isclose(duration_s, found.duration_s, rel_tol=TOLERANCE, abs_tol=NOISE_S)

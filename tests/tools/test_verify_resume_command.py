@@ -2,14 +2,14 @@
 
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
+import command_examples
 import pytest
 import yaml
-from typer.testing import CliRunner
 
-from fkat_data.tools import app
-
+verified = partial(command_examples.run, "verify-resume")
 KEPT = "keeps state between microbatches"
 
 
@@ -45,8 +45,7 @@ def verify(tmp_path):
         (tmp_path / "data").mkdir()
         (tmp_path / "data" / "chosen.yaml").write_text(yaml.safe_dump({key: loader}))
         (tmp_path / "train.yaml").write_text("defaults:\n  - data@_here_: chosen\n  - _self_\nseed: 3\n")
-        done = CliRunner().invoke(app, ["verify-resume", str(tmp_path / "train.yaml"), *arguments])
-        return done.exit_code, done.output
+        return verified(tmp_path / "train.yaml", *arguments)
 
     return run
 
@@ -97,8 +96,8 @@ def test_a_file_that_is_a_loader_itself_needs_no_key(tmp_path):
     config = {"seed": 3, **loader_config(dataset_config("Exact"))}
     config["seed"] = config["shard_sampler"]["seed"] = 3
     (tmp_path / "loader.yaml").write_text(yaml.safe_dump(config))
-    done = CliRunner().invoke(app, ["verify-resume", str(tmp_path / "loader.yaml"), "--mode=in-process"])
-    assert done.exit_code == 0, done.output
+    code, output = verified(tmp_path / "loader.yaml", "--mode=in-process")
+    assert code == 0, output
 
 
 @pytest.mark.parametrize(
@@ -123,9 +122,9 @@ def test_a_configuration_that_does_not_work_is_reported(verify, arguments, text)
 
 
 def test_a_missing_file_is_reported():
-    done = CliRunner().invoke(app, ["verify-resume", "nowhere.yaml"])
-    assert done.exit_code == 2
-    assert "CONFIG = 'nowhere.yaml': expected a YAML file that exists" in done.output
+    code, output = verified("nowhere.yaml")
+    assert code == 2
+    assert "CONFIG = 'nowhere.yaml': expected a YAML file that exists" in output
 
 
 def test_failing_data_are_reported_with_their_place(verify):

@@ -14,11 +14,21 @@ from fkat_data.transport.channel import Channel, ChannelClosed, TornFrameError
 
 
 @pytest.fixture
-def ends(nothing_left_behind):
-    first, second = (Channel(sock) for sock in socket.socketpair())
-    yield first, second
-    first.close()
-    second.close()
+def connected(nothing_left_behind):
+    """Returns a socket of a class, a channel over it, and the channel at its other end."""
+    with contextlib.ExitStack() as stack:
+
+        def connected(kind=socket.socket):
+            ours, theirs = socket.socketpair()
+            sock = kind(fileno=ours.detach())
+            return sock, *(stack.enter_context(contextlib.closing(Channel(end))) for end in (sock, theirs))
+
+        yield connected
+
+
+@pytest.fixture
+def ends(connected):
+    return connected()[1:]
 
 
 def receive(channel):
@@ -173,13 +183,8 @@ class ShortOfMemory(socket.socket):
 
 
 @pytest.fixture
-def short_of_memory(nothing_left_behind):
-    ours, theirs = socket.socketpair()
-    short = ShortOfMemory(fileno=ours.detach())
-    channel, peer = Channel(short), Channel(theirs)
-    yield short, channel, peer
-    channel.close()
-    peer.close()
+def short_of_memory(connected):
+    return connected(ShortOfMemory)
 
 
 @pytest.mark.parametrize("number", [errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS])
@@ -244,14 +249,9 @@ class HalfSending(socket.socket):
 
 
 @pytest.fixture
-def half_sending(nothing_left_behind, monkeypatch):
+def half_sending(connected, monkeypatch):
     monkeypatch.setattr(channel_module, "_LONGEST_FULL_S", 0.02)
-    ours, theirs = socket.socketpair()
-    half = HalfSending(fileno=ours.detach())
-    channel, peer = Channel(half), Channel(theirs)
-    yield half, channel, peer
-    channel.close()
-    peer.close()
+    return connected(HalfSending)
 
 
 @pytest.mark.parametrize("has_descriptor", [False, True])

@@ -103,22 +103,6 @@ def test_small_messages_leave_the_socket_alone(raw):
     assert receive(trainer).body == b"second"
 
 
-def test_a_worker_far_ahead_goes_on_through_the_socket_and_comes_back(ends):
-    worker, trainer = ends
-    count = 3000
-    sender = threading.Thread(target=lambda: [worker.send(1, body_of(number, 500)) for number in range(count)])
-    sender.start()
-    for number in range(count):
-        if number % 500 == 0:
-            time.sleep(0.02)
-        assert receive(trainer).body[:4] == number.to_bytes(4, "little")
-    sender.join()
-    worker.send(1, b"again in the ring")
-    receive(trainer)
-    worker.send(1, b"again in the ring")
-    assert receive(trainer).body == b"again in the ring"
-
-
 def test_a_wait_without_a_message_ends_in_time(ends):
     worker, trainer = ends
     worker.send(1, b"")
@@ -211,25 +195,3 @@ def test_naps_are_taken_where_messages_come_fast_and_are_short():
         for _ in range(10):
             now_s, num_read = now_s + 4 * interval_s, num_read + 4
             assert (0 < naps.duration_s(now_s, num_read) <= 100e-6) == is_napping
-
-
-def test_after_a_nap_that_kept_the_writer_waiting_come_waits_without_and_more_where_that_is_frequent():
-    naps, pauses, number = Naps(), [], 2
-    naps.duration_s(0.0, 1)
-
-    def next_nap():
-        nonlocal number
-        first = number
-        while not naps.duration_s(number * 20e-6, number):
-            number += 1
-        number += 1
-        return number - first - 1
-
-    next_nap()
-    for _ in range(7):
-        naps.overslept()
-        pauses.append(next_nap())
-    assert pauses == [16, 32, 64, 128, 256, 256, 256]
-    assert [next_nap() for _ in range(8)] == [0] * 8
-    naps.overslept()
-    assert next_nap() < 32

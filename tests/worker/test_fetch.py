@@ -5,6 +5,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from drop_in_examples import Counted
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler
@@ -25,14 +26,8 @@ def is_direct(iterator):
     return type(iterator) is map
 
 
-class Draws(Dataset):
+class Draws(Counted, Dataset):
     """Items that draw from every global generator."""
-
-    def __init__(self, count):
-        self.count = count
-
-    def __len__(self):
-        return self.count
 
     def __getitem__(self, index):
         return torch.tensor([float(index), random.random(), np.random.random_sample(), float(torch.rand(()))])
@@ -45,17 +40,11 @@ class Together(Draws):
         return [torch.tensor([-float(index)]) for index in indices]
 
 
-class Row(IterableDataset):
+class Row(Counted, IterableDataset):
     """Items in a row."""
-
-    def __init__(self, count):
-        self.count = count
 
     def __iter__(self):
         yield from (torch.tensor([float(index), random.random()]) for index in range(self.count))
-
-    def __len__(self):
-        return self.count
 
 
 def all_of(iterator):

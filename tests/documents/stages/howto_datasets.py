@@ -1,21 +1,10 @@
 import numpy as np
 import torch
-from stage import ShardedDataLoader
+from stage import Lines, ShardedDataLoader
 from torch.utils.data import DataLoader
 
 import fkat_data
 from fkat_data.datasets import BufferSortedDataset, PaddingCollate
-
-
-class Lines(torch.utils.data.Dataset):
-    def __len__(self):
-        return 64
-
-    def __getitem__(self, index):
-        return torch.arange(1 + index % 7)
-
-    def sort_key(self, index):
-        return 1 + index % 7
 
 
 class Store:

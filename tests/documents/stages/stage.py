@@ -19,6 +19,17 @@ class Numbers(torch.utils.data.Dataset):
         return {"number": torch.tensor(self.start + index)}
 
 
+class Lines(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        return torch.arange(1 + index % 7)
+
+    def sort_key(self, index):
+        return 1 + index % 7
+
+
 factory = fkat_data.DataLoaderFactory(Numbers, batch_size=10)
 made = []
 

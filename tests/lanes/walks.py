@@ -1,0 +1,28 @@
+"""What tests do with a loader of any kind: begin an epoch, write down a run, gather the states of ranks."""
+
+import json
+
+__all__ = ["begun", "gathered", "recorded"]
+
+
+def begun(loader, count):
+    """Return the iterator of a loader's next epoch after so many microbatches."""
+    iterator = iter(loader)
+    for _ in range(count):
+        next(iterator)
+    return iterator
+
+
+def recorded(loader, shown, num_epochs=1):
+    """Return the microbatches up to the end of an epoch, as ``shown`` shows them, and the state before each and at the end."""
+    microbatches, states = [], [loader.state_dict()]
+    while loader.epoch < num_epochs:
+        for microbatch in loader:
+            microbatches.append(shown(microbatch))
+            states.append(loader.state_dict())
+    return microbatches, states
+
+
+def gathered(loaders):
+    """Return the state of all ranks, of states that went through JSON."""
+    return loaders[0].merge_state_dicts([json.loads(json.dumps(loader.local_state_dict())) for loader in loaders])
