@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from dataset_examples import CountedKeyed, Keyed, generators
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fkat_data.datasets import BufferSortedDataset
@@ -32,7 +32,6 @@ def test_the_orders_are_those_of_every_release(golden):
 
 
 @given(keys=KEYS, **SIZES, seed=SEEDS, epoch=st.integers(0, 5))
-@settings(deadline=None)
 def test_each_buffer_serves_its_own_items_once_in_packs_of_neighbours_by_key(keys, buffer_size, pack_size, seed, epoch):
     dataset = BufferSortedDataset(Keyed(keys), buffer_size, pack_size, seed)
     dataset.set_epoch(epoch)
@@ -52,7 +51,6 @@ def test_each_buffer_serves_its_own_items_once_in_packs_of_neighbours_by_key(key
 
 
 @given(keys=KEYS, **SIZES, seed=SEEDS, data=st.data())
-@settings(deadline=None)
 def test_any_order_of_visits_any_copy_and_any_worker_sees_the_same(keys, buffer_size, pack_size, seed, data):
     in_order = list(BufferSortedDataset(Keyed(keys), buffer_size, pack_size, seed))
     dataset = BufferSortedDataset(Keyed(keys), buffer_size, pack_size, seed)
@@ -74,7 +72,6 @@ def test_epochs_and_seeds_have_orders_of_their_own_and_each_can_be_had_again():
 
 
 @given(keys=KEYS, **SIZES)
-@settings(deadline=None)
 def test_a_sort_key_is_asked_once_an_epoch(keys, buffer_size, pack_size):
     base = Keyed(keys)
     dataset = BufferSortedDataset(base, buffer_size, pack_size, 0)
@@ -127,7 +124,6 @@ def test_a_seed_that_is_not_given_is_drawn_and_kept_in_the_state():
 
 
 @given(epoch=st.integers(0, 5), seed=SEEDS)
-@settings(deadline=None)
 def test_a_state_brings_epoch_and_seed_and_is_plain(epoch, seed):
     dataset = BufferSortedDataset(Keyed(range(20)), 6, 2, seed)
     dataset.set_epoch(epoch)

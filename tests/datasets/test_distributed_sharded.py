@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from dataset_examples import generators
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
@@ -64,7 +64,6 @@ def test_the_orders_are_those_of_every_release(golden):
 
 
 @given(sizes=SIZES, world_size=st.integers(1, 5), options=OPTIONS, epoch=st.integers(0, 3))
-@settings(deadline=None)
 def test_ranks_have_equal_blocks_of_the_epochs_order_and_only_its_tail_is_dropped(sizes, world_size, options, epoch):
     total = sum(sizes) // world_size * world_size
     if total == 0:
@@ -90,7 +89,6 @@ def test_ranks_have_equal_blocks_of_the_epochs_order_and_only_its_tail_is_droppe
 
 
 @given(sizes=SIZES, world_size=st.integers(1, 4), options=OPTIONS, data=st.data())
-@settings(deadline=None)
 def test_any_order_of_visits_and_any_copy_sees_the_same(sizes, world_size, options, data):
     if sum(sizes) < world_size:
         return

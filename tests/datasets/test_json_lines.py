@@ -53,7 +53,7 @@ def path(request, tmp_path):
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.tuples(values, blanks), max_size=12), st.booleans(), st.booleans(), st.data())
 def test_what_was_written_is_read(compression, lines, is_ascii, has_end, data):
     samples = [sample for sample, _ in lines]

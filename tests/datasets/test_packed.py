@@ -48,7 +48,7 @@ def test_the_packs_are_those_of_every_release(golden):
 
 
 @given(lengths=LENGTHS, options=SETTINGS, epoch=st.integers(0, 3))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_tokens_are_conserved_and_no_sequence_overflows(lengths, options, epoch):
     documents = Documents(lengths)
     datasets = ranks(documents, options, epoch, too_long="split")
@@ -73,7 +73,7 @@ def test_tokens_are_conserved_and_no_sequence_overflows(lengths, options, epoch)
 
 
 @given(lengths=LENGTHS, options=SETTINGS)
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_ids_positions_and_boundaries_tell_the_documents_apart(lengths, options):
     dataset = ranks(Documents(lengths), options, too_long="split", pad_value=-1)[0]
     for index in range(len(dataset)):
@@ -187,7 +187,7 @@ def test_a_state_that_does_not_fit_is_refused(field, value):
 
 
 @given(lengths=LENGTHS, options=SETTINGS, epoch=st.integers(0, 3))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_ranks_take_the_sequences_of_one_plan_in_turn_and_halve_only_the_last(lengths, options, epoch):
     documents = Documents(lengths)
     plan = ranks(documents, options | {"world_size": 1}, epoch, too_long="split")[0]

@@ -2,7 +2,7 @@ import pickle
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
@@ -30,7 +30,6 @@ def test_padding_stands_on_its_side(side, multiple, expected):
     multiple=st.none() | st.integers(1, 9),
     side=st.sampled_from(list(PaddingSide1D)),
 )
-@settings(deadline=None)
 def test_rows_hold_their_items_and_padding_and_are_as_short_as_can_be(lengths, multiple, side):
     items = [torch.arange(1, length + 1, dtype=torch.float32) for length in lengths]
     stacked = pad_stack_1d(items, 0, side, multiple)

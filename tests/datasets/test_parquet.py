@@ -327,7 +327,7 @@ def equal(found, written):
     return found == written
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(tables(), st.integers(1, 5), st.integers(1, 5), st.integers(1, 3), st.data())
 def test_what_was_written_is_read(table, rows_a_group, rows_at_once, row_groups_kept, data):
     with tempfile.TemporaryDirectory() as folder:

@@ -46,7 +46,6 @@ def test_the_batches_are_those_of_every_release(golden):
 
 
 @given(lengths=LENGTHS, options=SETTINGS, epoch=st.integers(0, 3))
-@settings(deadline=None)
 def test_no_batch_exceeds_the_budget_and_every_rank_has_as_many(lengths, options, epoch):
     samplers = ranks(lengths, options)
     for sampler in samplers:
@@ -63,7 +62,6 @@ def test_no_batch_exceeds_the_budget_and_every_rank_has_as_many(lengths, options
 
 
 @given(lengths=LENGTHS, options=SETTINGS, epoch=st.integers(0, 3))
-@settings(deadline=None)
 def test_no_sample_stands_twice_and_only_single_ones_that_do_not_come_out_even_are_left_out(lengths, options, epoch):
     samplers = ranks(lengths, options)
     for sampler in samplers:
@@ -78,7 +76,6 @@ def test_no_sample_stands_twice_and_only_single_ones_that_do_not_come_out_even_a
 
 
 @given(lengths=LENGTHS, options=SETTINGS, epoch=st.integers(0, 3))
-@settings(deadline=None)
 def test_the_number_of_ranks_shapes_no_batch_but_those_that_are_halved_at_the_end(lengths, options, epoch):
     alone = TokenBudgetBatchSampler(lengths, **options | {"world_size": 1})
     alone.set_epoch(epoch)
@@ -93,7 +90,6 @@ def test_the_number_of_ranks_shapes_no_batch_but_those_that_are_halved_at_the_en
 
 
 @given(lengths=LENGTHS, options=SETTINGS, epoch=st.integers(0, 3))
-@settings(deadline=None)
 def test_a_sampler_for_another_rank_is_what_its_constructor_makes(lengths, options, epoch):
     first = ranks(lengths, options)[0]
     first.set_epoch(epoch)
@@ -108,7 +104,6 @@ def test_a_sampler_for_another_rank_is_what_its_constructor_makes(lengths, optio
 
 
 @given(lengths=LENGTHS, options=SETTINGS, data=st.data())
-@settings(deadline=None)
 def test_any_number_of_ranks_goes_on_where_others_stopped_again_and_again(lengths, options, data):
     state, served, layouts = None, [], []
     for _ in range(data.draw(st.integers(2, 4))):
@@ -187,7 +182,7 @@ def test_every_sample_stands_once_where_batches_have_several():
 
 
 @given(lengths=LENGTHS, options=SETTINGS, data=st.data())
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_resuming_at_every_position_equals_no_stop(lengths, options, data):
     rank = data.draw(st.integers(0, options["world_size"] - 1))
     sampler = TokenBudgetBatchSampler(lengths, **options, rank=rank)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from golden_shards import SHARDS, unpacked
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
@@ -53,7 +53,6 @@ def tokens(tmp_path):
 VALUES = st.tuples(st.text(max_size=9), st.integers(-(2**63), 2**63 - 1), st.binary(max_size=9), st.integers(0, 9))
 
 
-@settings(deadline=None)
 @given(values=st.lists(VALUES, max_size=12), data=st.data())
 def test_rows_of_fixed_and_variable_columns_read_alike_in_every_way(tmp_path_factory, values, data):
     directory = tmp_path_factory.mktemp("mixed")

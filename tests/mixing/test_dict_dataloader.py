@@ -195,7 +195,7 @@ shards = st.lists(
 
 
 @pytest.mark.long
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     sources=st.lists(shards, min_size=2, max_size=2),
     strategy=st.sampled_from(

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
@@ -89,7 +89,6 @@ def test_a_state_at_an_end_of_an_epoch_is_loaded_in_its_canonical_form():
 
 
 @given(first=st.integers(1, 4), stops=st.lists(st.integers(0, 12), min_size=1, max_size=3))
-@settings(deadline=None)
 def test_resuming_anywhere_again_and_again_equals_no_stop(first, stops):
     sampler, taken = Growing(first), []
     for count in stops:

@@ -2,7 +2,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
@@ -33,7 +33,6 @@ class Iterating(ShardSampler):
 
 
 @given(SHARDS)
-@settings(deadline=None)
 def test_the_given_shards_come_in_the_given_order_each_epoch(shards):
     sampler = SequenceShardSampler(shards)
     assert list(sampler) == list(sampler) == shards
@@ -86,13 +85,11 @@ def test_an_endless_iterable_is_refused_and_not_read_for_ever():
 
 
 @given(SHARDS, st.integers(-1, 9))
-@settings(deadline=None)
 def test_a_merge_keeps_the_uris_and_their_order(shards, num_uri_merge):
     assert flat(merge_uris(shards, num_uri_merge)) == flat(shards)
 
 
 @given(SHARDS, st.integers(1, 9))
-@settings(deadline=None)
 def test_merged_shards_have_as_many_uris_as_asked_for_but_for_the_last(shards, num_uri_merge):
     *full, last = merge_uris(shards, num_uri_merge)
     assert all(isinstance(shard, list) and len(shard) == num_uri_merge for shard in full)

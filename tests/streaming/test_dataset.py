@@ -50,7 +50,7 @@ def test_every_sample_is_read_and_only_the_end_is_filled_up(data, algorithm):
     stop=st.integers(0, 6),
     epoch=st.integers(0, 1),
 )
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_any_world_reads_the_same_global_batches_from_any_place(two, grid, algorithm, canonical, method, stop, epoch):
     nodes, ranks, batch_size = grid
     options = {

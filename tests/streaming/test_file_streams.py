@@ -53,7 +53,7 @@ def test_every_sample_is_that_of_mds_in_every_way_of_reading(both):
 
 
 @pytest.mark.long
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_orders_resumes_and_worlds_are_those_of_mds(both, data):
     shuffle_algo = data.draw(st.sampled_from([None, "py1e", "py1s", "py2s", "naive", "block"]), "shuffle")

@@ -159,7 +159,7 @@ def test_shards_are_fetched_before_they_are_needed(data, serve, tmp_path):
 
 
 @pytest.mark.usefixtures("processes")
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 1_000_000), probability=st.sampled_from([0.3, 0.9]), num_workers=st.sampled_from([0, 0, 1]))
 def test_under_faults_that_end_every_sample_arrives_once(data, tmp_path_factory, seed, probability, num_workers):
     plan = RandomPlan(seed, probability, longest=3)

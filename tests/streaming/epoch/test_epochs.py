@@ -84,7 +84,7 @@ def configurations(draw):
     return order, weights, schedule, draw(st.sampled_from([None, 1, 2, 3, 4, 6])), epoch_size
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(configurations(), st.lists(st.sampled_from(GRIDS), min_size=2, max_size=4), st.data())
 def test_a_run_in_other_grids_gives_each_remaining_sample_once_or_is_refused(configuration, grids, data):
     order, *rest = configuration

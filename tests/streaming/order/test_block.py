@@ -17,7 +17,7 @@ def order_of(sizes, nodes=1, epoch=0, block_size=50, seed=7):
     epoch=st.integers(0, 2),
     block_size=st.integers(1, 120),
 )
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 def test_every_sample_stands_somewhere_once(sizes, nodes, epoch, block_size):
     assert sorted(order_of(sizes, nodes, epoch, block_size).tolist()) == list(range(sum(sizes)))
 

@@ -1,5 +1,5 @@
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fkat_data.streaming.order import KeyedSelection, StreamSamples, fair_counts
@@ -11,7 +11,6 @@ from fkat_data.streaming.order import KeyedSelection, StreamSamples, fair_counts
     granularity=st.integers(1, 40),
     epoch=st.integers(0, 3),
 )
-@settings(deadline=None)
 def test_it_takes_what_it_is_asked_for_and_no_sample_once_more_than_another(sizes, times, granularity, epoch):
     streams, first = [], 0
     for shard_sizes in sizes:

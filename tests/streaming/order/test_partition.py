@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from order_vectors import VECTORS, check, name
 
@@ -42,7 +42,6 @@ GRIDS = st.builds(Grid, st.integers(1, 4), st.integers(1, 4), st.integers(1, 4))
 
 
 @given(size=st.integers(1, 200), canonical=st.integers(1, 9), grid=GRIDS, steps=st.integers(0, 5))
-@settings(deadline=None)
 def test_the_even_partition_shows_each_place_once_and_ranks_equally_many(size, canonical, grid, steps):
     drop = min(steps * grid.global_batch_size, -(-size // grid.num_ranks) * grid.num_ranks)
     made = EvenPartition(size, canonical, grid, drop)
@@ -68,7 +67,6 @@ def test_the_even_partition_shows_each_place_once_and_ranks_equally_many(size, c
 
 
 @given(canonical=st.integers(1, 3), nodes=st.integers(1, 3), ranks=st.integers(1, 3))
-@settings(deadline=None)
 def test_a_node_reads_its_own_canonical_nodes(canonical, nodes, ranks):
     rows = canonical * nodes
     grid = Grid(nodes, ranks, 2)

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from order_vectors import VECTORS, check, name, sizes_of
 
@@ -30,7 +30,6 @@ def test_counts_are_the_references(case):
     granularity=st.integers(1, 9),
     epoch=st.integers(0, 2),
 )
-@settings(deadline=None)
 def test_a_selection_takes_what_it_is_asked_for_and_no_sample_once_more_than_another(sizes, times, granularity, epoch):
     total = sum(sizes)
     choose = int(total * times)

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from order_vectors import VECTORS, check, name, sizes_of
 
@@ -40,7 +40,6 @@ def test_spans_are_divided_as_the_reference_does(case):
     block_size=st.integers(2, 60),
     data=st.data(),
 )
-@settings(deadline=None)
 def test_any_places_can_be_asked_for_and_the_whole_is_a_permutation(algorithm, sizes, nodes, epoch, block_size, data):
     if sum(sizes) < nodes:
         return
@@ -58,7 +57,6 @@ def test_any_places_can_be_asked_for_and_the_whole_is_a_permutation(algorithm, s
     width=st.sampled_from([1, 8, 64]),
     together=st.sampled_from([1, 16, 128]),
 )
-@settings(deadline=None)
 def test_small_buckets_give_the_order_that_one_sort_gives(sizes, nodes, block_size, width, together):
     if sum(sizes) < nodes:
         return

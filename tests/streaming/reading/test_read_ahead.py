@@ -200,7 +200,7 @@ def test_parts_are_yielded_when_enough_of_those_that_follow_is_wanted():
     assert list(got) == [[5], [6], [7, 8]]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     parts=st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=5), max_size=12),
     num_ahead=st.integers(0, 12),

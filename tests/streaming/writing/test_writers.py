@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 from golden_shards import unpacked
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -33,7 +33,6 @@ def samples_of(count, start=0):
 
 
 @pytest.mark.parametrize("writer", [MDSWriter, JSONWriter, CSVWriter, TSVWriter])
-@settings(deadline=None)
 @given(
     texts=st.lists(st.text(st.characters(exclude_characters=",\t\n", codec="utf-8")), max_size=30),
     size_limit=st.integers(1, 400) | st.none(),
@@ -52,7 +51,6 @@ def test_what_is_written_is_read_whatever_the_limit(tmp_path_factory, writer, te
         assert all(entry.raw_data.bytes <= size_limit or entry.samples == 1 for entry in entries)
 
 
-@settings(deadline=None)
 @given(st.lists(st.fixed_dictionaries({name: st.text("ab:é", max_size=4) for name in "xy"}), min_size=1, max_size=8))
 def test_separators_of_several_characters_are_never_made_where_values_meet(tmp_path_factory, samples):
     directory = tmp_path_factory.mktemp("data")
