@@ -1,13 +1,7 @@
-import copy
 import math
-import os
-import pickle
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
-import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -73,18 +67,6 @@ def test_rows_come_in_the_order_that_was_asked_for(path, indices):
     rows = dataset.__getitems__(indices)
     expected = TABLE.take(pa.array([int(index) % NUM_ROWS for index in indices], type=pa.int64())).to_pylist()
     assert [{k: v.tolist() if isinstance(v, torch.Tensor) else v for k, v in row.items()} for row in rows] == expected
-
-
-@pytest.mark.parametrize("index", [10, -11, 1 << 40])
-def test_a_row_outside_is_an_index_error(path, index):
-    with pytest.raises(IndexError, match=f"index {index} is out of range for a dataset of 10 rows"):
-        ParquetDataset(path)[index]
-
-
-@pytest.mark.parametrize("index", [1.5, "1", slice(0, 2), None])
-def test_a_row_number_is_an_integer(path, index):
-    with pytest.raises(TypeError, match="integers"):
-        ParquetDataset(path)[index]
 
 
 def test_files_follow_one_another(tmp_path, path):
@@ -154,44 +136,6 @@ def test_no_more_row_groups_are_kept_than_asked_for(path, decoded):
     for row in (0, 4, 0, 8, 0, 4):  # row groups 0 1 0 2 0 1: the one used least recently goes
         dataset[row]
     assert decoded == [0, 1, 2, 1]
-
-
-def test_copies_and_pickles_are_small_and_read_alike(path):
-    dataset = ParquetDataset(path)
-    dataset[0]
-    for twin in (copy.deepcopy(dataset), pickle.loads(pickle.dumps(dataset))):
-        assert twin[3]["text"] == "row 3"
-    assert copy.copy(dataset)[3]["text"] == "row 3"
-    assert len(pickle.dumps(dataset)) < 2000
-
-
-@pytest.mark.usefixtures("processes")
-def test_a_forked_process_reads_beside_its_parent(path):
-    dataset = ParquetDataset(path, ["label"])
-    dataset[0]
-    child = os.fork()
-    if child == 0:
-        fine = False
-        try:
-            fine = dataset[9]["label"] == 9
-        finally:  # an exception must not make a second pytest of the child
-            os._exit(0 if fine else 1)
-    assert [row["label"] for row in dataset] == list(range(10))
-    assert os.waitpid(child, 0)[1] == 0
-
-
-def test_any_file_system_of_fsspec_is_read(path):
-    with fsspec.open("memory://shards/rows.parquet", "wb") as file:
-        file.write(Path(path).read_bytes())
-    assert ParquetDataset("memory://shards/rows.parquet")[9]["text"] == "row 9"
-    assert ParquetDataset(f"file://{path}")[9]["text"] == "row 9"
-
-
-@pytest.mark.parametrize("missing", ["{folder}/nothing.parquet", "file://{folder}/nothing", "memory://nothing"])
-def test_a_missing_file_is_named(tmp_path, missing):
-    missing = missing.format(folder=tmp_path)
-    with pytest.raises(ShardNotFoundError, match=missing):
-        ParquetDataset(missing)
 
 
 @pytest.mark.parametrize("content", [b"", b"no Parquet file at all", b"PAR1" + b"\0" * 64 + b"PAR1"])
@@ -418,22 +362,6 @@ def test_an_iterable_dataset_names_what_is_wrong(tmp_path, path):
     for argument, value in (("paths", []), ("columns", []), ("rows_at_once", 0)):
         with pytest.raises(ConfigurationError, match=argument):
             IterableParquetDataset(**{"paths": path, argument: value})
-
-
-@pytest.mark.usefixtures("processes")
-def test_without_pyarrow_it_says_what_to_install():
-    program = """
-import sys
-sys.modules["pyarrow"] = None
-try:
-    from fkat_data.datasets import ParquetDataset
-except Exception as error:
-    print(type(error).__name__, error)
-"""
-    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
-    assert done.stdout.startswith(
-        "ConfigurationError pyarrow = <not installed>: expected pip install 'fkat_data[parquet]'"
-    )
 
 
 def test_numbers_that_python_has_collate_to_the_tensors_that_they_were_read_from(tmp_path):
