@@ -88,15 +88,22 @@ def test_a_missing_file_is_named(dataset, tmp_path, missing):
 
 
 @pytest.mark.usefixtures("processes")
-@pytest.mark.parametrize(("package", "extra"), [("pyarrow", "parquet"), ("zstandard", "json")])
-def test_without_its_package_a_dataset_says_what_to_install(tmp_path, package, extra):
-    (tmp_path / "lines.zst").write_bytes(zstandard.compress(b"1\n"))
+@pytest.mark.parametrize(
+    ("package", "extra", "kind", "name"),
+    [
+        ("pyarrow", "parquet", "datasets import ParquetDataset", "a.parquet"),
+        ("pyarrow", "parquet", "streaming import LocalDataset", "a.parquet"),
+        ("zstandard", "json", "datasets import JsonDataset", "lines.zst"),
+    ],
+)
+def test_without_its_package_a_dataset_says_what_to_install(tmp_path, package, extra, kind, name):
+    (tmp_path / name).write_bytes(b"PAR1" if extra == "parquet" else zstandard.compress(b"1\n"))
     program = f"""
 import sys
 sys.modules[{package!r}] = None
 try:
-    from fkat_data.datasets import {"JsonDataset" if extra == "json" else "ParquetDataset"} as Dataset
-    Dataset({str(tmp_path / "lines.zst")!r})
+    from fkat_data.{kind} as Dataset
+    Dataset({str(tmp_path / name)!r})
 except Exception as error:
     print(type(error).__name__, error)
 """

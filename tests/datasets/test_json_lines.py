@@ -50,13 +50,11 @@ def path(request, tmp_path):
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 @settings(max_examples=40)
-@given(st.lists(st.tuples(values, blanks), max_size=12), st.booleans(), st.booleans(), st.data())
-def test_what_was_written_is_read(compression, lines, is_ascii, has_end, data):
+@given(blanks, st.lists(st.tuples(values, blanks), max_size=12), st.booleans(), st.booleans(), st.data())
+def test_what_was_written_is_read(compression, begin, lines, is_ascii, has_end, data):
     samples = [sample for sample, _ in lines]
-    text = "".join(json.dumps(sample, ensure_ascii=is_ascii) + "\n" + blank for sample, blank in lines)
-    content = (
-        text.encode("utf-8", "surrogatepass") if has_end else text.rstrip("\r\n\t ").encode("utf-8", "surrogatepass")
-    )
+    text = begin + "".join(json.dumps(sample, ensure_ascii=is_ascii) + "\n" + blank for sample, blank in lines)
+    content = (text if has_end else text.rstrip("\r\n\t ")).encode("utf-8", "surrogatepass")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "lines"
         path.write_bytes(COMPRESSIONS[compression](content))
@@ -67,13 +65,6 @@ def test_what_was_written_is_read(compression, lines, is_ascii, has_end, data):
             indices = data.draw(st.lists(st.integers(-len(samples), len(samples) - 1), max_size=20))
             assert dataset.__getitems__(indices) == [samples[index] for index in indices]
             assert [dataset[index] for index in indices] == [samples[index] for index in indices]
-
-
-def test_a_piece_of_nothing_but_blank_lines_has_no_sample(tmp_path):
-    path = tmp_path / "blank"
-    path.write_bytes(b"\n  \n")
-    assert len(JsonDataset(str(path))) == 0
-    assert list(IterableJsonDataset(str(path))) == []
 
 
 def test_a_file_of_many_lines_is_read_by_a_thinned_index(tmp_path, monkeypatch):

@@ -159,7 +159,8 @@ def test_an_open_shard_takes_no_descriptor_and_a_closed_one_no_map(case):
         shard.close()
     gc.collect()
     # Threads of tests before this one may close theirs meanwhile.
-    assert num_descriptors() <= before[0] and num_maps() == before[1]
+    assert num_descriptors() <= before[0]
+    assert num_maps() == before[1]
 
 
 def test_several_threads_read_one_shard(tmp_path):

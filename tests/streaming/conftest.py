@@ -1,6 +1,8 @@
 """Modules here can be imported by spawned workers, which search the trainer's sys.path."""
 
+import os
 import random
+import subprocess
 import sys
 from pathlib import Path
 
@@ -8,6 +10,43 @@ import pytest
 
 sys.path[:0] = [str(Path(__file__).parent / folder) for folder in (".", "order", "../files")]
 sys.path.append(str(Path(__file__).parents[1] / "faults"))
+
+
+@pytest.fixture
+def start(processes, tmp_path):
+    """Start a text as a program that finds what this one finds, with pipes; it is killed at the end."""
+    started = []
+
+    def run(text, *arguments, under=()):
+        path = tmp_path / f"program{len(started)}.py"
+        path.write_text(text)
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        command = [*under, sys.executable, str(path), *map(str, arguments)]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        started.append(subprocess.Popen(command, text=True, env=environment, **pipes))
+        return started[-1]
+
+    yield run
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """A dataset of 97 numbers."""
+    from streaming_examples import write
+
+    return write(tmp_path_factory.mktemp("data") / "numbers", 97)
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    """Two datasets, of 60 numbers from 0 on and of 37 from 1000 on."""
+    from streaming_examples import write
+
+    folder = tmp_path_factory.mktemp("two")
+    return [write(folder / "a", 60), write(folder / "b", 37, first=1000)]
 
 
 @pytest.fixture(scope="module")

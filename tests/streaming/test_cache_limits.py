@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from forks import in_child
 from streaming_examples import write
 
 from fkat_data.streaming import MDSWriter, StreamingDataLoader, StreamingDataset
@@ -84,11 +85,7 @@ def test_a_forked_child_keeps_no_map_of_its_parent(large, tmp_path):
         return f"{tmp_path}/shard" in Path("/proc/self/maps").read_text()
 
     assert is_mapped()
-    child = os.fork()
-    if child == 0:
-        was_mapped = is_mapped()
-        os._exit(was_mapped + 2 * (dataset[7]["number"] != 7) + 4 * (not is_mapped()))
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert in_child(lambda: not is_mapped() and dataset[7]["number"] == 7 and is_mapped()) == 0
     assert is_mapped()
     assert dataset[7]["number"] == 7
 

@@ -21,17 +21,6 @@ BATCHING_METHODS = ("random", "stratified", "device_stratified", "per_stream", "
 ALGORITHMS = ("block", "naive", "py1b", "py1br", "py1e", "py1s", "py2s")
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return write(tmp_path_factory.mktemp("data") / "numbers", 97)
-
-
-@pytest.fixture(scope="module")
-def two(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("two")
-    return [write(folder / "a", 60), write(folder / "b", 37, first=1000)]
-
-
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_sample_is_read_and_only_the_end_is_filled_up(data, algorithm):
     dataset = StreamingDataset(

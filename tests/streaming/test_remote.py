@@ -8,19 +8,15 @@ import random
 import re
 import shutil
 import signal
-import sys
 import time
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from streaming_examples import numbers, write
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
-
 from proxy import FaultServer
 from proxy.faults import ENDING_KINDS, RandomPlan, fault
+from streaming_examples import numbers, write
 
 from fkat_data import ShardedDataLoader
 from fkat_data.errors import ConfigurationError, DownloadError, ShardCorruptError, ShardNotFoundError
@@ -261,13 +257,6 @@ def test_shards_are_prepared_and_evicted_by_number(data, serve, tmp_path):
     for wrong in (-1, 10_000, "3"):
         with pytest.raises(ConfigurationError, match="shard_id"):
             dataset.prepare_shard(wrong)
-
-
-def test_the_only_copy_is_not_evicted(data):
-    before = shards(data)
-    dataset = StreamingDataset(local=data, **OPTIONS)
-    assert (dataset.evict_shard(0), dataset.evict_coldest_shard(), dataset.cache_usage) == (0, 0, 0)
-    assert shards(data) == before
 
 
 def test_a_batch_of_more_shards_than_may_be_open_is_whole(data, serve, tmp_path, monkeypatch):

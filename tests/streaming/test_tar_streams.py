@@ -16,7 +16,7 @@ import zstandard
 from file_streams import COUNT, OPTIONS, all_same
 from parquet_examples import write_parquet
 from PIL import Image
-from streaming_examples import numbers, same
+from streaming_examples import numbers
 from tar_examples import DECODE, archive, write_both, write_tar
 
 from fkat_data.errors import ConfigurationError, DownloadError, ShardCorruptError, ShardNotFoundError
@@ -36,29 +36,6 @@ def both(tmp_path_factory):
     return {"local": mds}, {"local": tars, "decode": DECODE}
 
 
-@pytest.mark.long
-def test_a_store_is_read_through_a_cache_of_whole_files(both, tmp_path):
-    import fsspec
-
-    options = {"shuffle": True, **OPTIONS}
-    expected = list(StreamingDataLoader(StreamingDataset(**both[0], **options)))
-    filesystem = fsspec.filesystem("memory")
-    folder = Path(both[1]["local"])
-    for path in folder.rglob("*.tar"):
-        filesystem.pipe_file(f"/tar-tests/{path.relative_to(folder).as_posix()}", path.read_bytes())
-    for name, location in (("all", "memory://tar-tests"), ("some", "memory://tar-tests/**/*.tar")):
-        stream = {"remote": location, "local": str(tmp_path / name), "decode": DECODE}
-        found = list(StreamingDataLoader(StreamingDataset(**stream, **options)))
-        assert all(same(mine, other) for mine, other in zip(found, expected, strict=True))
-        assert len(list((tmp_path / name).rglob("*.parts/*-whole"))) == len(list(folder.rglob("*.tar")))
-    stream = {"remote": "memory://tar-tests", "local": str(tmp_path / "limited"), "decode": DECODE}
-    limited = StreamingDataset(**stream, cache_limit=400_000, **options)
-    assert sum(map(len, numbers(StreamingDataLoader(limited)))) == COUNT
-    assert limited.cache_usage <= 400_000
-    one = StreamingDataset(remote="memory://tar-tests/000.tar", local=str(tmp_path / "one"), **OPTIONS)
-    assert one[3]["number"] == b"3"
-
-
 def test_a_bucket_is_read_through_a_cache_and_a_replaced_file_is_an_error(bucket, both, tmp_path):
     bucket.fill(both[1]["local"])
     options = {"shuffle": True, "decode": DECODE}
@@ -68,6 +45,9 @@ def test_a_bucket_is_read_through_a_cache_and_a_replaced_file_is_an_error(bucket
     names = [path.relative_to(both[1]["local"]).as_posix() for path in Path(both[1]["local"]).rglob("*.tar")]
     assert len(list((tmp_path / "all").rglob("*.parts/*-whole"))) == len(names)
     assert bucket.stream(tmp_path / "one", "/000.tar", decode=DECODE)[3]["number"] == 3
+    limited = bucket.stream(tmp_path / "limited", cache_limit=400_000, **options)
+    assert sum(map(len, numbers(StreamingDataLoader(limited)))) == COUNT
+    assert limited.cache_usage <= 400_000
     running = bucket.stream(tmp_path / "running", decode=DECODE)
     assert running[0]["number"] == 0
     content = (Path(both[1]["local"]) / "003.tar").read_bytes()

@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -48,31 +47,6 @@ try:
 except KeyboardInterrupt:
     print("interrupted", flush=True)
 """
-
-
-@pytest.fixture
-def start(tmp_path):
-    """Start a program; it is killed at the end."""
-    started = []
-
-    def run(text, *arguments, under=()):
-        path = tmp_path / f"program{len(started)}.py"
-        path.write_text(text)
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
-        process = subprocess.Popen(
-            [*under, sys.executable, str(path), *map(str, arguments)],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        started.append(process)
-        return process
-
-    yield run
-    for process in started:
-        process.kill()
-        process.wait()
-        process.stdout.close()
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 from own_datasets import Endless, Iterated
-from streaming_examples import numbers, write
+from streaming_examples import numbers
 from torch.utils.data import ChainDataset, DataLoader, IterableDataset, get_worker_info
 
 from fkat_data.streaming import StreamingDataLoader, StreamingDataset
@@ -17,9 +17,8 @@ pytestmark = [pytest.mark.usefixtures("processes"), pytest.mark.filterwarnings("
 
 
 @pytest.fixture(scope="module")
-def options(tmp_path_factory):
-    path = write(tmp_path_factory.mktemp("data") / "numbers", 97)
-    return {"local": path, "batch_size": 4, "shuffle": True, "shuffle_algo": "block"}
+def options(data):
+    return {"local": data, "batch_size": 4, "shuffle": True, "shuffle_algo": "block"}
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +37,7 @@ WAYS = [
     ("fork", 2, True),
     ("fork", 3, False),
     ("fork", 4, True),
+    ("spawn", 1, True),
 ]
 
 

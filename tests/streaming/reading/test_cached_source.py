@@ -6,12 +6,13 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from forks import in_child
 from parquet_examples import write_parquet
 from streaming_examples import write
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "cache"))
 
-from read_only import WAYS_TO_WRITE_NOTHING, in_child
+from read_only import WAYS_TO_WRITE_NOTHING
 
 from fkat_data.errors import ConfigurationError, DownloadError, ShardNotFoundError
 from fkat_data.streaming import Stream, StreamingDataset, merge_index

@@ -5,6 +5,7 @@ import pickle
 from pathlib import Path
 
 import pytest
+from forks import in_child
 from stored_files import CONTENTS, fetch, info_of, write_into
 
 from fkat_data.errors import ConfigurationError, DownloadError, ShardCorruptError, ShardNotFoundError
@@ -126,13 +127,7 @@ def test_a_store_pickles_without_its_connections(through, tmp_path):
 def test_a_process_that_was_forked_opens_connections_of_its_own(through, tmp_path, way):
     store, _ = through(way, timeout_s=20.0)
     assert store.has(NAME)
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os._exit(0 if fetch(store, tmp_path / "child") == CONTENTS[NAME] else 1)
-        finally:
-            os._exit(2)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert in_child(lambda: fetch(store, tmp_path / "child") == CONTENTS[NAME]) == 0
     assert fetch(store, tmp_path / "out") == CONTENTS[NAME]
 
 
