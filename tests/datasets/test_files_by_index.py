@@ -37,12 +37,6 @@ def numbers(rows):
     return [row["n"] if "n" in row else int(row["__key__"]) for row in rows]
 
 
-@pytest.mark.parametrize("index", [NUM_SAMPLES, -NUM_SAMPLES - 1, 1 << 40])
-def test_a_row_outside_is_an_index_error(dataset, index):
-    with pytest.raises(IndexError, match=f"index {index} is out of range for a dataset of {NUM_SAMPLES}"):
-        dataset[index]
-
-
 @pytest.mark.parametrize("index", [1.5, "1", slice(0, 2), None])
 def test_an_index_is_an_integer(dataset, index):
     with pytest.raises(TypeError, match="integers"):

@@ -38,15 +38,6 @@ def test_samples_come_by_index_from_several_files(paths):
     assert dataset.__getitems__([]) == []
 
 
-def test_a_relative_path_means_the_same_file_later(paths, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    dataset = TarDataset([Path(path).name for path in paths])
-    copy = pickle.dumps(dataset)
-    monkeypatch.chdir("/")
-    assert dataset.paths == paths
-    assert pickle.loads(copy)[11]["cls"] == 11
-
-
 def test_columns_and_decoders_are_chosen(paths, tmp_path):
     dataset = TarDataset(paths, ["cls", "__url__"], decode={"cls": lambda content: int(content) + 100})
     assert dataset[7] == {"cls": 107, "__url__": paths[1]}
@@ -115,8 +106,7 @@ def test_a_resume_reads_no_content_that_it_passes_over(tmp_path, monkeypatch):
     assert headers < 0.5 * size
 
 
-@pytest.mark.parametrize("num_workers", [1])
-def test_workers_read_the_same(paths, processes, num_workers):
-    loader = DataLoader(TarDataset(paths), batch_size=5, num_workers=num_workers)
+def test_workers_read_the_same(paths, processes):
+    loader = DataLoader(TarDataset(paths), batch_size=5, num_workers=1)
     assert [batch["cls"].tolist() for batch in loader] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10, 11]]
     assert all(isinstance(batch["cls"], torch.Tensor) for batch in loader)

@@ -6,12 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from dataset_examples import Documents, generators
+from dataset_examples import generators
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
 
-from fkat_data.datasets import PaddingCollate, TokenBudgetBatchSampler
+from fkat_data.datasets import TokenBudgetBatchSampler
 from fkat_data.errors import ConfigurationError, StaleIteratorError, StateMismatchError
 
 # See test_buffer_sorted.py: this file may not change.
@@ -132,17 +131,6 @@ def test_ranks_that_stopped_out_of_step_leave_what_each_had_not():
     found = [batch for each in rest for batch in each]
     found += [each[rank] for rank, count in enumerate(counts) for each in had[:count]]
     assert sorted(index for batch in found for index in batch) == list(range(400))
-
-
-def test_torchs_own_loader_gives_each_rank_its_part():
-    documents = Documents(np.random.default_rng(2).integers(1, 9, 50))
-    seen = []
-    for rank in range(3):
-        sampler = TokenBudgetBatchSampler(documents, 20, 30, seed=1, rank=rank, world_size=3)
-        batches = list(DataLoader(documents, batch_sampler=sampler, collate_fn=PaddingCollate(-1)))
-        assert len(batches) == len(TokenBudgetBatchSampler(documents, 20, 30, seed=1, world_size=3))
-        seen += [token for batch in batches for token in batch.flatten().tolist() if token >= 0]
-    assert sorted(seen) == sorted(token for index in range(50) for token in documents[index].tolist())
 
 
 def test_every_sample_stands_once_where_batches_have_several():

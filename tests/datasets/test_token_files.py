@@ -329,17 +329,6 @@ def test_windows_of_another_size_are_refused_at_a_resume_where_they_are_as_many(
         DataLoader(TokenWindows(path, 13), batch_size=1, seed=1).load_state_dict(state)
 
 
-def test_a_resumed_epoch_of_windows_goes_on_where_it_was(tmp_path):
-    path, _ = written(datatrove, tmp_path / "a", (50, 50, 3))
-    whole = [batch.tolist() for batch in DataLoader(TokenWindows(path, 5), batch_size=3, shuffle=True, seed=4)]
-    loader = DataLoader(TokenWindows(path, 5), batch_size=3, shuffle=True, seed=4)
-    batches = iter(loader)
-    begun = [next(batches).tolist() for _ in range(3)]
-    resumed = DataLoader(TokenWindows(path, 5), batch_size=3, shuffle=True, seed=4)
-    resumed.load_state_dict(loader.state_dict())
-    assert begun + [batch.tolist() for batch in resumed] == whole
-
-
 def test_a_large_file_is_not_read_before_it_is_needed(tmp_path):
     path = tmp_path / "a.bin"
     with path.open("wb") as file:

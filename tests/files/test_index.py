@@ -8,7 +8,7 @@ import pytest
 from golden_shards import SHARDS
 
 from fkat_data.errors import ShardCorruptError, ShardNotFoundError
-from fkat_data.files import Column, FileInfo, parse_index, read_index
+from fkat_data.files import Column, parse_index, read_index
 
 
 def index_of(case):
@@ -149,9 +149,3 @@ def test_what_is_no_index_at_all_is_refused(text):
 def test_an_index_that_is_not_there_is_named(tmp_path):
     with pytest.raises(ShardNotFoundError, match=r"index\.json"):
         read_index(tmp_path / "index.json")
-
-
-def test_a_file_without_hashes_needs_no_dict_of_its_own():
-    first, second = parsed(index_of("xsv-plain"))[:2]
-    assert first.raw_data == FileInfo("shard.00000.xsv", 158)
-    assert first.raw_data.hashes is second.raw_data.hashes

@@ -3,7 +3,7 @@
 import gc
 import os
 import struct
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -174,11 +174,8 @@ def test_several_threads_read_one_shard(tmp_path):
             if (sample["a"], sample["b"]) != (str(row) * 50, row):
                 wrong.append(row)
 
-    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(read, range(4)))
     assert not wrong
 
 

@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import threading
+from itertools import islice
 
 import numpy as np
 import torch
@@ -113,7 +114,17 @@ def plain(microbatch):
         return microbatch.tolist()
     if isinstance(microbatch, dict):
         return {key: plain(value) for key, value in microbatch.items()}
+    if isinstance(microbatch, tuple):
+        return tuple(map(plain, microbatch))
     return microbatch
+
+
+def following(loader, count):
+    """The loader's next microbatches, over as many epochs as it takes."""
+    found = []
+    while len(found) < count:
+        found += map(plain, islice(loader, count - len(found)))
+    return found
 
 
 def epoch(loader):

@@ -1,6 +1,7 @@
 import copy
 import pickle
 from collections import OrderedDict
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,10 +34,7 @@ def take(sampler, count):
     """The next shards, over as many epochs as it needs, each epoch by its own for loop."""
     taken = []
     while len(taken) < count:
-        for shard in sampler:
-            taken.append(shard)
-            if len(taken) == count:
-                break
+        taken += islice(sampler, count - len(taken))
     return taken
 
 

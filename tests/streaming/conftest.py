@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path[:0] = [str(Path(__file__).parent / folder) for folder in (".", "order", "../files")]
+sys.path[:0] = [str(Path(__file__).parent / folder) for folder in (".", "order", "store", "cache", "../files")]
 sys.path.append(str(Path(__file__).parents[1] / "faults"))
 
 
@@ -30,6 +30,27 @@ def start(processes, tmp_path):
     for process in started:
         process.kill()
         process.communicate()
+
+
+@pytest.fixture
+def run_on_small_disk(start, tmp_path):
+    """Run a program with a folder that is a file system of its own, and is gone when the program ends."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+
+    def run(text, *arguments, size="4m"):
+        mount = f'mount -t tmpfs -o size={size} none "$0" && exec "$@"'
+        under = ["unshare", "-rm", "sh", "-c", mount, str(folder)]
+        try:
+            subprocess.run([*under, "true"], check=True, capture_output=True, timeout=60)
+        except (OSError, subprocess.CalledProcessError):
+            pytest.skip("no file system can be mounted here")
+        process = start(text, folder, *arguments, under=under)
+        output, _ = process.communicate(timeout=170)
+        assert process.returncode == 0
+        return output
+
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +85,23 @@ def bucket(moto, request):
     from file_streams import Bucket
 
     return Bucket(moto, f"{request.node.name}/data")
+
+
+@pytest.fixture
+def hub(processes, monkeypatch, tmp_path):
+    """A Hugging Face hub."""
+    from hub_server import be_the_hub, hub_server
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    with hub_server() as server:
+        be_the_hub(server, monkeypatch, tmp_path)
+        yield server
+
+
+@pytest.fixture
+def own_caches(monkeypatch, tmp_path):
+    """Generated indices are kept for this test alone."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
 
 
 @pytest.fixture(autouse=True)

@@ -2,8 +2,6 @@
 
 import os
 import resource
-import shutil
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -93,7 +91,7 @@ def test_a_forked_child_keeps_no_map_of_its_parent(large, tmp_path):
 FULL_DISK = """
 import os, sys
 from fkat_data.streaming import StreamingDataLoader, StreamingDataset
-remote, local, num_samples = sys.argv[1], sys.argv[2], int(sys.argv[3])
+local, remote, num_samples = f"{sys.argv[1]}/cache", sys.argv[2], int(sys.argv[3])
 for num_workers in (0, 2):
     dataset = StreamingDataset(remote=remote, local=local, batch_size=4, shuffle=True)
     found = []
@@ -106,25 +104,9 @@ for num_workers in (0, 2):
 """
 
 
-def can_mount(tmp_path):
-    command = ["unshare", "-rm", "mount", "-t", "tmpfs", "tmpfs", str(tmp_path)]
-    return shutil.which("unshare") is not None and not subprocess.run(command, check=False, capture_output=True).returncode  # fmt: skip
-
-
 @pytest.mark.usefixtures("processes")
-def test_a_disk_that_is_smaller_than_the_dataset_is_enough(large, tmp_path):
-    if not can_mount(tmp_path):
-        pytest.skip("needs leave to mount a file system")
-    program, disk = tmp_path / "program.py", tmp_path / "disk"
-    program.write_text(FULL_DISK)
-    disk.mkdir()
-    mount = 'mount -t tmpfs -o size=800k tmpfs "$1" && shift && exec "$@"'
-    run = [os.sys.executable, str(program), str(large), f"{disk}/cache", str(NUM_SAMPLES)]
-    done = subprocess.run(
-        ["unshare", "-rm", "sh", "-c", mount, "sh", str(disk), *run], check=False, capture_output=True, timeout=170
-    )
-    assert done.returncode == 0, done.stderr.decode()[-3000:]
-    assert done.stdout.count(b"read") == 2
+def test_a_disk_that_is_smaller_than_the_dataset_is_enough(large, run_on_small_disk):
+    assert run_on_small_disk(FULL_DISK, large, NUM_SAMPLES, size="800k").count("read") == 2
 
 
 @pytest.mark.parametrize("shuffle", [False, True])

@@ -32,24 +32,6 @@ def test_what_torchs_own_loader_reads_is_what_both_faces_deliver(data, method, n
                 assert numbers(loader) == expected
 
 
-@pytest.mark.parametrize("face", FACES)
-def test_a_state_loads_with_another_number_of_ranks(data, face):
-    with make(data, face, num_ranks=2) as loader:
-        iterator = iter(loader)
-        had = [batch["number"].tolist() for _, batch in zip(range(3), iterator, strict=False)]
-        state = loader.state_dict()
-    with make(data, face, 1, 2) as other:
-        had += [batch["number"].tolist() for _, batch in zip(range(3), other, strict=False)]
-    left = []
-    for rank in range(3):
-        with make(data, face, rank, 3) as loader:
-            loader.load_state_dict(state)
-            left += numbers(loader)
-    delivered = [number for batch in had + left for number in batch]
-    assert set(delivered) == set(range(NUM_SAMPLES))
-    assert len(delivered) <= NUM_SAMPLES + 12
-
-
 @pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("num_workers", WORKERS)
 def test_of_batches_that_are_read_together_those_before_a_faulty_one_come_first(tmp_path, num_workers):

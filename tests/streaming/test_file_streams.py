@@ -11,10 +11,7 @@ from streaming_examples import global_batches, numbers, same, world
 
 from fkat_data.streaming import LocalDataset, StreamingDataLoader, StreamingDataset
 
-
-@pytest.fixture(autouse=True)
-def _own_caches(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+pytestmark = pytest.mark.usefixtures("own_caches")
 
 
 @pytest.fixture(scope="module", params=["parquet", "tar"])

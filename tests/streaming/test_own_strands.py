@@ -5,7 +5,6 @@ import os
 import random
 import signal
 import time
-from functools import partial
 from itertools import chain
 
 import numpy as np
@@ -16,9 +15,9 @@ from own_workers import worker_pids
 from streaming_examples import numbers, worlds, write
 from torch.utils.data import get_worker_info
 
-from fkat_data import ConfigurationError, DataLoader, ShardedDataLoader
+from fkat_data import ConfigurationError, DataLoader
 from fkat_data.errors import StaleIteratorError, WorkerStalledError
-from fkat_data.streaming import StreamingDataLoader, StreamingDataset, World
+from fkat_data.streaming import StreamingDataLoader, StreamingDataset
 
 # Of three workers on two cores.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
@@ -321,34 +320,6 @@ def test_it_has_statistics_a_timeline_and_a_device(data, kind, face, num_workers
     assert "epoch 0 ends" in (tmp_path / "run.json").read_text()
 
 
-def iterated_of(data, seed):
-    return make(data, Drawing, StreamingDataLoader, {"shuffle_seed": seed}, collate_fn=list)
-
-
-@pytest.mark.usefixtures("processes")
-@pytest.mark.parametrize("multiprocessing", [False, pytest.param(True, marks=pytest.mark.with_processes)])
-def test_as_the_product_of_a_factory_it_is_iterated_without_an_engine_of_its_own(data, multiprocessing):
-    options = {"multiprocessing": multiprocessing}
-    with ShardedDataLoader(7, [3, 4], partial(iterated_of, data), **options) as loader:
-        expected = list(loader)
-    assert len(expected) == 2 * len(iterated_of(data, 3))
-    with ShardedDataLoader(7, [3, 4], partial(iterated_of, data), multiprocessing=False) as loader:
-        assert [batch for _, batch in zip(range(3), loader, strict=False)] == expected[:3]
-        state = loader.state_dict()
-    with ShardedDataLoader(7, [3, 4], partial(iterated_of, data), **options) as loader:
-        loader.load_state_dict(state)
-        assert list(loader) == expected[3:]
-
-
-def test_ranks_read_their_parts(data):
-    read = []
-    for rank in range(2):
-        options = {"world": World(1, 2, 1, rank)}
-        with make(data, Iterated, dataset_options=options) as loader:
-            read += all_of(numbers(loader))
-    assert {number - 1000 for number in read} == set(range(NUM_SAMPLES))
-
-
 @pytest.fixture(scope="module")
 def options(tmp_path_factory):
     path = write(tmp_path_factory.mktemp("data") / "numbers", 97)
@@ -373,17 +344,6 @@ def test_a_state_is_exact_at_every_position_and_in_other_worlds(options):
         full = [sorted(batch) for batch in batches[position:] if len(batch) == 12]
         assert [sorted(chain.from_iterable(step)) for step in zip(*read, strict=True)][: len(full)] == full
     assert [len(batch) for batch in numbers(StreamingDataLoader(Iterated(**options), drop_last=True))] == [4] * 24
-
-
-def test_an_older_iterator_says_that_it_is_replaced(options):
-    loader = StreamingDataLoader(Iterated(**options))
-    older = iter(loader)
-    next(older)
-    newer = iter(loader)
-    with pytest.raises(StaleIteratorError):
-        next(older)
-    assert next(newer)
-    assert not hasattr(loader, "num_microbatches")
 
 
 def test_an_iteration_has_the_epoch_that_it_began_whatever_others_begin_meanwhile(options):

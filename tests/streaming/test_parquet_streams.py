@@ -21,10 +21,7 @@ from fkat_data.streaming import LocalDataset, Stream, StreamingDataLoader, Strea
 from fkat_data.streaming.formats import FileInfo, open_shard
 from fkat_data.streaming.store import Origin, open_store
 
-
-@pytest.fixture(autouse=True)
-def _own_caches(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+pytestmark = pytest.mark.usefixtures("own_caches")
 
 
 @pytest.fixture(scope="module")
@@ -39,12 +36,8 @@ def test_a_pattern_or_a_file_names_what_is_read(tmp_path):
     found = {
         "": [0, 10, 20],
         "/*.parquet": [0, 10],
-        "/[b-z].parquet": [10],
-        "/?.parquet": [0, 10],
         "/**/*.parquet": [0, 10, 20],
-        "/*/*/*.parquet": [20],
         "/deep/er/c.parquet": [20],
-        "/_*.parquet": [30],
     }
     for text, firsts in found.items():
         for location in (f"{tmp_path}/data{text}", f"file://{tmp_path}/data{text}"):

@@ -23,10 +23,7 @@ from fkat_data.errors import ConfigurationError, DownloadError, ShardCorruptErro
 from fkat_data.streaming import LocalDataset, Stream, StreamingDataLoader, StreamingDataset
 from fkat_data.streaming.formats import open_shard
 
-
-@pytest.fixture(autouse=True)
-def _own_caches(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+pytestmark = pytest.mark.usefixtures("own_caches")
 
 
 @pytest.fixture(scope="module")

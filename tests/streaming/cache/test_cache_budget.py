@@ -117,15 +117,6 @@ def test_files_are_not_counted_for_each_file_that_is_made_even_if_each_evicts_on
     assert shards_in(tmp_path) == sorted(f"new{number}.mds" for number in range(50, 100))
 
 
-def test_what_was_used_since_it_was_listed_stays(tmp_path):
-    cache = cache_in(tmp_path, 60)
-    for number in range(7):
-        get(cache, f"{number}.mds", 10)  # the last one lists 0 to 5
-    cache_in(tmp_path).touch("1.mds")
-    get(cache, "7.mds", 10)
-    assert shards_in(tmp_path) == ["1.mds", "3.mds", "4.mds", "5.mds", "6.mds", "7.mds"]
-
-
 def test_files_that_no_cache_made_are_found_after_a_while(tmp_path, monkeypatch):
     cache = cache_in(tmp_path, 100)
     get(cache, "a.mds", 10)

@@ -33,7 +33,6 @@ def seeded(loader):
 
 
 WAYS = [
-    ("fork", 1, False),
     ("fork", 2, True),
     ("fork", 3, False),
     ("fork", 4, True),

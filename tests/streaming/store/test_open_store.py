@@ -1,7 +1,6 @@
 import contextlib
 import importlib.util
 import os
-import pickle
 from pathlib import Path
 
 import pytest
@@ -113,14 +112,6 @@ def test_what_cannot_be_opened_is_said_at_once(url, options, argument, expected)
 def test_settings_are_checked(arguments):
     with pytest.raises(ConfigurationError, match=next(iter(arguments))):
         opened("x", **arguments)
-
-
-def test_a_store_pickles_without_its_connections(through, tmp_path):
-    store, _ = through("web-directory")
-    assert store.has(NAME)
-    copy = pickle.loads(pickle.dumps(store))
-    assert fetch(copy, tmp_path / "out") == CONTENTS[NAME]
-    copy.close()
 
 
 @pytest.mark.parametrize("way", ["web-directory", "s3-moto"])

@@ -58,7 +58,9 @@ def test_the_files_of_a_dataset_that_is_replaced_are_removed_and_others_stay(buc
         bucket.put(name, b"mine")
     with pytest.raises(FileExistsError, match="exist_ok=True"):
         MDSWriter(columns=COLUMNS, out="s3://bucket/train")
-    write("s3://bucket/train", SAMPLES[:2], exist_ok=True)
+    with MDSWriter(columns=COLUMNS, out="s3://bucket/train", exist_ok=True) as writer:
+        assert "train/index.json" not in keys(bucket), "shards of two datasets would look like one"
+        writer.write(SAMPLES[0])
     assert keys(bucket) == [
         "train/index.json",
         "train/notes.txt",

@@ -104,17 +104,6 @@ def test_a_writer_that_raised_leaves_no_index_there(memory, staging):
     assert not list(staging.iterdir())
 
 
-def test_a_dataset_that_is_there_is_replaced_when_that_is_said(memory, tmp_path):
-    write("memory://bucket/data", SAMPLES)
-    with pytest.raises(FileExistsError, match=r"memory://bucket/data.*exist_ok=True"):
-        MDSWriter(columns=COLUMNS, out="memory://bucket/data")
-    with MDSWriter(columns=COLUMNS, out="memory://bucket/data", exist_ok=True) as writer:
-        assert not memory.exists("/bucket/data/index.json"), "shards of two datasets would look like one"
-        writer.write(SAMPLES[0])
-    (entry,) = index_at(memory, "/bucket/data/index.json", tmp_path)
-    assert entry.samples == 1
-
-
 def test_threads_end_with_the_writer(memory):
     before = threading.active_count()
     write("memory://bucket/data", SAMPLES, max_workers=3)
