@@ -80,19 +80,6 @@ def test_orders_resumes_and_worlds_are_those_of_mds(both, data):
     assert orders[0] == orders[1]
 
 
-def test_a_state_of_the_mds_shards_resumes_on_the_files_and_the_other_way_round(both):
-    options = {"batch_size": 4, "shuffle": True, "columns": ["number"]}
-    for first, second in (both[:2], both[1::-1]):
-        whole = numbers(StreamingDataLoader(StreamingDataset(**first, **options)))
-        loader = StreamingDataLoader(StreamingDataset(**first, **options))
-        batches = iter(loader)
-        for _ in range(12):
-            next(batches)
-        resumed = StreamingDataLoader(StreamingDataset(**second, **options))
-        resumed.load_state_dict(loader.state_dict())
-        assert numbers(resumed) == whole[12:]
-
-
 def test_workers_read_the_same(both, processes):
     options = {"shuffle": True, "columns": chosen_of(both), **both[1], **OPTIONS}
     alone = numbers(StreamingDataLoader(StreamingDataset(**options)))

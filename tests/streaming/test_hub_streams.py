@@ -59,15 +59,6 @@ def test_a_dataset_is_read_by_any_of_its_names(hub, tmp_path, path):
     assert sorted(numbers(found)) == list(range(count))
 
 
-def test_the_order_is_that_of_local_files(hub, tmp_path, both):
-    for path, content in both[1].items():
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_bytes(content)
-    shuffled = {"shuffle": True, "shuffle_seed": 5, "num_canonical_nodes": 2}
-    local = StreamingDataset(local=str(tmp_path / "data"), batch_size=4, **shuffled)
-    assert numbers(opened(HUB + "/data", tmp_path / "cache", **shuffled)) == numbers(local)
-
-
 @pytest.mark.parametrize("path", ["/mds", "/data"])
 def test_a_push_in_the_middle_of_an_epoch_mixes_nothing(hub, tmp_path, both, path):
     dataset = opened(HUB + path, tmp_path / "cache")

@@ -93,20 +93,6 @@ def test_an_epoch_is_that_of_the_directory_and_fetches_each_file_once(
     assert (len(left) > len(shards(directory))) == (kind == "zip" and keep_zip)
 
 
-@pytest.mark.parametrize("num_workers", [0, 1, 2])
-def test_workers_of_a_torch_dataloader_find_what_was_fetched_once(data, serve, tmp_path, num_workers):
-    server = serve(data)
-    dataset = StreamingDataset(remote=server.url, local=str(tmp_path / "local"), **OPTIONS)
-    loader = StreamingDataLoader(dataset, num_workers=num_workers, persistent_workers=num_workers > 0)
-    assert [numbers(loader) for _ in range(2)] == _two_epochs(data)
-    assert set(gets(server, data)) == {1}
-
-
-def _two_epochs(data):
-    loader = StreamingDataLoader(StreamingDataset(local=data, **OPTIONS))
-    return [numbers(loader) for _ in range(2)]
-
-
 @pytest.mark.parametrize("num_workers", [1, 3])
 def test_workers_of_the_sharded_loader_stream_one_shard_and_resume(
     nothing_left_behind, data, serve, tmp_path, num_workers

@@ -19,22 +19,6 @@ def shards_of(part):
     return part, len(part)
 
 
-def test_what_is_wanted_is_made_ready_in_its_order_before_it_is_asked_for():
-    made = []
-
-    def prepare(shard, wait):
-        assert not wait
-        made.append(shard)
-        return str(shard)
-
-    ahead = ReadAhead(prepare, 1)
-    ahead.want([3, 1, 2])
-    until(lambda: len(made) == 3)
-    assert made == [3, 1, 2]
-    assert [ahead.take(shard) for shard in (1, 2, 3)] == ["1", "2", "3"]
-    ahead.close()
-
-
 def test_a_shard_in_work_is_waited_for_and_made_once():
     begun, may_end, made = threading.Event(), threading.Event(), []
 
