@@ -82,16 +82,6 @@ def test_a_copy_of_a_file_is_the_same_file(case):
     assert "older" in str(pickle.loads(shipped)[3])
 
 
-def test_a_file_that_only_becomes_longer_has_the_same_lines(tmp_path):
-    path = tmp_path / "lines.jsonl"
-    write_lines(path, "old")
-    dataset = JsonDataset(str(path))
-    with path.open("a") as file:
-        file.write('{"n": 100}\n')
-    later(path)
-    assert [row["n"] for row in dataset.__getitems__(range(len(dataset)))] == list(range(NUM_SAMPLES))
-
-
 APPENDING = """
 import sys, time
 with open(sys.argv[1], "ab", buffering=0) as file:

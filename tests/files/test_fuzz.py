@@ -127,13 +127,6 @@ def check(number, root):
     assert time.monotonic() - began_s < LONGEST_S, f"case {number}, {case}: {done}"
 
 
-@pytest.fixture
-def traced():
-    tracemalloc.start()
-    yield
-    tracemalloc.stop()
-
-
 @pytest.mark.usefixtures("traced")
 def test_damage_gives_correct_data_or_an_error(share_of_examples, tmp_path):
     in_fresh_folders(check, range(round(NUM_CASES * share_of_examples)), tmp_path)

@@ -316,6 +316,10 @@ def test_a_microbatch_that_cannot_be_labelled_is_named(microbatches):
         next(iter(DictDataLoader({"a": microbatches}, RoundRobin(["a"]))))
 
 
+def mixture_of_two():
+    return DictDataLoader({"a": make(["map-a-4"]), "b": Numbers("b", 3)}, RoundRobin(["a", "b"]), key=None)
+
+
 @pytest.mark.parametrize(
     ("field", "change"),
     [
@@ -338,17 +342,14 @@ def test_a_microbatch_that_cannot_be_labelled_is_named(microbatches):
     ],
 )
 def test_a_state_of_something_else_is_refused_by_field(field, change):
-    def made():
-        return DictDataLoader({"a": make(["map-a-4"]), "b": Numbers("b", 3)}, RoundRobin(["a", "b"]), key=None)
-
-    state = made().state_dict()
+    state = mixture_of_two().state_dict()
     change(state)
     with pytest.raises(StateMismatchError, match=field):
-        made().load_state_dict(state)
+        mixture_of_two().load_state_dict(state)
 
 
 def test_statistics_are_those_of_the_sources_together():
-    loader = DictDataLoader({"a": make(["map-a-4"]), "b": Numbers("b", 3)}, RoundRobin(["a", "b"]), key=None)
+    loader = mixture_of_two()
     for _ in range(2):
         list(loader)
     statistics = loader.statistics()

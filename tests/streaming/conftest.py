@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-sys.path[:0] = [str(Path(__file__).parent / folder) for folder in (".", "order", "store", "cache", "../files")]
+sys.path[:0] = [
+    str(Path(__file__).parent / folder) for folder in (".", "order", "store", "cache", "writing", "../files")
+]
 sys.path.append(str(Path(__file__).parents[1] / "faults"))
 
 

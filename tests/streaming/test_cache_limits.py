@@ -15,18 +15,12 @@ NUM_SAMPLES = 120
 ROW_BYTES = 20_000
 
 
-def write_large(directory, per_shard=5):
-    with MDSWriter(
-        out=str(directory), columns={"number": "int", "row": "ndarray"}, size_limit=per_shard * (ROW_BYTES + 50)
-    ) as writer:
-        for number in range(NUM_SAMPLES):
-            writer.write({"number": number, "row": np.full(ROW_BYTES, number, np.uint8)})
-
-
 @pytest.fixture(scope="module")
 def large(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("large")
-    write_large(folder)
+    folder, columns = tmp_path_factory.mktemp("large"), {"number": "int", "row": "ndarray"}
+    with MDSWriter(out=folder, columns=columns, size_limit=5 * (ROW_BYTES + 50)) as writer:
+        for number in range(NUM_SAMPLES):
+            writer.write({"number": number, "row": np.full(ROW_BYTES, number, np.uint8)})
     return folder
 
 

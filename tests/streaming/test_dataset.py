@@ -1,6 +1,3 @@
-import copy
-import pickle
-
 import numpy as np
 import pytest
 import torch
@@ -140,16 +137,6 @@ def test_arrays_come_as_they_are_asked_for(tmp_path):
     assert not first["row"].flags.writeable
     assert StreamingDataset(local=path, writable=True)[2]["row"].flags.writeable
     assert torch.equal(StreamingDataset(local=path, arrays="torch")[2]["row"], torch.from_numpy(sample(2)["row"]))
-
-
-def test_a_dataset_pickles_with_its_place_and_without_open_files(data):
-    dataset = StreamingDataset(local=data, batch_size=4, shuffle=True)
-    list(dataset)
-    for other in (pickle.loads(pickle.dumps(dataset)), copy.deepcopy(dataset)):
-        assert other.next_epoch == 1
-        assert other[3] == dataset[3]
-        list(other)
-        assert (other.next_epoch, dataset.next_epoch) == (2, 1)
 
 
 def test_an_older_iterator_says_that_it_is_replaced(data):

@@ -36,13 +36,18 @@ def test_what_torchs_own_loader_reads_is_what_both_faces_deliver(data, method, n
 @pytest.mark.parametrize("num_workers", WORKERS)
 def test_of_batches_that_are_read_together_those_before_a_faulty_one_come_first(tmp_path, num_workers):
     path = write(tmp_path / "numbers", NUM_SAMPLES, columns=("number",))
-    whole = numbers(make(path, dataset_options={"shuffle": False}))
+    with make(path, dataset_options={"shuffle": False}) as loader:
+        states = [loader.state_dict()["stream"]]
+        whole = []
+        for batch in loader:
+            whole.append(batch["number"].tolist())
+            states.append(loader.state_dict()["stream"])
     shards = sorted((tmp_path / "numbers").glob("shard.*"))
     damaged = shards[-1]
     damaged.write_bytes(damaged.read_bytes()[:-40])
     with make(path, dataset_options={"shuffle": False}, num_workers=num_workers) as loader:
         for first in (0, 2):
-            loader.load_state_dict({**loader.state_dict(), "stream": state_of(path, first)})
+            loader.load_state_dict({**loader.state_dict(), "stream": states[first]})
             found = []
             iterator = iter(loader)
             with pytest.raises(ShardCorruptError):
@@ -52,15 +57,6 @@ def test_of_batches_that_are_read_together_those_before_a_faulty_one_come_first(
             assert loader.step == first + len(found)
             with pytest.raises(ShardCorruptError):
                 next(iterator)
-
-
-def state_of(path, step):
-    """The state of a stream in its order after a number of batches."""
-    with make(path, dataset_options={"shuffle": False}) as loader:
-        iterator = iter(loader)
-        for _ in range(step):
-            next(iterator)
-        return loader.state_dict()["stream"]
 
 
 def test_what_does_not_fit_a_stream_is_refused_by_name(data):

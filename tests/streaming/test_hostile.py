@@ -136,13 +136,6 @@ def check(number, root, whole):
     assert outside(root) == before, f"case {number}"
 
 
-@pytest.fixture
-def traced():
-    tracemalloc.start()
-    yield
-    tracemalloc.stop()
-
-
 def run(cases, tmp_path):
     whole = write(tmp_path / "whole", 40)
     in_fresh_folders(partial(check, whole=whole), cases, tmp_path)

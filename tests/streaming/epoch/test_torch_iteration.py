@@ -4,6 +4,7 @@ import pickle
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -162,12 +163,10 @@ def test_threads_take_turns_and_a_fork_waits_for_none_of_them(options):
         while not is_over.is_set():
             found.extend(begun(dataset))
 
-    threads = [threading.Thread(target=work) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for _ in range(30):
-        assert len(in_fork(lambda: begun(dataset, 2))) == 2
-    is_over.set()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(3) as threads:
+        for _ in range(3):
+            threads.submit(work)
+        for _ in range(30):
+            assert len(in_fork(lambda: begun(dataset, 2))) == 2
+        is_over.set()
     assert sorted(found) == list(range(len(found)))

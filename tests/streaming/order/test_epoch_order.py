@@ -15,16 +15,10 @@ from fkat_data.streaming.order import (
 
 
 def settings_of(case, method="random"):
-    kept = (
-        "partition_algo",
-        "shuffle",
-        "shuffle_algo",
-        "shuffle_block_size",
-        "sampling_method",
-        "sampling_granularity",
-    )
     sizes = tuple(np.array(shards, np.int64) for shards in case["shards"])
-    return OrderSettings(sizes, batching_method=method, **{key: case["params"][key] for key in kept})
+    of_others = {"num_canonical_nodes", "batch_size", "initial_physical_nodes"}
+    given = {name: value for name, value in case["params"].items() if name not in of_others}
+    return OrderSettings(sizes, batching_method=method, **given)
 
 
 def shares_of_case(case):
