@@ -44,12 +44,6 @@ def test_keys_that_are_not_known_are_passed_over():
     assert parsed(index) == expected
 
 
-def test_what_shards_have_in_common_is_kept_once():
-    first, second, _ = parsed(index_of("mds-simple"))
-    assert first.columns is second.columns
-    assert first.hashes is second.hashes
-
-
 def with_value(case, path, value):
     index = copy.deepcopy(index_of(case))
     *parents, last = path

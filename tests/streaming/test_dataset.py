@@ -6,8 +6,8 @@ from streaming_examples import global_batches, numbers, sample, world, worlds, w
 
 from fkat_data.errors import ConfigurationError, ShardNotFoundError, StaleIteratorError, StateMismatchError
 from fkat_data.streaming import Stream, StreamingDataLoader, StreamingDataset
+from fkat_data.streaming.order import BATCHING_METHODS
 
-BATCHING_METHODS = ("random", "stratified", "device_stratified", "per_stream", "device_per_stream")
 ALGORITHMS = ("block", "naive", "py1b", "py1br", "py1e", "py1s", "py2s")
 
 

@@ -126,10 +126,7 @@ def test_shards_are_fetched_before_they_are_needed(data, serve, tmp_path):
     )
     samples = iter(dataset)
     assert next(samples)["number"] == 0
-    deadline = time.monotonic() + 30
-    while sum(gets(server, data)) < len(shards(data)) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert set(gets(server, data)) == {1}
+    _until(lambda: set(gets(server, data)) == {1})
     assert [sample["number"] for sample in samples] == list(range(1, COUNT))
 
 

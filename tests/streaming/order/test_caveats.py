@@ -11,7 +11,7 @@ def data(tmp_path_factory):
     return write(tmp_path_factory.mktemp("data"), 100, columns=("number",), per_shard=8)
 
 
-LARGEST = 19
+LARGEST = 18
 CASES = [
     ({"shuffle": True, "shuffle_block_size": LARGEST - 1}, ["py1e does not spread the shards of stream 0"]),
     ({"shuffle": True, "shuffle_block_size": LARGEST}, []),
