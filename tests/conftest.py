@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tracemalloc
 from functools import partial
 from pathlib import Path
 
@@ -171,6 +172,14 @@ def _wait_until_none(left):
         gc.collect()
         multiprocessing.active_children()  # reaps the workers that torch's loader ended: torch 2.4 does not do so itself
         time.sleep(0.01)
+
+
+@pytest.fixture
+def traced():
+    """What Python allocates is counted."""
+    tracemalloc.start()
+    yield
+    tracemalloc.stop()
 
 
 @pytest.fixture(scope="session")

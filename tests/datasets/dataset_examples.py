@@ -57,6 +57,16 @@ class Documents:
         return self.name * 1_000_000 + index * 1000 + torch.arange(self.lengths[index])
 
 
+class Together(list):
+    """A dataset that notes what it is asked for at once."""
+
+    asked = ()
+
+    def __getitems__(self, indices):
+        self.asked = (*self.asked, list(indices))
+        return [self[index] for index in indices]
+
+
 class CountedKeyed(Keyed):
     """Keeps a state of its own."""
 

@@ -85,6 +85,7 @@ def test_a_value_is_the_same_in_each_face(tmp_path, name):
 @pytest.mark.parametrize(
     "column",
     [
+        pa.array([0, 1 << 30], pa.date32()),
         pa.array([0, 1 << 62], pa.timestamp("us")),
         pa.array([0, 1 << 60], pa.duration("s")),
         pa.array([[0], [1 << 45]], pa.list_(pa.timestamp("s"))),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from dataset_examples import CountedKeyed, Keyed, generators
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fkat_data.datasets import BufferSortedDataset
@@ -32,7 +32,6 @@ def test_the_orders_are_those_of_every_release(golden):
 
 
 @given(keys=KEYS, **SIZES, seed=SEEDS, epoch=st.integers(0, 5))
-@settings(deadline=None)
 def test_each_buffer_serves_its_own_items_once_in_packs_of_neighbours_by_key(keys, buffer_size, pack_size, seed, epoch):
     dataset = BufferSortedDataset(Keyed(keys), buffer_size, pack_size, seed)
     dataset.set_epoch(epoch)
@@ -52,12 +51,11 @@ def test_each_buffer_serves_its_own_items_once_in_packs_of_neighbours_by_key(key
 
 
 @given(keys=KEYS, **SIZES, seed=SEEDS, data=st.data())
-@settings(deadline=None)
 def test_any_order_of_visits_any_copy_and_any_worker_sees_the_same(keys, buffer_size, pack_size, seed, data):
     in_order = list(BufferSortedDataset(Keyed(keys), buffer_size, pack_size, seed))
     dataset = BufferSortedDataset(Keyed(keys), buffer_size, pack_size, seed)
     for index in data.draw(st.permutations(range(len(keys)))):
-        assert dataset[index] == in_order[index]
+        assert dataset[index] == in_order[index] == dataset[np.int64(index - len(keys))]
     assert list(pickle.loads(pickle.dumps(dataset))) == in_order
     chosen = data.draw(st.lists(st.sampled_from(range(-len(keys), len(keys))), max_size=9)) if keys else []
     assert dataset.__getitems__(chosen) == [in_order[index] for index in chosen]
@@ -74,7 +72,6 @@ def test_epochs_and_seeds_have_orders_of_their_own_and_each_can_be_had_again():
 
 
 @given(keys=KEYS, **SIZES)
-@settings(deadline=None)
 def test_a_sort_key_is_asked_once_an_epoch(keys, buffer_size, pack_size):
     base = Keyed(keys)
     dataset = BufferSortedDataset(base, buffer_size, pack_size, 0)
@@ -91,12 +88,6 @@ def test_an_index_outside_raises_index_error(index):
     dataset = BufferSortedDataset(Keyed(range(5)), 2, 1, 0)
     with pytest.raises(IndexError, match="out of range for a dataset of 5 items"):
         dataset[index]
-
-
-def test_negative_indices_count_from_the_end():
-    dataset = BufferSortedDataset(Keyed(range(7)), 3, 2, 0)
-    assert [dataset[index] for index in range(-7, 0)] == list(dataset)
-    assert dataset[np.int64(-1)] == dataset[torch.tensor(6)] == dataset[6]
 
 
 @pytest.mark.parametrize(
@@ -127,7 +118,6 @@ def test_a_seed_that_is_not_given_is_drawn_and_kept_in_the_state():
 
 
 @given(epoch=st.integers(0, 5), seed=SEEDS)
-@settings(deadline=None)
 def test_a_state_brings_epoch_and_seed_and_is_plain(epoch, seed):
     dataset = BufferSortedDataset(Keyed(range(20)), 6, 2, seed)
     dataset.set_epoch(epoch)
@@ -166,17 +156,10 @@ def test_a_state_of_another_set_up_is_refused_and_changes_nothing(field, value):
     order = list(dataset)
     with pytest.raises(StateMismatchError, match=f"^state field '{field}'"):
         dataset.load_state_dict(dataset.state_dict() | {field: value})
+    if field != "base_dataset":
+        with pytest.raises(StateMismatchError, match=f"'{field}': saved <missing>"):
+            dataset.load_state_dict({name: kept for name, kept in dataset.state_dict().items() if name != field})
     assert list(dataset) == order
-
-
-@pytest.mark.parametrize("field", ["version", "seed", "epoch", "buffer_size", "pack_size", "length"])
-def test_a_state_without_a_field_is_refused(field):
-    dataset = BufferSortedDataset(Keyed(range(10)), 4, 2, 7)
-    state = {name: value for name, value in dataset.state_dict().items() if name != field}
-    with pytest.raises(StateMismatchError, match=f"'{field}': saved <missing>"):
-        dataset.load_state_dict(state)
-    with pytest.raises(StateMismatchError, match="state_dict"):
-        dataset.load_state_dict(None)
 
 
 @pytest.mark.parametrize(

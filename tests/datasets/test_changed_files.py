@@ -22,72 +22,64 @@ from fkat_data.datasets import (
 from fkat_data.errors import ShardCorruptError, StateMismatchError
 
 
+@pytest.fixture(params=FORMATS)
+def case(request, tmp_path):
+    """A file with a word, a function that opens it, and one that writes another word into it or another file."""
+    kind, write = request.param
+    path, options = tmp_path / "file", {"row_groups_kept": 1} if kind is ParquetDataset else {}
+    write(path, "older")
+    return path, lambda: kind(str(path), **options), write
+
+
+def replaced(path, write, word):
+    """Put another file with a word in the place of one."""
+    other = path.parent / "other"
+    write(other, word)
+    later(other)
+    other.replace(path)
+
+
 def later(path):
     """Let a file look as if it was written a second later: clocks of file systems are coarse."""
     found = path.stat()
     os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns + 1_000_000_000))
 
 
-@pytest.mark.parametrize(("kind", "write"), FORMATS)
-def test_a_file_that_is_written_again_in_its_place_never_mixes_with_the_old_one(tmp_path, kind, write):
-    path = tmp_path / "file"
-    write(path, "old")
-    dataset = kind(str(path), **({"row_groups_kept": 1} if kind is ParquetDataset else {}))
-    assert "old" in str(dataset[0])
-    write(path, "new")
+def test_a_file_that_is_written_again_in_its_place_never_mixes_with_the_old_one(case):
+    path, opened, write = case
+    dataset = opened()
+    assert "older" in str(dataset[0])
+    write(path, "newer")
     later(path)
     with pytest.raises(ShardCorruptError, match=r"file.*the file has changed"):
         dataset.__getitems__([NUM_SAMPLES - 1, 5])
 
 
-@pytest.mark.parametrize(("kind", "write"), FORMATS)
-def test_a_file_that_was_replaced_is_noticed_where_it_is_opened_again(tmp_path, kind, write):
-    path = tmp_path / "file"
-    write(path, "older")
-    dataset = kind(str(path))
-    shipped = pickle.dumps(dataset)
-    other = tmp_path / "other"
-    write(other, "new")
-    later(other)
-    other.replace(path)
+def test_a_file_that_was_replaced_is_noticed_where_it_is_opened_again(case):
+    path, opened, write = case
+    shipped = pickle.dumps(opened())
+    replaced(path, write, "new")
     with pytest.raises(ShardCorruptError, match=r"file.*the file has changed"):
         pickle.loads(shipped)[3]
 
 
-@pytest.mark.parametrize(("kind", "write"), FORMATS)
-@pytest.mark.parametrize("word", ["new", "new, and of another length" * 30])
-def test_who_has_a_file_open_reads_it_on_after_another_one_replaced_it(tmp_path, kind, write, word):
-    path = tmp_path / "file"
-    write(path, "old")
-    dataset = kind(str(path), **({"row_groups_kept": 1} if kind is ParquetDataset else {}))
-    assert "old" in str(dataset[0])
-    other = tmp_path / "other"
-    write(other, word)
-    later(other)
-    other.replace(path)
-    assert all("old" in str(sample) for sample in dataset.__getitems__(range(NUM_SAMPLES)))
-    assert word in str(kind(str(path))[0])
+@pytest.mark.parametrize("word", ["newer", "new, and of another length" * 30])
+def test_who_has_a_file_open_reads_it_on_after_another_one_replaced_it(case, word):
+    path, opened, write = case
+    dataset = opened()
+    assert "older" in str(dataset[0])
+    replaced(path, write, word)
+    assert all("older" in str(sample) for sample in dataset.__getitems__(range(NUM_SAMPLES)))
+    assert word in str(opened()[0])
 
 
-@pytest.mark.parametrize(("kind", "write"), FORMATS)
-def test_a_copy_of_a_file_is_the_same_file(tmp_path, kind, write):
-    path = tmp_path / "file"
-    write(path, "old")
-    shipped = pickle.dumps(kind(str(path)))
-    shutil.copy(path, tmp_path / "copy")
-    (tmp_path / "copy").replace(path)
+def test_a_copy_of_a_file_is_the_same_file(case):
+    path, opened, _ = case
+    shipped = pickle.dumps(opened())
+    shutil.copy(path, path.parent / "copy")
+    (path.parent / "copy").replace(path)
     later(path)
-    assert "old" in str(pickle.loads(shipped)[3])
-
-
-def test_a_file_that_only_becomes_longer_has_the_same_lines(tmp_path):
-    path = tmp_path / "lines.jsonl"
-    write_lines(path, "old")
-    dataset = JsonDataset(str(path))
-    with path.open("a") as file:
-        file.write('{"n": 100}\n')
-    later(path)
-    assert [row["n"] for row in dataset.__getitems__(range(len(dataset)))] == list(range(NUM_SAMPLES))
+    assert "older" in str(pickle.loads(shipped)[3])
 
 
 APPENDING = """
@@ -147,37 +139,35 @@ def test_lines_of_a_file_that_is_written_while_it_is_read_in_order_do_not_mix(tm
     assert all(line.endswith("old") for line in seen)
 
 
-def loader_of(kind, path, **options):
-    return DataLoader(MapDataset(kind(str(path)), str), batch_size=2, **options)
+def loader_of(dataset):
+    return DataLoader(MapDataset(dataset, str), batch_size=2)
 
 
-@pytest.mark.parametrize(("kind", "write"), FORMATS)
-def test_a_resume_refuses_a_file_that_has_changed_since_and_names_it(tmp_path, kind, write):
-    path = tmp_path / "file"
-    write(path, "older")
-    loader = loader_of(kind, path)
+def test_a_resume_refuses_a_file_that_has_changed_since_and_names_it(case):
+    path, opened, write = case
+    loader = loader_of(opened())
     iterator = iter(loader)
     next(iterator)
     state = json.loads(json.dumps(loader.local_state_dict()))
-    again = loader_of(kind, path)
+    again = loader_of(opened())
     again.load_state_dict(state)
     assert len(list(again)) == NUM_SAMPLES // 2 - 1
     write(path, "new, and of another length" * 30)
     with pytest.raises(StateMismatchError, match=f"files.*the file has changed since the state was saved.*{path}"):
-        loader_of(kind, path).load_state_dict(state)
+        loader_of(opened()).load_state_dict(state)
 
 
 def test_a_state_without_files_and_one_at_the_start_of_an_epoch_load(tmp_path):
     path = tmp_path / "file"
     write_lines(path, "old")
-    loader = loader_of(JsonDataset, path)
+    loader = loader_of(JsonDataset(str(path)))
     at_start = loader.local_state_dict()
     next(iter(loader))
     within = loader.local_state_dict()
     del within["files"]
     write_lines(path, "new")
     for state, num_left in ((at_start, NUM_SAMPLES // 2), (within, NUM_SAMPLES // 2 - 1)):
-        again = loader_of(JsonDataset, path)
+        again = loader_of(JsonDataset(str(path)))
         again.load_state_dict(state)
         assert len(list(again)) == num_left
 

@@ -5,6 +5,7 @@ import io
 import dataset_examples
 import pytest
 import torch
+from loader_examples import following, plain
 
 from fkat_data import ShardedDataLoader, ShuffledShardSampler
 
@@ -17,22 +18,6 @@ def make(name, **options):
     sampler = ShuffledShardSampler(SHARDS, 5)
     factory = getattr(dataset_examples, name)
     return ShardedDataLoader(7, sampler, factory, **{"multiprocessing": False, **options})
-
-
-def plain(microbatch):
-    if isinstance(microbatch, dict):
-        return {key: plain(value) for key, value in microbatch.items()}
-    return microbatch.tolist() if isinstance(microbatch, torch.Tensor) else microbatch
-
-
-def following(loader, count):
-    found = []
-    while len(found) < count:
-        for microbatch in loader:
-            found.append(plain(microbatch))
-            if len(found) == count:
-                break
-    return found
 
 
 def saved(state):

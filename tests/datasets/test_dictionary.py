@@ -1,17 +1,10 @@
 import pickle
 
 import pytest
+from dataset_examples import Together
 
 from fkat_data.datasets import DictDataset
 from fkat_data.errors import ConfigurationError
-
-
-class Together(list):
-    asked = ()
-
-    def __getitems__(self, indices):
-        self.asked = (*self.asked, list(indices))
-        return [self[index] for index in indices]
 
 
 def rows(name, count):

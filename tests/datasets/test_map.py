@@ -2,21 +2,12 @@ import operator
 import pickle
 
 import pytest
+from dataset_examples import Together
 from torch.utils.data import DataLoader
 
 from fkat_data import DataLoaderFactory
 from fkat_data.datasets import IterableMapDataset, MapDataset
 from fkat_data.errors import ConfigurationError
-
-
-class Together(list):
-    """A dataset that notes what it is asked for at once."""
-
-    asked = ()
-
-    def __getitems__(self, indices):
-        self.asked = (*self.asked, list(indices))
-        return [self[index] for index in indices]
 
 
 def test_each_sample_is_put_through_the_function():

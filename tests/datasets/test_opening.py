@@ -1,9 +1,11 @@
+import pickle
 import time
 
 import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from archive_examples import archive
 from fsspec.implementations.memory import MemoryFileSystem
 
 from fkat_data import ShardedDataLoader
@@ -65,18 +67,23 @@ def test_waiting_for_a_store_is_told_from_the_datasets_own_work(kind, store):
     assert statistics.store_s >= len(reads) * READ_S
 
 
-@pytest.mark.parametrize("dataset", [ParquetDataset, IterableParquetDataset, JsonDataset, IterableJsonDataset])
+@pytest.mark.parametrize(
+    "dataset", [ParquetDataset, IterableParquetDataset, JsonDataset, IterableJsonDataset, TarDataset]
+)
 def test_files_are_found_after_chdir_and_in_the_home_directory(dataset, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "elsewhere").mkdir()
     if "Parquet" in dataset.__name__:
         pq.write_table(pa.table({"x": [1]}), tmp_path / "a b")
+    elif dataset is TarDataset:
+        (tmp_path / "a b").write_bytes(archive([("0.x.cls", b"1")]))
     else:
         (tmp_path / "a b").write_text('{"x": 1}\n')
     monkeypatch.chdir(tmp_path)
     made = [dataset(path) for path in ("a b", "~/a b", f"file://{tmp_path}/a%20b")]
     monkeypatch.chdir(tmp_path / "elsewhere")
-    assert [next(iter(each))["x"] for each in made] == [1, 1, 1]
+    name = "x.cls" if dataset is TarDataset else "x"
+    assert [next(iter(pickle.loads(pickle.dumps(each))))[name] for each in made] == [1, 1, 1]
     with pytest.raises(ConfigurationError, match=r"paths = 'dbfs:/Volumes/a'"):
         dataset("dbfs:/Volumes/a")
     with pytest.raises(ConfigurationError, match="distinct"):

@@ -48,10 +48,9 @@ def test_the_packs_are_those_of_every_release(golden):
 
 
 @given(lengths=LENGTHS, options=SETTINGS, epoch=st.integers(0, 3))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_tokens_are_conserved_and_no_sequence_overflows(lengths, options, epoch):
-    documents = Documents(lengths)
-    datasets = ranks(documents, options, epoch, too_long="split")
+    datasets = ranks(Documents(lengths), options, epoch, too_long="split")
     assert len({len(dataset) for dataset in datasets}) == 1
     fragments = [dataset.fragments(index) for dataset in datasets for index in range(len(dataset))]
     assert all(0 < sum(fragment.length for fragment in each) <= options["sequence_length"] for each in fragments)
@@ -66,16 +65,12 @@ def test_tokens_are_conserved_and_no_sequence_overflows(lengths, options, epoch)
     assert set(found) <= set(expected)
     if options["world_size"] == 1:
         assert found == expected
-    tokens = [token for dataset in datasets for item in dataset for token in item["tokens"][item["document_ids"] >= 0]]
-    assert sorted(map(int, tokens)) == sorted(
-        int(token) for document, start, count in found for token in documents[document][start : start + count]
-    )
 
 
-@given(lengths=LENGTHS, options=SETTINGS)
-@settings(deadline=None, max_examples=40)
-def test_ids_positions_and_boundaries_tell_the_documents_apart(lengths, options):
-    dataset = ranks(Documents(lengths), options, too_long="split", pad_value=-1)[0]
+@given(lengths=LENGTHS, options=SETTINGS, epoch=st.integers(0, 3), data=st.data())
+@settings(max_examples=60)
+def test_an_item_has_the_tokens_of_its_fragments_and_tells_them_apart(lengths, options, epoch, data):
+    dataset = data.draw(st.sampled_from(ranks(Documents(lengths), options, epoch, too_long="split", pad_value=-1)))
     for index in range(len(dataset)):
         item, fragments = dataset[index], dataset.fragments(index)
         edges = item["cu_seqlens"].tolist()
@@ -187,7 +182,7 @@ def test_a_state_that_does_not_fit_is_refused(field, value):
 
 
 @given(lengths=LENGTHS, options=SETTINGS, epoch=st.integers(0, 3))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_ranks_take_the_sequences_of_one_plan_in_turn_and_halve_only_the_last(lengths, options, epoch):
     documents = Documents(lengths)
     plan = ranks(documents, options | {"world_size": 1}, epoch, too_long="split")[0]
@@ -224,18 +219,6 @@ def test_torchs_own_loader_gives_each_rank_its_part_with_a_sampler_or_without():
     whole = PackedDataset(documents, 16, 20, seed=1)
     samplers = [DistributedSampler(whole, 3, rank, shuffle=True, drop_last=False) for rank in range(3)]
     assert {token for sampler in samplers for token in seen(whole, sampler)} == set(tokens)
-
-
-def test_a_state_of_any_number_of_ranks_loads_on_any_other():
-    documents = Documents([3] * 40)
-    state = PackedDataset(documents, 6, 20, seed=1, rank=1, world_size=2)
-    state.set_epoch(3)
-    other = PackedDataset(documents, 6, 20, seed=1, rank=2, world_size=3)
-    other.load_state_dict(json.loads(json.dumps(state.state_dict())))
-    assert other.state_dict() == state.state_dict()
-    assert [other.fragments(index) for index in range(len(other))] == [
-        state.for_rank(3, 2).fragments(index) for index in range(len(other))
-    ]
 
 
 def test_a_state_of_the_old_order_of_several_ranks_is_refused_by_name():

@@ -1,21 +1,13 @@
 import json
-from itertools import islice
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from loader_examples import following
 from torch.utils.data import DataLoader
 
 from fkat_data.datasets import ResumableSequentialSampler
 from fkat_data.errors import ConfigurationError, StaleIteratorError, StateMismatchError
-
-
-def following(sampler, count):
-    """Return the next indices, over as many epochs as it takes."""
-    found = []
-    while len(found) < count:
-        found += islice(sampler, count - len(found))
-    return found
 
 
 @given(length=st.integers(1, 12), start=st.integers(0, 12))

@@ -1,12 +1,9 @@
 import json
-import socket
-import subprocess
-import sys
 
 import pytest
 import torch
 from dataset_examples import CountedKeyed, Keyed
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fkat_data.datasets import BufferSortedDataset, ShardedDataset, ShardIndexingMode
@@ -21,43 +18,17 @@ def views(count, total, mode, is_padded):
     return [ShardedDataset(Keyed(range(count)), total, current, mode, is_padded) for current in range(total)]
 
 
-@pytest.mark.parametrize(
-    ("count", "total", "mode", "is_padded", "expected"),
-    [
-        (14, 4, "sequential", False, [[0, 4, 8, 12], [1, 5, 9, 13], [2, 6, 10], [3, 7, 11]]),
-        (14, 4, "sequential", True, [[0, 4, 8, 12], [1, 5, 9, 13], [2, 6, 10, 13], [3, 7, 11, 13]]),
-        (14, 4, "chunked", False, [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13]]),
-        (14, 4, "chunked", True, [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 13, 13]]),
-        (5, 4, "chunked", False, [[0, 1], [2, 3], [4], []]),  # a last view before the end of which the items end
-        (5, 4, "chunked", True, [[0, 1], [2, 3], [4, 4], [4, 4]]),
-        (3, 8, "chunked", False, [[0], [1], [2], [], [], [], [], []]),
-        (3, 8, "sequential", False, [[0], [1], [2], [], [], [], [], []]),
-        (3, 8, "sequential", True, [[0], [1], [2], [2], [2], [2], [2], [2]]),
-        (0, 2, "sequential", True, [[], []]),
-        (0, 2, "chunked", False, [[], []]),
-    ],
-)
-def test_views_of_small_datasets(count, total, mode, is_padded, expected):
-    found = views(count, total, mode, is_padded)
-    assert [list(view) for view in found] == expected
-    assert [len(view) for view in found] == [len(items) for items in expected]
-
-
-@given(count=COUNTS, total=TOTALS, mode=MODES)
-def test_without_padding_views_are_disjoint_and_complete(count, total, mode):
-    found = [list(view) for view in views(count, total, mode, False)]
-    assert sorted(item for items in found for item in items) == list(range(count))
-    assert max(map(len, found)) <= -(-count // total)
-    if mode == "chunked":
-        assert [item for items in found for item in items] == list(range(count))
-
-
-@given(count=COUNTS, total=TOTALS, mode=MODES)
-def test_with_padding_views_are_equally_long_and_only_the_last_item_is_repeated(count, total, mode):
-    found = [list(view) for view in views(count, total, mode, True)]
-    assert {len(items) for items in found} == {-(-count // total)}
-    missing = total * -(-count // total) - count
-    assert sorted(item for items in found for item in items) == sorted([*range(count), *[count - 1] * missing])
+@given(count=COUNTS, total=TOTALS, mode=MODES, is_padded=st.booleans())
+@example(count=5, total=4, mode="chunked", is_padded=False)  # the items end before the last view begins
+@example(count=3, total=8, mode="sequential", is_padded=True)
+@example(count=0, total=2, mode="sequential", is_padded=True)
+def test_views_are_every_nth_item_or_chunks_and_padding_repeats_the_last_item(count, total, mode, is_padded):
+    items, length = list(range(count)), -(-count // total)
+    for current, view in enumerate(views(count, total, mode, is_padded)):
+        own = items[current::total] if mode == "sequential" else items[current * length :][:length]
+        expected = own + items[-1:] * (length - len(own) if is_padded else 0)
+        assert list(view) == expected
+        assert len(view) == len(expected)
 
 
 @given(count=st.integers(1, 40), total=TOTALS, mode=MODES, is_padded=st.booleans(), data=st.data())
@@ -72,11 +43,10 @@ def test_indices_are_those_of_a_list(count, total, mode, is_padded, data):
             view[index]
 
 
-@pytest.mark.parametrize("mode", list(ShardIndexingMode))
-def test_the_state_passes_through_and_is_plain(mode):
+def test_the_state_passes_through_and_is_plain():
     base, other = CountedKeyed(range(9), 4), CountedKeyed(range(9))
-    state = json.loads(json.dumps(ShardedDataset(base, 3, 1, mode, True).state_dict()))
-    ShardedDataset(other, 3, 1, mode, True).load_state_dict(state)
+    state = json.loads(json.dumps(ShardedDataset(base, 3, 1, "chunked", True).state_dict()))
+    ShardedDataset(other, 3, 1, "chunked", True).load_state_dict(state)
     assert other.visits == 4
 
 
@@ -122,7 +92,7 @@ def test_arguments_that_cannot_work_are_named(argument, arguments):
 
 
 MESH = """
-import json, sys
+import json
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 from fkat_data.datasets import ShardedDataset
@@ -135,25 +105,17 @@ try:
     ShardedDataset.from_mesh(range(5), mesh, "pp")
 except ConfigurationError as error:
     found.append(str(error))
-with open(f"{sys.argv[1]}/{torch.distributed.get_rank()}", "w") as file:
-    json.dump(found, file)
+print(json.dumps(found))
 torch.distributed.destroy_process_group()
 """
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_device_mesh_says_which_view_it_is(tmp_path):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    program = f"import sys; sys.path[:0] = {sys.path!r}\n{MESH}"
-    environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "4", "PATH": ""}
-    ranks = [
-        subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], env={**environment, "RANK": str(rank)})
-        for rank in range(4)
-    ]
-    assert [rank.wait(timeout=120) for rank in ranks] == [0] * 4
-    found = [json.loads((tmp_path / str(rank)).read_text()) for rank in range(4)]
+def test_a_device_mesh_says_which_view_it_is(prepared, tmp_path):
+    (tmp_path / "mesh.py").write_text(MESH)
+    ranks = prepared.run_ranks(4, "mesh.py", folder=tmp_path)
+    assert not any(rank.returncode for rank in ranks), [rank.stderr for rank in ranks]
+    found = [json.loads(rank.stdout.splitlines()[-1]) for rank in ranks]
     assert [each[0] for each in found] == [[0, 2, 4], [0, 2, 4], [1, 3, 4], [1, 3, 4]]
     assert [each[1] for each in found] == [[0, 2, 4], [1, 3, 4]] * 2
     assert [each[2] for each in found] == [[0, 1, 2]] * 2 + [[3, 4]] * 2

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from dataset_examples import CountedKeyed, Keyed
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
@@ -102,7 +102,6 @@ def test_a_base_datasets_error_moves_no_generator():
     seed=st.integers(0, 99),
     data=st.data(),
 )
-@settings(deadline=None)
 def test_any_state_of_d9d_gives_each_item_once(count, buffer_size, pack_size, seed, data):
     buffer = data.draw(st.integers(-1, (count - 1) // buffer_size))
     items = list(range(buffer * buffer_size, min(count, (buffer + 1) * buffer_size))) if buffer >= 0 else []

@@ -2,22 +2,18 @@
 
 import gzip
 import pickle
-import sys
 from itertools import chain
 from pathlib import Path
 
 import fsspec
 import pytest
 import torch
-from torch.utils.data import DataLoader
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "files"))
-
 from archive_examples import archive
+from torch.utils.data import DataLoader
 
 from fkat_data import DataLoaderFactory, ShardedDataLoader
 from fkat_data.datasets import TarDataset
-from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
+from fkat_data.errors import ConfigurationError, ShardCorruptError
 from fkat_data.files import RangedFile
 
 
@@ -40,22 +36,6 @@ def test_samples_come_by_index_from_several_files(paths):
     assert dataset[8] == dataset[-4] == {"__key__": "0008", "cls": 8, "txt": "text 8 " * 10}
     assert [sample["cls"] for sample in dataset.__getitems__([11, 0, 7, 0])] == [11, 0, 7, 0]
     assert dataset.__getitems__([]) == []
-    for wrong in (12, -13):
-        with pytest.raises(IndexError):
-            dataset[wrong]
-    with pytest.raises(TypeError):
-        dataset["a"]
-    copy = pickle.loads(pickle.dumps(dataset))
-    assert [sample["cls"] for sample in copy] == list(range(12))
-
-
-def test_a_relative_path_means_the_same_file_later(paths, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    dataset = TarDataset([Path(path).name for path in paths])
-    copy = pickle.dumps(dataset)
-    monkeypatch.chdir("/")
-    assert dataset.paths == paths
-    assert pickle.loads(copy)[11]["cls"] == 11
 
 
 def test_columns_and_decoders_are_chosen(paths, tmp_path):
@@ -83,8 +63,6 @@ def test_a_remote_file_is_read_by_ranges(paths):
 
 
 def test_what_is_no_archive_is_an_error(tmp_path, paths):
-    with pytest.raises(ShardNotFoundError, match=r"none\.tar"):
-        TarDataset(str(tmp_path / "none.tar"))
     (tmp_path / "a.tar.gz").write_bytes(gzip.compress(Path(paths[0]).read_bytes()))
     with pytest.raises(ConfigurationError, match="without compression"):
         TarDataset(str(tmp_path / "a.tar.gz"))
@@ -110,16 +88,13 @@ def test_a_resume_reads_no_content_that_it_passes_over(tmp_path, monkeypatch):
         factory = DataLoaderFactory(dataset_generator=TarDataset, batch_size=4)
         return ShardedDataLoader(3, [path], factory, multiprocessing=False)
 
-    loader = made()
-    whole = [microbatch["cls"].tolist() for microbatch in loader]
+    loader, whole, states = made(), [], []
+    for microbatch in loader:
+        whole.append(microbatch["cls"].tolist())
+        states.append(loader.state_dict())
     assert list(chain(*whole)) == list(range(40))
     loader = made()
-    batches = iter(loader)
-    for _ in range(8):
-        next(batches)
-    state = loader.state_dict()
-    loader = made()
-    loader.load_state_dict(state)
+    loader.load_state_dict(states[7])
     reads.clear()
     assert [microbatch["cls"].tolist() for microbatch in loader] == whole[8:]
     headers = sum(stop - start for start, stop in reads if stop - start <= 16 << 10)
@@ -128,8 +103,7 @@ def test_a_resume_reads_no_content_that_it_passes_over(tmp_path, monkeypatch):
     assert headers < 0.5 * size
 
 
-@pytest.mark.parametrize("num_workers", [1])
-def test_workers_read_the_same(paths, processes, num_workers):
-    loader = DataLoader(TarDataset(paths), batch_size=5, num_workers=num_workers)
+def test_workers_read_the_same(paths, processes):
+    loader = DataLoader(TarDataset(paths), batch_size=5, num_workers=1)
     assert [batch["cls"].tolist() for batch in loader] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10, 11]]
     assert all(isinstance(batch["cls"], torch.Tensor) for batch in loader)

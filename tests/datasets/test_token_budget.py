@@ -6,12 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from dataset_examples import Documents, generators
+from dataset_examples import generators
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
 
-from fkat_data.datasets import PaddingCollate, TokenBudgetBatchSampler
+from fkat_data.datasets import TokenBudgetBatchSampler
 from fkat_data.errors import ConfigurationError, StaleIteratorError, StateMismatchError
 
 # See test_buffer_sorted.py: this file may not change.
@@ -31,74 +30,52 @@ SETTINGS = st.fixed_dictionaries(
 )
 
 
-def ranks(lengths, options):
-    return [TokenBudgetBatchSampler(lengths, **options, rank=rank) for rank in range(options["world_size"])]
+def ranks(lengths, options, epoch=0):
+    samplers = [TokenBudgetBatchSampler(lengths, **options, rank=rank) for rank in range(options["world_size"])]
+    for sampler in samplers:
+        sampler.set_epoch(epoch)
+    return samplers
+
+
+def small(**options):
+    return TokenBudgetBatchSampler([3] * 40, 12, 20, seed=1, **options)
 
 
 @pytest.mark.parametrize("golden", GOLDEN, ids=lambda golden: f"{golden['seed']}-{golden['epoch']}")
 def test_the_batches_are_those_of_every_release(golden):
     names = ("max_tokens", "window_size", "shuffle", "seed")
     options = {name: golden[name] for name in names} | {"world_size": len(golden["ranks"])}
-    samplers = ranks(golden["lengths"], options)
-    for sampler in samplers:
-        sampler.set_epoch(golden["epoch"])
-    assert [list(sampler) for sampler in samplers] == golden["ranks"]
+    assert [list(sampler) for sampler in ranks(golden["lengths"], options, golden["epoch"])] == golden["ranks"]
 
 
 @given(lengths=LENGTHS, options=SETTINGS, epoch=st.integers(0, 3))
-@settings(deadline=None)
-def test_no_batch_exceeds_the_budget_and_every_rank_has_as_many(lengths, options, epoch):
-    samplers = ranks(lengths, options)
-    for sampler in samplers:
-        sampler.set_epoch(epoch)
-    lengths_of_epoch = [len(sampler) for sampler in samplers]
+def test_batches_keep_to_the_budget_and_all_ranks_together_have_each_sample_once_but_for_a_few(lengths, options, epoch):
+    samplers, world_size = ranks(lengths, options, epoch), options["world_size"]
+    num_batches = [len(sampler) for sampler in samplers]
     dealt = [list(sampler) for sampler in samplers]
-    assert [len(batches) for batches in dealt] == lengths_of_epoch
-    assert len(set(lengths_of_epoch)) == 1
+    assert [len(batches) for batches in dealt] == num_batches == num_batches[:1] * world_size
+    batches = [tuple(batch) for own in dealt for batch in own]
     multiple = options["pad_to_multiple_of"]
-    for batch in (batch for batches in dealt for batch in batches):
+    for batch in batches:
         assert 0 < len(batch) <= (options["max_batch_size"] or len(batch))
         longest = -(-max(lengths[index] for index in batch) // multiple) * multiple
         assert len(batch) * longest <= options["max_tokens"]
-
-
-@given(lengths=LENGTHS, options=SETTINGS, epoch=st.integers(0, 3))
-@settings(deadline=None)
-def test_no_sample_stands_twice_and_only_single_ones_that_do_not_come_out_even_are_left_out(lengths, options, epoch):
-    samplers = ranks(lengths, options)
-    for sampler in samplers:
-        sampler.set_epoch(epoch)
-    dealt = [batch for sampler in samplers for batch in sampler]
-    served = [index for batch in dealt for index in batch]
+    # No sample stands twice, and only single ones that do not come out even are left out.
+    served = [index for batch in batches for index in batch]
     assert len(set(served)) == len(served)
-    if options["world_size"] == 1:
-        assert sorted(served) == list(range(len(lengths)))
     most = options["max_batch_size"] or len(lengths)
-    assert len(lengths) - len(served) <= (options["world_size"] - 1) * most
-
-
-@given(lengths=LENGTHS, options=SETTINGS, epoch=st.integers(0, 3))
-@settings(deadline=None)
-def test_the_number_of_ranks_shapes_no_batch_but_those_that_are_halved_at_the_end(lengths, options, epoch):
-    alone = TokenBudgetBatchSampler(lengths, **options | {"world_size": 1})
-    alone.set_epoch(epoch)
-    plan = {tuple(batch) for batch in alone}
-    samplers = ranks(lengths, options)
-    for sampler in samplers:
-        sampler.set_epoch(epoch)
-    dealt = [tuple(batch) for sampler in samplers for batch in sampler]
-    parts = [batch for batch in dealt if batch not in plan]
+    assert len(lengths) - len(served) <= (world_size - 1) * most
+    # The number of ranks shapes no batch but those that are halved at the end.
+    plan = {tuple(batch) for batch in ranks(lengths, options | {"world_size": 1}, epoch)[0]}
+    parts = [batch for batch in batches if batch not in plan]
     assert all(any(set(part) < set(batch) for batch in plan) for part in parts)
-    assert len(parts) <= 2 * (options["world_size"] - 1)
+    assert len(parts) <= 2 * (world_size - 1)
 
 
 @given(lengths=LENGTHS, options=SETTINGS, epoch=st.integers(0, 3))
-@settings(deadline=None)
 def test_a_sampler_for_another_rank_is_what_its_constructor_makes(lengths, options, epoch):
-    first = ranks(lengths, options)[0]
-    first.set_epoch(epoch)
-    for rank, other in enumerate(ranks(lengths, options)):
-        other.set_epoch(epoch)
+    first = ranks(lengths, options, epoch)[0]
+    for rank, other in enumerate(ranks(lengths, options, epoch)):
         made = first.for_rank(options["world_size"], rank)
         assert (made.dp_size, made.dp_rank) == (options["world_size"], rank)
         assert made.state_dict() == other.state_dict()
@@ -108,7 +85,6 @@ def test_a_sampler_for_another_rank_is_what_its_constructor_makes(lengths, optio
 
 
 @given(lengths=LENGTHS, options=SETTINGS, data=st.data())
-@settings(deadline=None)
 def test_any_number_of_ranks_goes_on_where_others_stopped_again_and_again(lengths, options, data):
     state, served, layouts = None, [], []
     for _ in range(data.draw(st.integers(2, 4))):
@@ -157,17 +133,6 @@ def test_ranks_that_stopped_out_of_step_leave_what_each_had_not():
     assert sorted(index for batch in found for index in batch) == list(range(400))
 
 
-def test_torchs_own_loader_gives_each_rank_its_part():
-    documents = Documents(np.random.default_rng(2).integers(1, 9, 50))
-    seen = []
-    for rank in range(3):
-        sampler = TokenBudgetBatchSampler(documents, 20, 30, seed=1, rank=rank, world_size=3)
-        batches = list(DataLoader(documents, batch_sampler=sampler, collate_fn=PaddingCollate(-1)))
-        assert len(batches) == len(TokenBudgetBatchSampler(documents, 20, 30, seed=1, world_size=3))
-        seen += [token for batch in batches for token in batch.flatten().tolist() if token >= 0]
-    assert sorted(seen) == sorted(token for index in range(50) for token in documents[index].tolist())
-
-
 def test_every_sample_stands_once_where_batches_have_several():
     lengths = np.random.default_rng(0).integers(1, 60, 5000)
     dealt = [list(sampler) for sampler in ranks(lengths, {"max_tokens": 600, "world_size": 7, "seed": 1})]
@@ -175,19 +140,15 @@ def test_every_sample_stands_once_where_batches_have_several():
     padded = sum(len(batch) * lengths[batch].max() for batches in dealt for batch in batches)
     assert lengths.sum() / padded > 0.95
     # At each step the ranks have about the same to do.
-    spread = [
-        max(lengths[batch].max() for batch in step) - min(lengths[batch].max() for batch in step)
-        for step in zip(*dealt, strict=True)
-    ]
-    assert np.median(spread) <= 2
-    padded_of_step = np.array(
-        [[len(batch) * lengths[batch].max() for batch in step] for step in zip(*dealt, strict=True)]
-    )
+    steps = list(zip(*dealt, strict=True))
+    longest = np.array([[lengths[batch].max() for batch in step] for step in steps])
+    assert np.median(longest.max(1) - longest.min(1)) <= 2
+    padded_of_step = longest * [[len(batch) for batch in step] for step in steps]
     assert padded_of_step.max(1).sum() / padded_of_step.mean(1).sum() < 1.1
 
 
 @given(lengths=LENGTHS, options=SETTINGS, data=st.data())
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_resuming_at_every_position_equals_no_stop(lengths, options, data):
     rank = data.draw(st.integers(0, options["world_size"] - 1))
     sampler = TokenBudgetBatchSampler(lengths, **options, rank=rank)
@@ -207,12 +168,12 @@ def test_resuming_at_every_position_equals_no_stop(lengths, options, data):
 
 
 def test_a_loop_that_is_left_is_given_up_and_its_iterator_is_stale():
-    sampler = TokenBudgetBatchSampler([3] * 40, 12, 20, seed=1)
+    sampler = small()
     iterator = iter(sampler)
     next(iterator)
     assert len(sampler) == 10
     epoch_one = list(sampler)
-    fresh = TokenBudgetBatchSampler([3] * 40, 12, 20, seed=1)
+    fresh = small()
     fresh.set_epoch(1)
     assert epoch_one == list(fresh)
     with pytest.raises(StaleIteratorError):
@@ -220,7 +181,7 @@ def test_a_loop_that_is_left_is_given_up_and_its_iterator_is_stale():
 
 
 def test_set_epoch_keeps_a_place_that_was_just_loaded():
-    sampler = TokenBudgetBatchSampler([3] * 40, 12, 20, seed=1)
+    sampler = small()
     whole = list(sampler)
     sampler.load_state_dict(sampler.state_dict() | {"epoch": 0, "index": 4})
     sampler.set_epoch(0)
@@ -264,7 +225,7 @@ def test_no_global_generator_is_moved_where_a_seed_is_given():
     ],
 )
 def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(field, value):
-    sampler = TokenBudgetBatchSampler([3] * 40, 12, 20, seed=1)
+    sampler = small()
     whole = list(copy.deepcopy(sampler))
     with pytest.raises(StateMismatchError, match=f"^state field '{field}'"):
         sampler.load_state_dict(sampler.state_dict() | {field: value})
@@ -272,7 +233,7 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(field, value):
 
 
 def test_an_index_past_the_end_is_refused_whatever_the_number_of_ranks():
-    sampler = TokenBudgetBatchSampler([3] * 40, 12, 20, seed=1)
+    sampler = small()
     with pytest.raises(StateMismatchError, match=r"^state field 'index'.*at most 5"):
         sampler.load_state_dict(sampler.state_dict() | {"index": 6, "world_size": 2})
 
@@ -286,22 +247,22 @@ def of_version_1(sampler):
 
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_a_state_of_one_rank_of_the_first_version_goes_on_on_any_number(world_size):
-    alone = TokenBudgetBatchSampler([3] * 40, 12, 20, seed=1)
+    alone = small()
     had = list(islice(alone, 4))
-    samplers = ranks([3] * 40, {"max_tokens": 12, "window_size": 20, "seed": 1, "world_size": world_size})
+    samplers = [small(rank=rank, world_size=world_size) for rank in range(world_size)]
     for sampler in samplers:
         sampler.load_state_dict(of_version_1(alone))
     rest = [batch for sampler in samplers for batch in sampler]
     assert sorted(index for batch in had + rest for index in batch) == list(range(40))
-    assert world_size > 1 or had + rest == list(TokenBudgetBatchSampler([3] * 40, 12, 20, seed=1))
+    assert world_size > 1 or had + rest == list(small())
 
 
 def test_a_state_within_an_epoch_of_the_old_order_of_several_ranks_is_refused_by_name():
-    samplers = ranks([3] * 40, {"max_tokens": 12, "window_size": 20, "seed": 1, "world_size": 2})
+    samplers = [small(rank=rank, world_size=2) for rank in range(2)]
     state = of_version_1(samplers[0]) | {"epoch": 2}
     samplers[1].load_state_dict(state)
     assert samplers[1].state_dict() == samplers[0].state_dict() | {"epoch": 2}
-    for sampler in (*samplers, TokenBudgetBatchSampler([3] * 40, 12, 20, seed=1)):
+    for sampler in (*samplers, small()):
         before = sampler.state_dict()
         with pytest.raises(StateMismatchError, match=r"order of several ranks has changed.*begin the next epoch"):
             sampler.load_state_dict(state | {"index": 3})

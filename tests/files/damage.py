@@ -53,6 +53,15 @@ def damaged(case, draw, directory):
     return done
 
 
+def in_fresh_folders(check, numbers, tmp_path):
+    """Check each case in a folder of its own."""
+    for number in numbers:
+        root = tmp_path / "case"
+        root.mkdir()
+        check(number, root)
+        shutil.rmtree(root)
+
+
 def made_to_fit(directory):
     """Make the index tell the sizes that the files now have, so that what lies deeper is reached."""
     path = directory / "index.json"

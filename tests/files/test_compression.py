@@ -8,7 +8,7 @@ import brotli
 import cramjam
 import pytest
 import zstandard
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
@@ -45,7 +45,6 @@ def test_what_is_compressed_comes_back(data, tmp_path):
 
 
 @pytest.mark.parametrize("compression", ["br:1", "bz2", "gz", "snappy", "zstd"])
-@settings(deadline=None)
 @given(data=st.binary(max_size=300_000))
 def test_any_bytes_come_back(compression, data, tmp_path_factory):
     assert decompressed(tmp_path_factory.mktemp("any"), compression, compress(data, compression), len(data)) == data

@@ -7,7 +7,7 @@ from decimal import Decimal
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 from PIL import Image
@@ -40,7 +40,6 @@ PLAIN = {
 
 
 @pytest.mark.parametrize("name", PLAIN)
-@settings(deadline=None)
 @given(data=st.data())
 def test_plain_values_come_back_with_their_type(name, data):
     value = data.draw(PLAIN[name])
@@ -51,7 +50,6 @@ def test_plain_values_come_back_with_their_type(name, data):
 
 
 @pytest.mark.parametrize("name", SCALAR_DTYPES)
-@settings(deadline=None)
 @given(data=st.data())
 def test_scalars_come_back_bit_for_bit(name, data):
     value = data.draw(st_numpy.from_dtype(np.dtype(name)))
@@ -66,7 +64,6 @@ SHAPES = st_numpy.array_shapes(min_dims=1, max_dims=5, max_side=5)
 ARRAYS = st.sampled_from(SCALAR_DTYPES).flatmap(lambda dtype: st_numpy.arrays(dtype, SHAPES))
 
 
-@settings(deadline=None)
 @given(array=ARRAYS)
 @example(array=np.zeros((1, 256), np.int8))
 @example(array=np.zeros((1, 65536), np.int8))
@@ -78,7 +75,6 @@ def test_arrays_come_back_whatever_their_name_tells_of_them(array):
         assert (found.dtype, found.shape, found.tobytes()) == (array.dtype, array.shape, array.tobytes())
 
 
-@settings(deadline=None)
 @given(array=ARRAYS)
 def test_arrays_of_any_byte_order_and_strides_hold_the_same_values(array):
     padded = np.stack([array, array], axis=-1)
@@ -111,7 +107,6 @@ MODES = [
 
 
 @pytest.mark.parametrize("mode", MODES)
-@settings(deadline=None)
 @given(size=st.tuples(st.integers(1, 20), st.integers(1, 20)), seed=st.integers(0, 2**32 - 1))
 def test_pixels_come_back(mode, size, seed):
     empty = Image.new(mode, size)
@@ -214,7 +209,6 @@ VARIABLE = [name for name in [*SAFE, "ndarray", "ndarray:int16"] if encoding_of(
 
 
 @pytest.mark.parametrize("name", VARIABLE)
-@settings(deadline=None)
 @given(data=st.binary(max_size=60))
 @example(data=b"")
 @example(data=b"\x08\xfc" + b"\xff" * 60)

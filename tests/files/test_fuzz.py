@@ -10,7 +10,7 @@ from decimal import Decimal
 
 import numpy as np
 import pytest
-from damage import CASES, HASHED, OF_DATA, damaged
+from damage import CASES, HASHED, OF_DATA, damaged, in_fresh_folders
 from golden_shards import SHARDS
 from PIL import Image
 
@@ -127,24 +127,9 @@ def check(number, root):
     assert time.monotonic() - began_s < LONGEST_S, f"case {number}, {case}: {done}"
 
 
-@pytest.fixture
-def traced():
-    tracemalloc.start()
-    yield
-    tracemalloc.stop()
-
-
-def run(numbers, tmp_path):
-    for number in numbers:
-        root = tmp_path / "case"
-        root.mkdir()
-        check(number, root)
-        shutil.rmtree(root)
-
-
 @pytest.mark.usefixtures("traced")
 def test_damage_gives_correct_data_or_an_error(share_of_examples, tmp_path):
-    run(range(round(NUM_CASES * share_of_examples)), tmp_path)
+    in_fresh_folders(check, range(round(NUM_CASES * share_of_examples)), tmp_path)
 
 
 @pytest.mark.slow
@@ -152,7 +137,7 @@ def test_damage_gives_correct_data_or_an_error(share_of_examples, tmp_path):
 @pytest.mark.usefixtures("traced")
 @pytest.mark.parametrize("part", range(NUM_PARTS))
 def test_much_damage_gives_correct_data_or_an_error(part, tmp_path):
-    run(range(NUM_CASES + part, NUM_CASES_SLOW, NUM_PARTS), tmp_path)
+    in_fresh_folders(check, range(NUM_CASES + part, NUM_CASES_SLOW, NUM_PARTS), tmp_path)
 
 
 def check_hashed(number, root):
@@ -169,8 +154,4 @@ def check_hashed(number, root):
 @pytest.mark.long
 @pytest.mark.parametrize("part", range(4))
 def test_damage_under_a_hash_gives_the_very_data_or_an_error(part, tmp_path):
-    for number in range(50 * part, 50 * (part + 1)):
-        root = tmp_path / "case"
-        root.mkdir()
-        check_hashed(number, root)
-        shutil.rmtree(root)
+    in_fresh_folders(check_hashed, range(50 * part, 50 * (part + 1)), tmp_path)

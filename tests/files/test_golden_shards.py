@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from golden_shards import CASES, SHARDS, WITH_SAMPLES, assert_is, expected_of, unpacked, value_of
 
-from fkat_data.errors import ConfigurationError
 from fkat_data.files import HASHES, encoding_of, open_shard, read_index, validate_file
 
 
@@ -74,26 +73,6 @@ def test_every_file_has_the_size_and_the_hashes_that_the_index_says(case, tmp_pa
 
 def test_every_hash_is_tried():
     assert set(HASHES) == set(read_index(SHARDS / "mds-all-hashes" / "data" / "index.json")[0].hashes)
-
-
-def test_splits_are_directories():
-    expected = expected_of("mds-splits")["splits"]
-    for split, samples in expected.items():
-        directory = SHARDS / "mds-splits" / "data" / split
-        entries = read_index(directory / "index.json")
-        found = [sample for entry in entries for sample in rows_of(open_shard(directory, entry))]
-        assert found == samples
-
-
-def rows_of(shard):
-    return [shard.sample(row) for row in range(shard.num_samples)]
-
-
-def test_pickles_are_refused_unless_they_are_allowed():
-    directory = SHARDS / "mds-pkl" / "data"
-    (entry,) = read_index(directory / "index.json")
-    with pytest.raises(ConfigurationError, match=r"allow_unsafe_types = False.*column 'p' of shard.00000.mds"):
-        open_shard(directory, entry)
 
 
 TRIPLES = json.loads((SHARDS / "encodings.json").read_text())

@@ -8,7 +8,7 @@ import pytest
 from golden_shards import SHARDS
 
 from fkat_data.errors import ShardCorruptError, ShardNotFoundError
-from fkat_data.files import Column, FileInfo, parse_index, read_index
+from fkat_data.files import Column, parse_index, read_index
 
 
 def index_of(case):
@@ -42,12 +42,6 @@ def test_keys_that_are_not_known_are_passed_over():
     expected = parsed(index)
     index["made_by"] = index["shards"][0]["made_by"] = index["shards"][0]["raw_data"]["made_by"] = "another version"
     assert parsed(index) == expected
-
-
-def test_what_shards_have_in_common_is_kept_once():
-    first, second, _ = parsed(index_of("mds-simple"))
-    assert first.columns is second.columns
-    assert first.hashes is second.hashes
 
 
 def with_value(case, path, value):
@@ -149,9 +143,3 @@ def test_what_is_no_index_at_all_is_refused(text):
 def test_an_index_that_is_not_there_is_named(tmp_path):
     with pytest.raises(ShardNotFoundError, match=r"index\.json"):
         read_index(tmp_path / "index.json")
-
-
-def test_a_file_without_hashes_needs_no_dict_of_its_own():
-    first, second = parsed(index_of("xsv-plain"))[:2]
-    assert first.raw_data == FileInfo("shard.00000.xsv", 158)
-    assert first.raw_data.hashes is second.raw_data.hashes

@@ -3,14 +3,14 @@
 import gc
 import os
 import struct
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from golden_shards import SHARDS, unpacked
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
@@ -53,7 +53,6 @@ def tokens(tmp_path):
 VALUES = st.tuples(st.text(max_size=9), st.integers(-(2**63), 2**63 - 1), st.binary(max_size=9), st.integers(0, 9))
 
 
-@settings(deadline=None)
 @given(values=st.lists(VALUES, max_size=12), data=st.data())
 def test_rows_of_fixed_and_variable_columns_read_alike_in_every_way(tmp_path_factory, values, data):
     directory = tmp_path_factory.mktemp("mixed")
@@ -175,11 +174,8 @@ def test_several_threads_read_one_shard(tmp_path):
             if (sample["a"], sample["b"]) != (str(row) * 50, row):
                 wrong.append(row)
 
-    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(read, range(4)))
     assert not wrong
 
 

@@ -159,7 +159,7 @@ def is_header(position):
     return position >= end or any(info.offset <= position < info.offset_data for info in infos)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data())
 def test_flipped_bytes_in_headers_give_the_same_samples_or_an_error(data):
     """One byte of a header cannot change without its checksum."""
@@ -178,7 +178,7 @@ def test_flipped_bytes_in_headers_give_the_same_samples_or_an_error(data):
     assert (found.sizes == expected.sizes).all()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data())
 def test_any_damage_gives_samples_within_the_file_or_an_error(data):
     form = data.draw(st.sampled_from(FORMATS), "format")

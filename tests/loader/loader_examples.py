@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import threading
+from itertools import islice
 
 import numpy as np
 import torch
@@ -121,6 +122,14 @@ def plain(microbatch):
 def generators():
     """The states of the global random generators, and the number of threads, to compare."""
     return (random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist(), torch.get_num_threads())
+
+
+def following(loader, count):
+    """The loader's next microbatches, over as many epochs as it takes."""
+    found = []
+    while len(found) < count:
+        found += map(plain, islice(loader, count - len(found)))
+    return found
 
 
 def epoch(loader):

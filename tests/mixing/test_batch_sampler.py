@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 from fkat_data.datasets import DictDataset
 from fkat_data.errors import ConfigurationError, StateMismatchError
@@ -35,12 +35,6 @@ class EpochSampler:
 
 def rows(name, count):
     return [{"row": f"{name}{index}"} for index in range(count)]
-
-
-def test_batches_come_with_the_name_of_their_source():
-    sampler = DictBatchSampler(RoundRobin(["a", "b"]), {"a": batches(3), "b": batches(5)})
-    assert list(sampler) == [("a", [0, 1]), ("b", [0, 1]), ("a", [2]), ("b", [2, 3]), ("b", [4])]
-    assert len(sampler) == 5
 
 
 def test_a_dataloader_over_a_dictionary_of_datasets_makes_microbatches_of_one_source_each():
@@ -193,9 +187,3 @@ def test_a_wrong_dataset_or_batch_size_is_named():
 def test_a_state_of_something_else_is_refused_by_field(field, state):
     with pytest.raises(StateMismatchError, match=field):
         DictBatchSampler(RoundRobin(["a"]), {"a": batches(2)}).load_state_dict(state)
-
-
-def test_torchs_random_sampler_can_be_mixed():
-    sampler = BatchSampler(RandomSampler(range(6)), 3, drop_last=False)
-    found = [index for _, batch in DictBatchSampler(RoundRobin(["a"]), {"a": sampler}) for index in batch]
-    assert sorted(found) == list(range(6))

@@ -1,6 +1,5 @@
 import copy
 import gc
-import io
 import logging
 from collections import Counter
 from itertools import islice
@@ -9,8 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loader_examples import make, same_state
-from loader_examples import plain as plain_microbatch
+from loader_examples import epoch, following, make, plain, same_state
 from torch.utils.data import DataLoader
 
 from fkat_data.errors import ConfigurationError, StaleIteratorError, StateMismatchError
@@ -71,15 +69,6 @@ def numbers(strategy, counts, on_exhausted="drop", kind=Numbers):
     )
 
 
-def plain(microbatch):
-    """A microbatch, or a pair of its source and it, as values that compare."""
-    return (
-        (microbatch[0], plain_microbatch(microbatch[1]))
-        if isinstance(microbatch, tuple)
-        else plain_microbatch(microbatch)
-    )
-
-
 def shown(loader):
     return [microbatch["number"] for microbatch in loader]
 
@@ -91,16 +80,6 @@ def walk(loader, num_epochs):
         for microbatch in loader:
             yield plain(microbatch), state
             state = loader.state_dict()
-
-
-def following(loader, count):
-    found = []
-    while len(found) < count:
-        for microbatch in loader:
-            found.append(plain(microbatch))
-            if len(found) == count:
-                break
-    return found
 
 
 def test_each_microbatch_has_the_name_of_its_source():
@@ -195,7 +174,7 @@ shards = st.lists(
 
 
 @pytest.mark.long
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     sources=st.lists(shards, min_size=2, max_size=2),
     strategy=st.sampled_from(
@@ -236,18 +215,6 @@ def test_a_mixture_of_loaders_with_workers_resumes_exactly_and_closes():
             assert [plain(microbatch) for microbatch in loader] == microbatches[position + 1 :]
     del loader, microbatch
     gc.collect()
-
-
-def test_the_state_is_plain_and_loads_without_pickled_code():
-    loader = DictDataLoader({"a": make(["map-a-4"]), "b": Numbers("b", 3)}, RoundRobin(["a", "b"]), key=None)
-    list(islice(loader, 3))
-    file = io.BytesIO()
-    torch.save(loader.state_dict(), file)
-    file.seek(0)
-    loaded = torch.load(file, weights_only=True)
-    resumed = DictDataLoader({"a": make(["map-a-4"]), "b": Numbers("b", 3)}, RoundRobin(["a", "b"]), key=None)
-    resumed.load_state_dict(loaded)
-    assert [plain(microbatch) for microbatch in resumed] == [("b", {"number": "b1"}), ("b", {"number": "b2"})]
 
 
 def test_a_torch_dataloader_is_a_source():
@@ -349,6 +316,10 @@ def test_a_microbatch_that_cannot_be_labelled_is_named(microbatches):
         next(iter(DictDataLoader({"a": microbatches}, RoundRobin(["a"]))))
 
 
+def mixture_of_two():
+    return DictDataLoader({"a": make(["map-a-4"]), "b": Numbers("b", 3)}, RoundRobin(["a", "b"]), key=None)
+
+
 @pytest.mark.parametrize(
     ("field", "change"),
     [
@@ -371,17 +342,14 @@ def test_a_microbatch_that_cannot_be_labelled_is_named(microbatches):
     ],
 )
 def test_a_state_of_something_else_is_refused_by_field(field, change):
-    def made():
-        return DictDataLoader({"a": make(["map-a-4"]), "b": Numbers("b", 3)}, RoundRobin(["a", "b"]), key=None)
-
-    state = made().state_dict()
+    state = mixture_of_two().state_dict()
     change(state)
     with pytest.raises(StateMismatchError, match=field):
-        made().load_state_dict(state)
+        mixture_of_two().load_state_dict(state)
 
 
 def test_statistics_are_those_of_the_sources_together():
-    loader = DictDataLoader({"a": make(["map-a-4"]), "b": Numbers("b", 3)}, RoundRobin(["a", "b"]), key=None)
+    loader = mixture_of_two()
     for _ in range(2):
         list(loader)
     statistics = loader.statistics()
@@ -395,19 +363,15 @@ def test_an_epoch_that_is_ended_after_a_load_is_one_that_was_left(on_exhausted, 
     def made():
         return DictDataLoader({"a": kind("a", 4), "b": kind("b", 2)}, RoundRobin(["a", "b"]), on_exhausted=on_exhausted)
 
-    for count in range(len(shown_epoch(made()))):
+    for count in range(len(epoch(made()))):
         left, loaded = made(), made()
         list(islice(left, count))
         state = left.state_dict()
         assert same_state(loaded.merge_state_dicts([left.local_state_dict()]), state)
         loaded.load_state_dict(state)
         loaded.end_epoch()
-        assert shown_epoch(loaded) == shown_epoch(left)
+        assert epoch(loaded) == epoch(left)
         assert loaded.epoch == left.epoch == min(count, 1) + 1
-
-
-def shown_epoch(loader):
-    return [plain_microbatch(microbatch) for microbatch in loader]
 
 
 def test_a_state_that_a_source_refuses_does_not_stay():

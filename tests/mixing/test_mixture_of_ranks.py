@@ -64,7 +64,7 @@ def without_end(each):
 
 
 @pytest.mark.long
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.sampled_from(["drop", "restart", "stop"]), LENGTHS, st.integers(1, 3), st.integers(0, 30))
 def test_each_rank_goes_on_at_its_place_where_sources_are_not_equally_long(on_exhausted, lengths, num_ranks, count):
     how = {"lengths": lengths, "is_even": False, "on_exhausted": on_exhausted}
@@ -77,7 +77,7 @@ def test_each_rank_goes_on_at_its_place_where_sources_are_not_equally_long(on_ex
 
 
 @pytest.mark.long
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(LENGTHS, st.lists(st.integers(1, 4), min_size=2, max_size=4), st.integers(0, 5))
 @example((9, 9), [4, 1], 5)
 def test_any_number_of_ranks_at_one_place_delivers_what_others_have_left(lengths, trip, count):

@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from loader_examples import following
 from omegaconf import OmegaConf
 
 from fkat_data.errors import ConfigurationError, StaleIteratorError, StateMismatchError
@@ -27,17 +28,6 @@ class Growing(ShardSampler):
 
 def unstopped(first, num_epochs):
     return [shard for epoch in range(num_epochs) for shard in Growing(first).shards(epoch)]
-
-
-def take(sampler, count):
-    """The next shards, over as many epochs as it needs, each epoch by its own for loop."""
-    taken = []
-    while len(taken) < count:
-        for shard in sampler:
-            taken.append(shard)
-            if len(taken) == count:
-                break
-    return taken
 
 
 def test_a_loop_is_an_epoch_and_the_epoch_can_be_chosen():
@@ -89,16 +79,15 @@ def test_a_state_at_an_end_of_an_epoch_is_loaded_in_its_canonical_form():
 
 
 @given(first=st.integers(1, 4), stops=st.lists(st.integers(0, 12), min_size=1, max_size=3))
-@settings(deadline=None)
 def test_resuming_anywhere_again_and_again_equals_no_stop(first, stops):
     sampler, taken = Growing(first), []
     for count in stops:
-        taken += take(sampler, count)
+        taken += following(sampler, count)
         state = sampler.state_dict()
         sampler = Growing(first)
         sampler.load_state_dict(state)
         assert sampler.state_dict() == state
-    taken += take(sampler, 5)
+    taken += following(sampler, 5)
     assert taken == unstopped(first, 12)[: len(taken)]
 
 

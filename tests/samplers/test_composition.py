@@ -46,24 +46,6 @@ def test_ranks_share_each_epoch_out(nesting, size, epoch):
     assert max(map(len, given_out)) - min(map(len, given_out)) <= (0 if drop_last else 1)
 
 
-@given(nesting=nestings(), size=st.integers(1, 3), num_taken=st.integers(0, 30))
-def test_a_sampler_resumes_where_it_was(nesting, size, num_taken):
-    _, _, build = nesting
-
-    def endless(sampler):
-        while True:
-            yield from sampler
-
-    sampler = build(size, 0)
-    shards = endless(sampler)
-    for _ in range(num_taken):
-        next(shards)
-    resumed = build(size, 0)
-    resumed.load_state_dict(sampler.state_dict())
-    following = endless(resumed)
-    assert [next(following) for _ in range(10)] == [next(shards) for _ in range(10)]
-
-
 @given(nesting=nestings(), sizes=st.tuples(st.integers(1, 4), st.integers(1, 4)), epoch=st.integers(0, 3))
 def test_any_rank_of_any_number_of_ranks_can_be_asked_for(nesting, sizes, epoch):
     _, _, build = nesting

@@ -16,10 +16,6 @@ from fkat_data.samplers import (
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "shard_orders.json").read_text())
 
 
-def named(count):
-    return [f"s{index:03}" for index in range(count)]
-
-
 def ranks(sampler, dp_size, epoch=0, **options):
     return [
         list(DistributedDataParallelShardSampler(sampler, dp_size, dp_rank, **options).shards(epoch))
@@ -52,7 +48,7 @@ def test_the_shuffled_blocks_are_those_of_every_release(golden):
 
 def test_dropped_shards_are_logged_once_with_their_number(caplog):
     with caplog.at_level(logging.WARNING, logger="fkat_data"):
-        sampler = DistributedDataParallelShardSampler(named(11), 4, 3)
+        sampler = DistributedDataParallelShardSampler(plain(11), 4, 3)
         sampler.shards(0)
         sampler.shards(1)
     assert [record.getMessage() for record in caplog.records] == [
@@ -83,13 +79,13 @@ def test_dropped_shards_are_logged_once_with_their_number(caplog):
 )
 def test_a_bad_argument_is_refused_by_its_name(options, where):
     with pytest.raises(ConfigurationError, match=rf"^{where} = "):
-        DistributedDataParallelShardSampler(named(8), **{"dp_size": 2, "dp_rank": 0, **options})
+        DistributedDataParallelShardSampler(plain(8), **{"dp_size": 2, "dp_rank": 0, **options})
 
 
 def test_a_later_epoch_with_fewer_shards_than_ranks_is_an_error_that_names_it():
     class Shrinking(ShardSampler):
         def shards(self, epoch):
-            return named(3 - epoch)
+            return plain(3 - epoch)
 
     sampler = DistributedDataParallelShardSampler(Shrinking(), 3, 0)
     with pytest.raises(ConfigurationError, match="at most 2, the number of shards in epoch 1"):
@@ -97,7 +93,7 @@ def test_a_later_epoch_with_fewer_shards_than_ranks_is_an_error_that_names_it():
 
 
 def test_the_arguments_can_be_read_and_not_set():
-    inner = SequenceShardSampler(named(4))
+    inner = SequenceShardSampler(plain(4))
     sampler = DistributedDataParallelShardSampler(inner, 2, 1, drop_last=False, num_uri_merge=2)
     assert sampler.sampler is inner
     assert (sampler.dp_size, sampler.dp_rank, sampler.drop_last, sampler.num_uri_merge) == (2, 1, False, 2)
@@ -106,19 +102,19 @@ def test_the_arguments_can_be_read_and_not_set():
 
 
 def test_another_ranks_sampler_begins_at_the_start_and_leaves_this_one_where_it_is():
-    sampler = DistributedDataParallelShardSampler(named(8), 2, 0)
+    sampler = DistributedDataParallelShardSampler(plain(8), 2, 0)
     iterator = iter(sampler)
     next(iterator)
-    assert list(sampler.for_rank(4, 1)) == ["s002", "s003"]
-    assert list(iterator) == ["s001", "s002", "s003"]
+    assert list(sampler.for_rank(4, 1)) == ["s2", "s3"]
+    assert list(iterator) == ["s1", "s2", "s3"]
 
 
 @pytest.mark.parametrize(("dp_size", "dp_rank", "where"), [(0, 0, "dp_size"), (2, 2, "dp_rank"), (2, -1, "dp_rank")])
 def test_a_rank_that_cannot_be_has_no_sampler(dp_size, dp_rank, where):
     with pytest.raises(ConfigurationError, match=rf"^{where} = "):
-        DistributedDataParallelShardSampler(named(8), 2, 0).for_rank(dp_size, dp_rank)
+        DistributedDataParallelShardSampler(plain(8), 2, 0).for_rank(dp_size, dp_rank)
 
 
 def test_another_number_of_ranks_than_there_are_shards_is_an_error_when_it_is_asked_for_them():
     with pytest.raises(ConfigurationError, match="dp_size = 9"):
-        DistributedDataParallelShardSampler(named(8), 2, 0).for_rank(9, 0).shards(0)
+        DistributedDataParallelShardSampler(plain(8), 2, 0).for_rank(9, 0).shards(0)

@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 
 from fkat_data.errors import ConfigurationError
 from fkat_data.samplers import FsShardSampler
+from fkat_data.streaming.store import open_store
 
 TREE = ["b.bin", "a.bin", "notes.txt", "deep/c.bin", "deep/er/d.bin"]
 HIDDEN = ["_SUCCESS", ".a.bin.crc", "_temporary/e.bin", "deep/.git/f.bin", "_delta_log/0.json", "_delta_log/.0.json"]
@@ -105,19 +106,28 @@ def test_a_server_that_does_not_answer_is_named(bucket):
         FsShardSampler(root, storage_options={**options, "config_kwargs": once, "endpoint_url": "http://127.0.0.1:9"})
 
 
-def test_folders_that_may_not_be_read_are_refused_unless_they_hold_no_data(forbidden, caplog):
+def listed_by_a_sampler(root, below=""):
+    return [Path(shard).name for shard in FsShardSampler(f"file://{root}/{below}")]
+
+
+def listed_by_a_store(root, below=""):
+    store = open_store(root, storage_options=None, num_retries=0, timeout_s=5)
+    return [file.name for file in store.listing(below)]
+
+
+@pytest.mark.parametrize("listed", [listed_by_a_sampler, listed_by_a_store])
+def test_folders_that_may_not_be_read_are_refused_unless_they_hold_no_data(forbidden, caplog, listed):
     root, forbid = forbidden
     for folder in ("lost+found", ".snapshot"):
         forbid(folder)
-        for uri in (root, f"file://{root}"):
-            assert [Path(shard).name for shard in FsShardSampler(uri)] == ["a.tar"]
+        assert listed(root) == ["a.tar"]
         with pytest.raises(PermissionError, match=re.escape(folder)):
-            FsShardSampler(root / "closed" / folder)
-    assert {record.getMessage().partition(" is ")[0] for record in caplog.records} == {f"{root}/closed/.snapshot"}
+            listed(root, f"closed/{folder}/")
+    assert [record.getMessage().partition(" is ")[0] for record in caplog.records] == [f"{root}/closed/.snapshot"]
     for folder in ("_more", "more"):
         forbid(folder)
         with pytest.raises(PermissionError, match=folder) as caught:
-            FsShardSampler(root)
+            listed(root)
         assert "let this user read the folder" in caught.value.__notes__[0]
 
 
@@ -183,13 +193,8 @@ def test_links_are_followed_and_a_link_upwards_is_not_for_ever(tree, tmp_path):
 
 def test_an_empty_file_is_a_shard_and_an_empty_object_for_a_directory_is_none(memory):
     memory.store.clear()
-    for path, data in {
-        "/tree/empty.bin": b"",
-        "/tree/deep/a.bin": b"x",
-        "/tree/deep": b"",
-        "/tree/other/": b"",
-    }.items():
-        memory.store[path] = MemoryFile(memory, path, data)
+    for path in ("/tree/empty.bin", "/tree/deep/a.bin", "/tree/deep", "/tree/other/"):
+        memory.store[path] = MemoryFile(memory, path, b"x" if path.endswith("a.bin") else b"")
     assert list(FsShardSampler("memory://tree")) == ["memory://tree/deep/a.bin", "memory://tree/empty.bin"]
 
 
@@ -271,21 +276,16 @@ def test_options_reach_the_file_system_as_plain_values(tree):
 )
 def test_what_cannot_be_listed_is_refused_by_the_argument(tmp_path, arguments, where, message):
     fill(tmp_path, TREE + HIDDEN)
-    arguments = {
-        "uri": "{tree}",
-        **arguments,
-    }
-    if isinstance(arguments["uri"], str):
-        arguments["uri"] = arguments["uri"].format(tree=tmp_path)
+    uri = arguments.pop("uri", "{tree}")
     (tmp_path / "_temporary" / "empty").mkdir()
-    if "folders" in str(arguments["uri"]):
+    if "folders" in str(uri):
         fill(tmp_path, ["folders/only/a.bin"])
-    if "hidden" in str(arguments["uri"]):
+    if "hidden" in str(uri):
         fill(tmp_path, ["hidden/_a", "hidden/.b/c"])
-    if "broken" in str(arguments["uri"]):
+    if "broken" in str(uri):
         (tmp_path / "broken").symlink_to(tmp_path / "nowhere")
     with pytest.raises(ConfigurationError, match=rf"^{where} = ") as raised:
-        FsShardSampler(**arguments)
+        FsShardSampler(uri.format(tree=tmp_path) if isinstance(uri, str) else uri, **arguments)
     assert message in str(raised.value)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fkat_data.errors import ConfigurationError
@@ -32,7 +32,6 @@ def test_the_orders_are_those_of_every_release(golden):
 
 
 @given(seed=SEEDS, epoch=st.integers(0, 10**6), count=st.integers(1, 40))
-@settings(deadline=None)
 def test_an_epoch_is_a_permutation_and_a_function_of_seed_and_epoch(seed, epoch, count):
     sampler = ShuffledShardSampler(named(count), seed)
     order = sampler.shards(epoch)
@@ -42,7 +41,6 @@ def test_an_epoch_is_a_permutation_and_a_function_of_seed_and_epoch(seed, epoch,
 
 
 @given(seed=SEEDS)
-@settings(deadline=None)
 def test_epochs_and_seeds_differ(seed):
     # 30 shards have 10^32 orders: two of them equal by chance is no event to plan for.
     orders = [tuple(ShuffledShardSampler(named(30), seed + more).shards(epoch)) for more in (0, 1) for epoch in (0, 1)]

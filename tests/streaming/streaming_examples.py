@@ -45,14 +45,14 @@ def numbers(batches):
     return [batch["number"].tolist() for batch in batches]
 
 
-def global_batches(num_nodes, ranks_per_node, *, state=None, skip_batches=0, **options):
+def global_batches(num_nodes, ranks_per_node, *, state=None, **options):
     """What all ranks of a world read of an epoch, step by step, sorted within a step; and the state after it."""
     read = []
     for rank_world in worlds(num_nodes, ranks_per_node):
         loader = StreamingDataLoader(StreamingDataset(world=rank_world, **options))
         if state is not None:
             loader.load_state_dict(state)
-        read.append(numbers(loader.skip(skip_batches)))
+        read.append(numbers(loader))
     counts = {len(batches) for batches in read}
     assert len(counts) == 1, "ranks have different numbers of batches"
     return [sorted(chain.from_iterable(step)) for step in zip(*read, strict=True)]

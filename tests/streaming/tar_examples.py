@@ -1,13 +1,9 @@
 """The same small dataset as MDS shards and as tar files, with the same samples in each shard."""
 
 import io
-import sys
 from pathlib import Path
 
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "archives"))
-
 from archive_examples import archive
 
 from fkat_data.streaming import MDSWriter, StreamingDataset

@@ -2,16 +2,10 @@ import itertools
 import json
 
 import pytest
-from streaming_examples import global_batches, numbers, write
+from streaming_examples import global_batches, numbers
 
 from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.streaming import Stream, StreamingDataLoader, StreamingDataset
-
-
-@pytest.fixture(scope="module")
-def two(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("two")
-    return [write(folder / "a", 60), write(folder / "b", 37, first=1000)]
 
 
 def make(two, **options):

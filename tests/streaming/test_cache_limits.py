@@ -2,12 +2,11 @@
 
 import os
 import resource
-import shutil
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
+from forks import in_child
 from streaming_examples import write
 
 from fkat_data.streaming import MDSWriter, StreamingDataLoader, StreamingDataset
@@ -16,18 +15,12 @@ NUM_SAMPLES = 120
 ROW_BYTES = 20_000
 
 
-def write_large(directory, per_shard=5):
-    with MDSWriter(
-        out=str(directory), columns={"number": "int", "row": "ndarray"}, size_limit=per_shard * (ROW_BYTES + 50)
-    ) as writer:
-        for number in range(NUM_SAMPLES):
-            writer.write({"number": number, "row": np.full(ROW_BYTES, number, np.uint8)})
-
-
 @pytest.fixture(scope="module")
 def large(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("large")
-    write_large(folder)
+    folder, columns = tmp_path_factory.mktemp("large"), {"number": "int", "row": "ndarray"}
+    with MDSWriter(out=folder, columns=columns, size_limit=5 * (ROW_BYTES + 50)) as writer:
+        for number in range(NUM_SAMPLES):
+            writer.write({"number": number, "row": np.full(ROW_BYTES, number, np.uint8)})
     return folder
 
 
@@ -84,11 +77,7 @@ def test_a_forked_child_keeps_no_map_of_its_parent(large, tmp_path):
         return f"{tmp_path}/shard" in Path("/proc/self/maps").read_text()
 
     assert is_mapped()
-    child = os.fork()
-    if child == 0:
-        was_mapped = is_mapped()
-        os._exit(was_mapped + 2 * (dataset[7]["number"] != 7) + 4 * (not is_mapped()))
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert in_child(lambda: not is_mapped() and dataset[7]["number"] == 7 and is_mapped()) == 0
     assert is_mapped()
     assert dataset[7]["number"] == 7
 
@@ -96,7 +85,7 @@ def test_a_forked_child_keeps_no_map_of_its_parent(large, tmp_path):
 FULL_DISK = """
 import os, sys
 from fkat_data.streaming import StreamingDataLoader, StreamingDataset
-remote, local, num_samples = sys.argv[1], sys.argv[2], int(sys.argv[3])
+local, remote, num_samples = f"{sys.argv[1]}/cache", sys.argv[2], int(sys.argv[3])
 for num_workers in (0, 2):
     dataset = StreamingDataset(remote=remote, local=local, batch_size=4, shuffle=True)
     found = []
@@ -109,25 +98,9 @@ for num_workers in (0, 2):
 """
 
 
-def can_mount(tmp_path):
-    command = ["unshare", "-rm", "mount", "-t", "tmpfs", "tmpfs", str(tmp_path)]
-    return shutil.which("unshare") is not None and not subprocess.run(command, check=False, capture_output=True).returncode  # fmt: skip
-
-
 @pytest.mark.usefixtures("processes")
-def test_a_disk_that_is_smaller_than_the_dataset_is_enough(large, tmp_path):
-    if not can_mount(tmp_path):
-        pytest.skip("needs leave to mount a file system")
-    program, disk = tmp_path / "program.py", tmp_path / "disk"
-    program.write_text(FULL_DISK)
-    disk.mkdir()
-    mount = 'mount -t tmpfs -o size=800k tmpfs "$1" && shift && exec "$@"'
-    run = [os.sys.executable, str(program), str(large), f"{disk}/cache", str(NUM_SAMPLES)]
-    done = subprocess.run(
-        ["unshare", "-rm", "sh", "-c", mount, "sh", str(disk), *run], check=False, capture_output=True, timeout=170
-    )
-    assert done.returncode == 0, done.stderr.decode()[-3000:]
-    assert done.stdout.count(b"read") == 2
+def test_a_disk_that_is_smaller_than_the_dataset_is_enough(large, run_on_small_disk):
+    assert run_on_small_disk(FULL_DISK, large, NUM_SAMPLES, size="800k").count("read") == 2
 
 
 @pytest.mark.parametrize("shuffle", [False, True])

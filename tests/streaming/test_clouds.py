@@ -1,18 +1,14 @@
 """Datasets in Google's and Azure's stores, as far as emulators of them go. Slow: CI has neither."""
 
 import itertools
-import sys
 import uuid
 from pathlib import Path
 
 import pytest
-from streaming_examples import numbers, write
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
-
 import servers
 from proxy import FaultServer
 from proxy.faults import fault
+from streaming_examples import numbers, write
 
 from fkat_data.errors import DownloadError, ShardNotFoundError
 from fkat_data.streaming import StreamingDataLoader, StreamingDataset

@@ -4,9 +4,8 @@ import pickle
 import pytest
 import torch
 from streaming_examples import numbers, same, world, write
-from torch.utils.data import DataLoader, TensorDataset, default_collate
+from torch.utils.data import TensorDataset, default_collate
 
-from fkat_data import ShardedDataLoader
 from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.streaming import Stream, StreamingDataLoader, StreamingDataset
 
@@ -35,14 +34,6 @@ def texts(samples):
 def collated_by_torch(samples):
     """torch's own function, under a name that ours does not know."""
     return default_collate(samples)
-
-
-def epochs_of_factory(shard):
-    """For a ShardedDataLoader: a shard names the data and an epoch of it."""
-    path, epoch = shard.split("#")
-    dataset = make(path)
-    dataset.next_epoch = int(epoch)
-    return StreamingDataLoader(dataset)
 
 
 WORKERS = [
@@ -75,22 +66,6 @@ def _at(data, epoch):
     dataset = make(data)
     dataset.next_epoch = epoch
     return dataset
-
-
-@pytest.mark.usefixtures("processes")
-@pytest.mark.parametrize("workers", WORKERS, ids=str)
-def test_torchs_own_loader_reads_epoch_after_epoch(data, workers):
-    dataset = make(data, writable=True)
-    loader = DataLoader(dataset, batch_size=4, **workers)
-    plain = StreamingDataLoader(make(data))
-    for epoch in range(2):
-        assert numbers(loader) == numbers(plain)
-        state = dataset.state_dict(8, from_beginning=False)
-        assert (state["epoch"], state["sample_in_epoch"]) == (epoch, 8)
-    # What is loaded in the trainer reaches workers that run already.
-    dataset.load_state_dict({**state, "epoch": 0})
-    assert numbers(loader) == numbers(StreamingDataLoader(_at(data, 0)))[2:]
-    del loader
 
 
 @pytest.mark.parametrize("columns", [("number",), COLUMNS, ("text", "ragged")])
@@ -204,25 +179,6 @@ def test_skipped_batches_are_not_read(data):
         assert numbers(loader.skip(count)) == whole[count:]
     with pytest.raises(ConfigurationError, match="count"):
         loader.skip(-1)
-
-
-@pytest.mark.parametrize("multiprocessing", [False, True])
-def test_in_a_sharded_loader_it_resumes_exactly(data, multiprocessing):
-    def make_loader():
-        shards = [f"{data}#{epoch}" for epoch in range(2)]
-        return ShardedDataLoader(3, shards, epochs_of_factory, multiprocessing=multiprocessing)
-
-    with make_loader() as loader:
-        whole = numbers(loader)
-    assert whole[:25] == numbers(StreamingDataLoader(_at(data, 0)))
-    assert whole[25:] == numbers(StreamingDataLoader(_at(data, 1)))
-    for stop in (37,) if multiprocessing else (1, 24, 25, 37):
-        with make_loader() as loader:
-            for _, _batch in zip(range(stop), loader, strict=False):
-                state = loader.state_dict()
-        with make_loader() as loader:
-            loader.load_state_dict(state)
-            assert numbers(loader) == whole[stop:]
 
 
 @pytest.mark.parametrize("drop_last", [False, True])

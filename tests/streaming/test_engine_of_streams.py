@@ -1,15 +1,8 @@
 """Streams under torch's face and the reference's, which one engine feeds."""
 
-import json
-import os
-import random
-import signal
-
-import numpy as np
 import pytest
 import torch
-from own_workers import worker_pids
-from streaming_examples import write
+from streaming_examples import numbers, write
 
 from fkat_data import ConfigurationError, DataLoader, StateMismatchError
 from fkat_data.errors import ShardCorruptError
@@ -20,36 +13,11 @@ WORKERS = [0, pytest.param(1, marks=pytest.mark.with_processes), pytest.param(2,
 FACES = [DataLoader, StreamingDataLoader]
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return write(tmp_path_factory.mktemp("stream") / "numbers", NUM_SAMPLES, columns=("number",))
-
-
-def draws(sample):
-    """What a transform draws from the global generators."""
-    return {**sample, "drawn": [random.random(), float(np.random.rand()), float(torch.rand(()))]}
-
-
 def make(data, face=DataLoader, rank=0, num_ranks=1, dataset_options=None, **options):
     world = World(1, num_ranks, 1, rank)
     given = {"shuffle": True, "shuffle_algo": "py1e", "batch_size": 12 // num_ranks, "num_canonical_nodes": 2}
     dataset = StreamingDataset(local=data, world=world, **given | (dataset_options or {}))
     return face(dataset, batch_size=dataset.batch_size, **options)
-
-
-def numbers(batches):
-    return [batch["number"].tolist() for batch in batches]
-
-
-@pytest.mark.usefixtures("processes")
-@pytest.mark.parametrize("num_workers", WORKERS)
-def test_both_faces_give_the_same_batches_with_any_workers(data, num_workers):
-    expected = numbers(torch.utils.data.DataLoader(make(data).dataset, batch_size=12))
-    for face in FACES:
-        with make(data, face, num_workers=num_workers) as loader:
-            assert numbers(loader) == expected
-            assert (loader.epoch, loader.step) == (1, 0)
-            assert len(loader) == len(expected)
 
 
 @pytest.mark.parametrize("method", ["random", "stratified", "device_stratified", "per_stream", "device_per_stream"])
@@ -66,79 +34,20 @@ def test_what_torchs_own_loader_reads_is_what_both_faces_deliver(data, method, n
 
 @pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("num_workers", WORKERS)
-def test_a_state_is_exact_at_every_cut_and_loads_into_either_face(data, num_workers):
-    options = {"dataset_options": {"transform": draws}, "collate_fn": list}
-    with make(data, **options) as whole:
-        expected = [*whole], [*whole]
-    for cut in range(0, len(expected[0]), 3):
-        for face, other in zip(FACES, reversed(FACES), strict=True):
-            with make(data, face, num_workers=num_workers, **options) as loader:
-                iterator = iter(loader)
-                before = [next(iterator) for _ in range(cut)]
-                state = json.loads(json.dumps(loader.state_dict()))
-                assert (loader.epoch, loader.step) == (0, cut)
-            with make(data, other, num_workers=1 if cut == 3 else 0, **options) as loader:
-                loader.load_state_dict(state)
-                assert (loader.epoch, loader.step) == (0, cut)
-                assert [*before, *loader] == expected[0]
-                assert [*loader] == expected[1]
-
-
-@pytest.mark.parametrize("face", FACES)
-def test_a_state_loads_with_another_number_of_ranks(data, face):
-    with make(data, face, num_ranks=2) as loader:
-        iterator = iter(loader)
-        had = [batch["number"].tolist() for _, batch in zip(range(3), iterator, strict=False)]
-        state = loader.state_dict()
-    with make(data, face, 1, 2) as other:
-        had += [batch["number"].tolist() for _, batch in zip(range(3), other, strict=False)]
-    left = []
-    for rank in range(3):
-        with make(data, face, rank, 3) as loader:
-            loader.load_state_dict(state)
-            left += numbers(loader)
-    delivered = [number for batch in had + left for number in batch]
-    assert set(delivered) == set(range(NUM_SAMPLES))
-    assert len(delivered) <= NUM_SAMPLES + 12
-
-
-@pytest.mark.usefixtures("processes")
-@pytest.mark.parametrize("face", FACES)
-def test_nothing_is_lost_where_two_workers_are_killed(data, face):
-    options = {"dataset_options": {"transform": draws}, "collate_fn": list}
-    with make(data, face, **options) as loader:
-        expected = [*loader]
-    with make(data, face, num_workers=2, prefetch_factor=1, max_worker_restarts=2, **options) as loader:
-        found = []
-        for step, batch in enumerate(loader):
-            found.append(batch)
-            if step in (1, 4):
-                os.kill(worker_pids()[0], signal.SIGKILL)
-        assert found == expected
-
-
-@pytest.mark.usefixtures("processes")
-@pytest.mark.parametrize("face", FACES)
-def test_a_stream_has_statistics_a_timeline_and_a_verdict(data, face, tmp_path):
-    with make(data, face, num_workers=1, trace=tmp_path / "run.json") as loader:
-        list(loader)
-        statistics = loader.statistics()
-    assert statistics.delivered == statistics.produced == len(loader)
-    assert "the trainer waited" in statistics.verdict.text
-    assert "epoch 0 ends" in (tmp_path / "run.json").read_text()
-
-
-@pytest.mark.usefixtures("processes")
-@pytest.mark.parametrize("num_workers", WORKERS)
 def test_of_batches_that_are_read_together_those_before_a_faulty_one_come_first(tmp_path, num_workers):
     path = write(tmp_path / "numbers", NUM_SAMPLES, columns=("number",))
-    whole = numbers(make(path, dataset_options={"shuffle": False}))
+    with make(path, dataset_options={"shuffle": False}) as loader:
+        states = [loader.state_dict()["stream"]]
+        whole = []
+        for batch in loader:
+            whole.append(batch["number"].tolist())
+            states.append(loader.state_dict()["stream"])
     shards = sorted((tmp_path / "numbers").glob("shard.*"))
     damaged = shards[-1]
     damaged.write_bytes(damaged.read_bytes()[:-40])
     with make(path, dataset_options={"shuffle": False}, num_workers=num_workers) as loader:
         for first in (0, 2):
-            loader.load_state_dict({**loader.state_dict(), "stream": state_of(path, first)})
+            loader.load_state_dict({**loader.state_dict(), "stream": states[first]})
             found = []
             iterator = iter(loader)
             with pytest.raises(ShardCorruptError):
@@ -148,25 +57,6 @@ def test_of_batches_that_are_read_together_those_before_a_faulty_one_come_first(
             assert loader.step == first + len(found)
             with pytest.raises(ShardCorruptError):
                 next(iterator)
-
-
-def state_of(path, step):
-    """The state of a stream in its order after a number of batches."""
-    with make(path, dataset_options={"shuffle": False}) as loader:
-        iterator = iter(loader)
-        for _ in range(step):
-            next(iterator)
-        return loader.state_dict()["stream"]
-
-
-def test_an_epoch_that_is_left_is_followed_by_the_next(data):
-    with make(data) as whole:
-        expected = [numbers(whole), numbers(whole)]
-    with make(data) as loader:
-        next(iter(loader))
-        assert numbers(loader) == expected[1]
-        loader.set_epoch(0)
-        assert numbers(loader) == expected[0]
 
 
 def test_what_does_not_fit_a_stream_is_refused_by_name(data):

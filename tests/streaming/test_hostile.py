@@ -8,9 +8,10 @@ import random
 import shutil
 import time
 import tracemalloc
+from functools import partial
 
 import pytest
-from damage import VALUES
+from damage import VALUES, in_fresh_folders
 from streaming_examples import write
 
 from fkat_data.errors import FkatDataError
@@ -135,20 +136,9 @@ def check(number, root, whole):
     assert outside(root) == before, f"case {number}"
 
 
-@pytest.fixture
-def traced():
-    tracemalloc.start()
-    yield
-    tracemalloc.stop()
-
-
 def run(cases, tmp_path):
     whole = write(tmp_path / "whole", 40)
-    for number in cases:
-        root = tmp_path / "case"
-        root.mkdir()
-        check(number, root, whole)
-        shutil.rmtree(root)
+    in_fresh_folders(partial(check, whole=whole), cases, tmp_path)
 
 
 @pytest.mark.usefixtures("traced")

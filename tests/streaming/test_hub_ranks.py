@@ -2,16 +2,11 @@
 
 import itertools
 import multiprocessing
-import sys
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 from parquet_examples import write_parquet
-
-sys.path.insert(0, str(Path(__file__).parent / "store"))
-
-from hub_server import be_the_hub, hub_server
 
 from fkat_data.distributed import gather
 from fkat_data.errors import RankMismatchError, StateMismatchError
@@ -27,14 +22,6 @@ def files(folder, start=0):
     parts = (start, start + 10)
     paths = [write_parquet(folder / f"{part}.parquet", range(part, part + 10), [10], ("number",)) for part in parts]
     return {f"data/{index}.parquet": Path(path).read_bytes() for index, path in enumerate(paths)}
-
-
-@pytest.fixture
-def hub(processes, monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    with hub_server() as server:
-        be_the_hub(server, monkeypatch, tmp_path)
-        yield server
 
 
 def opened(path, local, **options):

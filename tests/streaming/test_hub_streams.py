@@ -1,17 +1,11 @@
 """Datasets on the Hugging Face hub as streams: the samples of a commit, whatever is pushed meanwhile."""
 
 import pickle
-import sys
 from pathlib import Path
 
 import pytest
 from parquet_examples import write_both
 
-sys.path.insert(0, str(Path(__file__).parent / "store"))
-
-from hub_server import be_the_hub, hub_server
-
-from fkat_data.errors import ConfigurationError, DownloadError, ShardNotFoundError
 from fkat_data.streaming import StreamingDataset
 
 pytest.importorskip("huggingface_hub")
@@ -36,13 +30,10 @@ def both(tmp_path_factory):
 
 
 @pytest.fixture
-def hub(processes, monkeypatch, tmp_path, both):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    with hub_server() as server:
-        be_the_hub(server, monkeypatch, tmp_path)
-        server.push({"README.md": b"#"} | both[0] | both[1])
-        server.push(both[1], revision="refs/convert/parquet")
-        yield server
+def hub(hub, both):
+    hub.push({"README.md": b"#"} | both[0] | both[1])
+    hub.push(both[1], revision="refs/convert/parquet")
+    return hub
 
 
 def opened(remote, local, **options):
@@ -68,15 +59,6 @@ def test_a_dataset_is_read_by_any_of_its_names(hub, tmp_path, path):
     assert sorted(numbers(found)) == list(range(count))
 
 
-def test_the_order_is_that_of_local_files(hub, tmp_path, both):
-    for path, content in both[1].items():
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_bytes(content)
-    shuffled = {"shuffle": True, "shuffle_seed": 5, "num_canonical_nodes": 2}
-    local = StreamingDataset(local=str(tmp_path / "data"), batch_size=4, **shuffled)
-    assert numbers(opened(HUB + "/data", tmp_path / "cache", **shuffled)) == numbers(local)
-
-
 @pytest.mark.parametrize("path", ["/mds", "/data"])
 def test_a_push_in_the_middle_of_an_epoch_mixes_nothing(hub, tmp_path, both, path):
     dataset = opened(HUB + path, tmp_path / "cache")
@@ -98,15 +80,3 @@ def test_a_push_that_changes_no_data_fetches_nothing_again(hub, tmp_path, both):
     for path in ("/mds", "/data"):
         assert sorted(numbers(opened(HUB + path, tmp_path / path))) == list(range(COUNT))
     assert not [asked for asked in hub.asked("/cdn/") if asked[0] == "GET"]
-
-
-def test_what_cannot_be_read_is_said_when_it_is_opened(hub, tmp_path):
-    with pytest.raises(ShardNotFoundError, match="Invalid rev id: v7"):
-        opened(f"{HUB}@v7/data", tmp_path / "a")
-    with pytest.raises(ShardNotFoundError, match="no file matches"):
-        opened(f"{HUB}/data/none-*.parquet", tmp_path / "b")
-    with pytest.raises(ConfigurationError, match="OWNER/NAME"):
-        opened("hf://datasets/name", tmp_path / "c")
-    hub.token = "hf_another"
-    with pytest.raises(DownloadError, match="HF_TOKEN"):
-        opened(f"{HUB}/data", tmp_path / "d")

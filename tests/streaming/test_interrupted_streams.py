@@ -1,8 +1,6 @@
 """What a signal's handler raises in a loop over a stream ends one call, and the loop goes on where it was."""
 
-import sys
 from functools import partial
-from pathlib import Path
 
 import pytest
 from own_datasets import Iterated
@@ -10,8 +8,6 @@ from streaming_examples import write
 
 from fkat_data import DataLoader
 from fkat_data.streaming import StreamingDataset
-
-sys.path.append(str(Path(__file__).parents[1] / "drop_in"))
 
 
 class Doubled(StreamingDataset):

@@ -1,5 +1,3 @@
-import pickle
-
 import pytest
 from streaming_examples import sample, write
 from torch.utils.data import DataLoader
@@ -19,9 +17,6 @@ def test_samples_have_the_numbers_in_which_they_were_written(data):
     assert [dataset[index]["number"] for index in range(23)] == list(range(23))
     assert dataset[-1]["row"].tolist() == sample(22)["row"].tolist()
     assert [item["number"] for item in dataset[::-11]] == [22, 11, 0]
-    assert [item["number"] for item in dataset.__getitems__([5, 5, 0])] == [5, 5, 0]
-    with pytest.raises(IndexError):
-        dataset[23]
 
 
 @pytest.mark.usefixtures("processes")
@@ -30,21 +25,15 @@ def test_a_torch_dataloader_with_workers_reads_it(data):
     assert [batch["number"].tolist() for batch in loader] == [list(range(8)), list(range(8, 16)), list(range(16, 23))]
 
 
-def test_a_copy_opens_the_shards_anew(data):
-    dataset = LocalDataset(data)
-    dataset[0]
-    assert pickle.loads(pickle.dumps(dataset))[7]["number"] == 7
-
-
 def test_pickles_are_refused_unless_they_are_allowed(tmp_path):
     with MDSWriter(out=str(tmp_path / "data"), columns={"item": "pkl"}) as writer:
         writer.write({"item": {1, 2}})
-    with pytest.raises(ConfigurationError, match="allow_unsafe_types"):
+    with pytest.raises(ConfigurationError, match=r"allow_unsafe_types = False.*column 'item' of shard.00000.mds"):
         LocalDataset(str(tmp_path / "data"))
     assert LocalDataset(str(tmp_path / "data"), allow_unsafe_types=True)[0] == {"item": {1, 2}}
 
 
-@pytest.mark.parametrize(("local", "error"), [("", ConfigurationError), (3, ConfigurationError)])
-def test_a_place_that_is_none_is_refused(local, error):
-    with pytest.raises(error, match="local"):
+@pytest.mark.parametrize("local", ["", 3])
+def test_a_place_that_is_none_is_refused(local):
+    with pytest.raises(ConfigurationError, match="local"):
         LocalDataset(local)

@@ -5,7 +5,6 @@ import logging
 import os
 import pkgutil
 import shutil
-import sys
 from itertools import chain
 from pathlib import Path
 
@@ -16,18 +15,13 @@ from file_streams import COUNT, OPTIONS
 from parquet_examples import COLUMNS, table_of, write_both, write_parquet
 from streaming_examples import numbers, same, write
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
-
 from fkat_data.datasets import PaddingCollate
 from fkat_data.errors import ConfigurationError, DownloadError, ShardCorruptError, ShardNotFoundError
 from fkat_data.streaming import LocalDataset, Stream, StreamingDataLoader, StreamingDataset
 from fkat_data.streaming.formats import FileInfo, open_shard
 from fkat_data.streaming.store import Origin, open_store
 
-
-@pytest.fixture(autouse=True)
-def _own_caches(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+pytestmark = pytest.mark.usefixtures("own_caches")
 
 
 @pytest.fixture(scope="module")
@@ -42,12 +36,8 @@ def test_a_pattern_or_a_file_names_what_is_read(tmp_path):
     found = {
         "": [0, 10, 20],
         "/*.parquet": [0, 10],
-        "/[b-z].parquet": [10],
-        "/?.parquet": [0, 10],
         "/**/*.parquet": [0, 10, 20],
-        "/*/*/*.parquet": [20],
         "/deep/er/c.parquet": [20],
-        "/_*.parquet": [30],
     }
     for text, firsts in found.items():
         for location in (f"{tmp_path}/data{text}", f"file://{tmp_path}/data{text}"):
@@ -298,18 +288,6 @@ def test_a_column_beside_a_field_of_the_same_path_is_read_alone(tmp_path):
             assert dataset[1500] == {name: expected[name] for name in expected if columns is None or name in columns}
 
 
-def test_a_value_that_python_cannot_hold_is_an_error_that_names_file_and_column(tmp_path):
-    values = [(pa.date32(), 1 << 30), (pa.timestamp("us"), 1 << 62), (pa.duration("s"), 1 << 60)]
-    for number, (kind, value) in enumerate(values):
-        table = pa.table({"number": [1, 2], "at": pa.array([0, value], kind)})
-        (tmp_path / str(number)).mkdir()
-        pq.write_table(table, tmp_path / str(number) / "a.parquet")
-        dataset = LocalDataset(tmp_path / str(number))
-        with pytest.raises(ShardCorruptError, match=r"a\.parquet\[0\].*column 'at' has a value.*columns="):
-            dataset[1]
-        assert LocalDataset(tmp_path / str(number), columns=["number"])[1] == {"number": 2}
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("has_checksums", [False, True])
 def test_a_flipped_bit_of_a_page_loses_no_row_in_silence(tmp_path, has_checksums):
@@ -423,17 +401,3 @@ def test_ranges_beyond_4_gib_are_read(tmp_path):
     store, target = open_store(tmp_path, storage_options=None, num_retries=0, timeout_s=5), io.BytesIO()
     store.download_part(Origin("file", info.bytes, "", ((start, start + 3), (start + 8, start + 13))), target)
     assert target.getvalue() == b"thegroup"
-
-
-def test_importing_the_package_imports_no_pyarrow(run_script):
-    text = "import sys; import fkat_data.streaming; print([n for n in sys.modules if n.startswith('pyarrow')])"
-    missing = (
-        f"{text}\nsys.modules['pyarrow'] = None\n"
-        "from fkat_data.streaming import LocalDataset\n"
-        "import pathlib; pathlib.Path('a.parquet').write_bytes(b'PAR1')\n"
-        "try:\n    LocalDataset('a.parquet')\n"
-        "except Exception as error:\n    print(type(error).__name__, error)\n"
-    )
-    found = run_script(missing).stdout
-    assert found.startswith("[]\n")
-    assert "fkat_data[parquet]" in found

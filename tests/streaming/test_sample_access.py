@@ -17,9 +17,8 @@ pytestmark = pytest.mark.filterwarnings("error:The given NumPy array is not writ
 
 
 @pytest.fixture(scope="module")
-def options(tmp_path_factory):
-    path = write(tmp_path_factory.mktemp("data") / "numbers", 97)
-    return {"local": path, "batch_size": 4, "shuffle": True, "shuffle_algo": "block", "num_canonical_nodes": 2}
+def options(data):
+    return {"local": data, "batch_size": 4, "shuffle": True, "shuffle_algo": "block", "num_canonical_nodes": 2}
 
 
 @pytest.fixture(scope="module")

@@ -5,31 +5,14 @@ import ctypes
 import os
 import shutil
 import subprocess
-import sys
-import traceback
 from pathlib import Path
 
 import pytest
+from forks import in_child
 
 _C = ctypes.CDLL(None, use_errno=True)
 _NEW_MOUNTS, _BIND, _READ_ONLY, _REMOUNT, _PRIVATE = 0x20000, 0x1000, 0x1, 0x20, (1 << 18) | 0x4000
 _NOBODY = 65534
-
-
-def in_child(work, prepare=lambda: None):
-    """Return how a forked process ends: 0 if what it did is true."""
-    pid = os.fork()
-    if pid == 0:
-        code = 2
-        try:
-            prepare()
-            code = 0 if work() else 1
-        except BaseException:  # noqa: BLE001 - told by the exit code
-            traceback.print_exc()
-        finally:
-            sys.stderr.flush()
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def _call(function, *arguments):

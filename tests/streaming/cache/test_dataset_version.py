@@ -3,8 +3,6 @@ import fcntl
 import os
 import pickle
 import shutil
-import subprocess
-import sys
 
 import pytest
 from cache_examples import cache_in, get, leftovers_in, shards_in
@@ -147,23 +145,13 @@ sys.stdin.read()
 
 
 @pytest.fixture
-def user(directory):
+def user(start, directory):
     """A process that uses the directory; it ends with the test."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
-    process = subprocess.Popen(
-        [sys.executable, "-c", USER, str(directory), "old"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
+    process = start(USER, directory, "old")
     assert process.stdout.readline() == "using\n"
-    yield process
-    process.kill()
-    process.communicate()
+    return process
 
 
-@pytest.mark.usefixtures("processes")
 def test_a_directory_that_another_process_uses_is_refused_to_another_state_until_that_process_ends(directory, user):
     fill(directory)
     DatasetVersion(directory).adopt("old", names)

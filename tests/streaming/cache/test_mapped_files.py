@@ -1,18 +1,17 @@
 import gc
 import os
 import pickle
-import subprocess
-import sys
 import time
 
 import pytest
-from cache_examples import cache_in, content, get, is_exact, is_shard, map_from, shards_in
+from cache_examples import cache_in, content, get, is_exact, map_from, shards_in
+from directory_machine import DirectoryMachine
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from fkat_data.errors import ShardNotFoundError
-from fkat_data.streaming.cache import Cache, CacheBudget, register_map_owner
+from fkat_data.streaming.cache import register_map_owner
 
 
 @pytest.fixture
@@ -128,47 +127,37 @@ sys.stdin.readline()
 """
 
 
-@pytest.mark.usefixtures("processes")
-def test_what_another_process_has_mapped_stays_until_that_process_is_killed(tmp_path):
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    with subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(tmp_path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=environment,
-        text=True,
-    ) as other:
-        assert other.stdout.readline() == "mapped\n"
-        cache = cache_in(tmp_path, 200)
-        for name in ("b.mds", "c.mds"):
-            get(cache, name, 100)
-        assert shards_in(tmp_path) == ["a.mds", "c.mds"]
-        other.kill()
-        other.wait()
-        get(cache, "d.mds", 100)
-    assert shards_in(tmp_path) == ["c.mds", "d.mds"]
+def test_what_another_process_has_mapped_stays_until_that_process_is_killed(start, tmp_path):
+    directory = tmp_path / "cache"
+    other = start(PROGRAM, directory)
+    assert other.stdout.readline() == "mapped\n"
+    cache = cache_in(directory, 200)
+    for name in ("b.mds", "c.mds"):
+        get(cache, name, 100)
+    assert shards_in(directory) == ["a.mds", "c.mds"]
+    other.kill()
+    other.wait()
+    get(cache, "d.mds", 100)
+    assert shards_in(directory) == ["c.mds", "d.mds"]
 
 
 SIZES = {f"s{number}.mds": 100 + 37 * number for number in range(8)} | {"x/s8.mds": 80, "x/y/s9.mds": 1}
 
 
-class LimitMachine(RuleBasedStateMachine):
+class LimitMachine(DirectoryMachine):
     """Random uses of three caches of one directory, some of whose users keep files mapped."""
 
-    @initialize(limit=st.integers(max(SIZES.values()), 1500))
-    def begin(self, limit):
-        import tempfile
-        from pathlib import Path
-
-        self.folder = tempfile.TemporaryDirectory()
-        self.directory = Path(self.folder.name) / "cache"
-        self.budgets = [CacheBudget([self.directory], limit, is_shard) for _ in range(3)]
-        self.caches = [Cache(self.directory, budget) for budget in self.budgets]
-        self.limit = limit
+    def __init__(self):
+        super().__init__(3)
         self.maps = []
         self.patch = pytest.MonkeyPatch()
         monotonic = time.monotonic
         self.patch.setattr(time, "monotonic", lambda: 100_000 * monotonic())
+
+    @initialize(limit=st.integers(max(SIZES.values()), 1500))
+    def begin(self, limit):
+        self.limit = limit
+        self.limit_to(limit)
 
     def mapped_bytes(self):
         return sum(SIZES[name] for name in {name for _, name in self.maps})
@@ -207,22 +196,17 @@ class LimitMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_ledger_is_exact_and_what_is_mapped_is_there(self):
-        if not hasattr(self, "maps"):
-            return
         assert is_exact(self.directory)
         for view, name in self.maps:
             assert (self.directory / name).exists()
             assert bytes(view) == content(name, SIZES[name])
 
     def teardown(self):
-        if hasattr(self, "folder"):
-            self.patch.undo()
-            self.maps.clear()
-            gc.collect()
-            self.folder.cleanup()
+        self.patch.undo()
+        self.maps.clear()
+        gc.collect()
+        super().teardown()
 
 
 TestLimitMachine = pytest.mark.long(LimitMachine.TestCase)
-TestLimitMachine.settings = settings(
-    max_examples=30, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
-)
+TestLimitMachine.settings = settings(max_examples=30, stateful_step_count=30, suppress_health_check=list(HealthCheck))

@@ -9,13 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from disk_states import Disk, recorded
+from forks import in_child
 from streaming_examples import write
 
 from fkat_data.streaming import StreamingDataset
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from disk_states import Disk, recorded
 
 
 def can_trace():
@@ -50,17 +48,12 @@ def is_ignored(path):
 
 def is_right(remote, local, first):
     """Return whether a fork of this process reads the dataset through a cache; it keeps nothing of it."""
-    child = os.fork()
-    if child == 0:
-        try:
-            dataset = StreamingDataset(remote=remote, local=str(local))
-            os._exit([dataset[index]["number"] for index in range(COUNT)] != list(range(first, first + COUNT)))
-        except BaseException:  # noqa: BLE001 - told by the exit code
-            import traceback
 
-            traceback.print_exc()
-            os._exit(2)
-    return os.waitpid(child, 0)[1] == 0
+    def work():
+        dataset = StreamingDataset(remote=remote, local=str(local))
+        return [dataset[index]["number"] for index in range(COUNT)] == list(range(first, first + COUNT))
+
+    return in_child(work) == 0
 
 
 def lay_out(state, folder):

@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -51,33 +49,16 @@ except KeyboardInterrupt:
 
 
 @pytest.fixture
-def start(tmp_path):
-    """Start a program; it is killed at the end."""
-    started = []
-
-    def run(text, *arguments, under=()):
-        path = tmp_path / f"program{len(started)}.py"
-        path.write_text(text)
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
-        process = subprocess.Popen(
-            [*under, sys.executable, str(path), *map(str, arguments)],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        started.append(process)
-        return process
-
-    yield run
-    for process in started:
-        process.kill()
-        process.wait()
-        process.stdout.close()
+def directory(tmp_path):
+    return tmp_path / "cache"
 
 
 @pytest.fixture
-def directory(tmp_path):
-    return tmp_path / "cache"
+def maker(start, directory):
+    """A process that is making the file, for long."""
+    process = start(MAKER, directory)
+    assert process.stdout.readline() == "filling\n"
+    return process
 
 
 def is_refused(directory):
@@ -85,9 +66,7 @@ def is_refused(directory):
     return get(cache_in(directory), "a.mds", 1000, wait=False) is None
 
 
-def test_who_waits_for_a_process_that_is_killed_makes_the_file_at_once(start, directory):
-    maker = start(MAKER, directory)
-    assert maker.stdout.readline() == "filling\n"
+def test_who_waits_for_a_process_that_is_killed_makes_the_file_at_once(start, maker, directory):
     assert is_refused(directory)
     waiter = start(WAITER, directory)
     assert waiter.stdout.readline() == "waiting\n"
@@ -102,9 +81,7 @@ def test_who_waits_for_a_process_that_is_killed_makes_the_file_at_once(start, di
     assert leftovers_in(directory) == []
 
 
-def test_a_process_that_is_stopped_keeps_what_it_has(start, directory):
-    maker = start(MAKER, directory)
-    assert maker.stdout.readline() == "filling\n"
+def test_a_process_that_is_stopped_keeps_what_it_has(maker, directory):
     maker.send_signal(signal.SIGSTOP)
     left = leftovers_in(directory)
     for _ in range(3):
@@ -136,9 +113,7 @@ def test_a_forked_child_of_a_process_that_is_killed_is_in_nobodys_way(start, dir
         os.kill(child, signal.SIGKILL)
 
 
-def test_a_wait_can_be_interrupted(start, directory):
-    maker = start(MAKER, directory)
-    assert maker.stdout.readline() == "filling\n"
+def test_a_wait_can_be_interrupted(start, maker, directory):
     waiter = start(WAITER, directory)
     assert waiter.stdout.readline() == "waiting\n"
     time.sleep(0.5)
@@ -209,27 +184,6 @@ print("right")
 
 def test_processes_that_have_no_room_beside_one_another_take_turns(run_on_small_disk):
     assert run_on_small_disk(SQUEEZE) == "right\n"
-
-
-@pytest.fixture
-def run_on_small_disk(start, tmp_path):
-    """Run a program with a folder that is a file system of its own, of 4 MiB, and is gone when the program ends."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = 'mount -t tmpfs -o size=4m none "$0" && exec "$@"'
-    under = ["unshare", "--mount", "sh", "-c", mount, str(folder)]
-    try:
-        subprocess.run([*under, "true"], check=True, capture_output=True, timeout=LONG_S)
-    except (OSError, subprocess.CalledProcessError):
-        pytest.skip("no file system can be mounted here")
-
-    def run(text):
-        process = start(text, folder, under=under)
-        output, _ = process.communicate(timeout=LONG_S)
-        assert process.returncode == 0
-        return output
-
-    return run
 
 
 LIMITED = """

@@ -9,11 +9,6 @@ from fkat_data.streaming import Stream, StreamingDataset
 SAVED = {"epoch": 0, "sample_in_epoch": 8, "num_canonical_nodes": 2, "shuffle_seed": 9176}
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return write(tmp_path_factory.mktemp("data") / "numbers", 40)
-
-
 def make(data, **options):
     return StreamingDataset(**{"local": data, "batch_size": 4, "shuffle": True} | options)
 

@@ -34,9 +34,7 @@ def epochs_in(grid, order, weights, schedule, canonical_nodes, epoch_size):
 
 
 def epochs_of(order, grid, canonical_nodes=None):
-    world = World(grid.num_nodes, grid.ranks_per_node)
-    weights = [StreamWeight()] * len(order.shard_sizes)
-    return Epochs(order, weights, None, None, 5, canonical_nodes, grid.batch_size, None, world)
+    return epochs_in(grid, order, [StreamWeight()] * len(order.shard_sizes), None, canonical_nodes, None)
 
 
 def begun(epochs, point):
@@ -84,7 +82,7 @@ def configurations(draw):
     return order, weights, schedule, draw(st.sampled_from([None, 1, 2, 3, 4, 6])), epoch_size
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(configurations(), st.lists(st.sampled_from(GRIDS), min_size=2, max_size=4), st.data())
 def test_a_run_in_other_grids_gives_each_remaining_sample_once_or_is_refused(configuration, grids, data):
     order, *rest = configuration
@@ -201,21 +199,18 @@ def test_without_a_shuffle_a_resume_fills_up_the_last_batch_as_the_reference_doe
 
 
 def test_a_state_without_a_grid_is_continued_as_if_the_grid_were_the_present_one(caplog):
-    weights = [StreamWeight()] * len(SHARDS)
     order = OrderSettings(SHARDS, shuffle=True, shuffle_block_size=40, batching_method="per_stream")
-    epochs = epochs_in(Grid(2, 2, 6), order, weights, None, 2, None)
+    epochs = epochs_of(order, Grid(2, 2, 6), 2)
     state = stopped(epochs, ResumePoint(), 3)
     assert state.pop("initial_grid") == {"num_nodes": 2, "ranks_per_node": 2, "batch_size": 6}
-    point = epochs_in(Grid(2, 2, 6), order, weights, None, 2, None).resume_point(state)
+    point = epochs_of(order, Grid(2, 2, 6), 2).resume_point(state)
     assert begun(epochs, point) == begun(epochs, ResumePoint())[3:]
     assert "no initial_grid" in caplog.text
 
 
 @pytest.mark.parametrize("grid", [3, {}, {"num_nodes": 2, "ranks_per_node": 2, "batch_size": 0}])
 def test_a_grid_that_is_none_is_refused(grid):
-    weights = [StreamWeight()] * len(SHARDS)
-    order = OrderSettings(SHARDS, batching_method="stratified")
-    epochs = epochs_in(Grid(2, 2, 6), order, weights, None, 2, None)
+    epochs = epochs_of(OrderSettings(SHARDS, batching_method="stratified"), Grid(2, 2, 6), 2)
     state = stopped(epochs, ResumePoint(), 3)
     with pytest.raises(StateMismatchError, match=r"initial_grid|batch_size"):
         epochs.resume_point({**state, "initial_grid": grid})

@@ -34,7 +34,7 @@ def _chunk(request, monkeypatch):
 @pytest.mark.parametrize("algorithm", ["block", "py1e"])
 @pytest.mark.parametrize("skip", SKIPS)
 @given(first=st.integers(0, 30), num_parts=st.integers(1, 4), rank=st.integers(0, 1))
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 def test_workers_share_what_is_left_and_no_more(algorithm, skip, first, num_parts, rank):
     batches = batches_of(algorithm, rank, skip, Grid(1, 2, 3))
     whole = read(batches)

@@ -1,9 +1,6 @@
 """Parts of an order in files: each is made once, and nothing of it is left behind."""
 
 import os
-import signal
-import subprocess
-import sys
 import threading
 import time
 
@@ -148,15 +145,10 @@ shared_part("key", 1 << 20, np.int32, make)
 """
 
 
-@pytest.mark.usefixtures("processes")
-def test_a_maker_that_is_killed_hands_its_work_over(folder, tmp_path):
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    with subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(tmp_path)], env=environment, stdout=subprocess.PIPE, text=True
-    ) as maker:
-        assert maker.stdout is not None
-        assert maker.stdout.readline() == "making\n"
-        os.kill(maker.pid, signal.SIGKILL)
+def test_a_maker_that_is_killed_hands_its_work_over(start, folder, tmp_path):
+    maker = start(PROGRAM, tmp_path)
+    assert maker.stdout.readline() == "making\n"
+    maker.kill()
     began_s = time.monotonic()
     assert part_of(Maker())[np.array([999])].tolist() == [999]
     assert time.monotonic() - began_s < 5

@@ -4,11 +4,12 @@ import pickle
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from own_datasets import Endless, Iterated
-from streaming_examples import numbers, write
+from streaming_examples import numbers
 from torch.utils.data import ChainDataset, DataLoader, IterableDataset, get_worker_info
 
 from fkat_data.streaming import StreamingDataLoader, StreamingDataset
@@ -17,9 +18,8 @@ pytestmark = [pytest.mark.usefixtures("processes"), pytest.mark.filterwarnings("
 
 
 @pytest.fixture(scope="module")
-def options(tmp_path_factory):
-    path = write(tmp_path_factory.mktemp("data") / "numbers", 97)
-    return {"local": path, "batch_size": 4, "shuffle": True, "shuffle_algo": "block"}
+def options(data):
+    return {"local": data, "batch_size": 4, "shuffle": True, "shuffle_algo": "block"}
 
 
 @pytest.fixture(scope="module")
@@ -34,10 +34,10 @@ def seeded(loader):
 
 
 WAYS = [
-    ("fork", 1, False),
     ("fork", 2, True),
     ("fork", 3, False),
     ("fork", 4, True),
+    ("spawn", 1, True),
 ]
 
 
@@ -163,12 +163,10 @@ def test_threads_take_turns_and_a_fork_waits_for_none_of_them(options):
         while not is_over.is_set():
             found.extend(begun(dataset))
 
-    threads = [threading.Thread(target=work) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for _ in range(30):
-        assert len(in_fork(lambda: begun(dataset, 2))) == 2
-    is_over.set()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(3) as threads:
+        for _ in range(3):
+            threads.submit(work)
+        for _ in range(30):
+            assert len(in_fork(lambda: begun(dataset, 2))) == 2
+        is_over.set()
     assert sorted(found) == list(range(len(found)))

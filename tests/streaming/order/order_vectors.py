@@ -5,6 +5,9 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
+
+from fkat_data.errors import ConfigurationError
 
 VECTORS = json.loads((Path(__file__).parents[2] / "golden" / "streaming" / "vectors.json").read_text())
 
@@ -16,9 +19,13 @@ def sizes_of(text):
     return text
 
 
-def check(found, case):
-    """An array is what the reference computed."""
-    found = np.asarray(found)
+def check(make, case):
+    """What is made is what the reference computed, or is refused where it refused it."""
+    if "error" in case:
+        with pytest.raises(ConfigurationError):
+            make()
+        return
+    found = np.asarray(make())
     assert list(found.shape) == case.get("shape", list(found.shape))
     flat = found.reshape(-1)
     if "out" in case:

@@ -17,19 +17,9 @@ def order_of(sizes, nodes=1, epoch=0, block_size=50, seed=7):
     epoch=st.integers(0, 2),
     block_size=st.integers(1, 120),
 )
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 def test_every_sample_stands_somewhere_once(sizes, nodes, epoch, block_size):
     assert sorted(order_of(sizes, nodes, epoch, block_size).tolist()) == list(range(sum(sizes)))
-
-
-def test_seed_and_epoch_change_the_order_and_nothing_else_does():
-    sizes = [64] * 40
-    first = order_of(sizes)
-    assert first.tolist() == order_of(sizes).tolist()
-    assert first.tolist() != order_of(sizes, epoch=1).tolist()
-    assert first.tolist() != order_of(sizes, seed=8).tolist()
-    # Neighbouring seeds have nothing in common, as seed + epoch would have.
-    assert order_of(sizes, epoch=1).tolist() != order_of(sizes, seed=8).tolist()
 
 
 def test_a_canonical_node_has_the_same_shards_in_every_epoch():

@@ -1,20 +1,17 @@
 """What is warned of when a dataset is made, as the reference does."""
 
 import pytest
+from streaming_examples import write
 
-from fkat_data.streaming import MDSWriter, StreamingDataset
+from fkat_data.streaming import StreamingDataset
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    path = tmp_path_factory.mktemp("data")
-    with MDSWriter(out=path, columns={"number": "int"}, size_limit=400) as writer:
-        for number in range(100):
-            writer.write({"number": number})
-    return str(path)
+    return write(tmp_path_factory.mktemp("data"), 100, columns=("number",), per_shard=8)
 
 
-LARGEST = 19
+LARGEST = 18
 CASES = [
     ({"shuffle": True, "shuffle_block_size": LARGEST - 1}, ["py1e does not spread the shards of stream 0"]),
     ({"shuffle": True, "shuffle_block_size": LARGEST}, []),

@@ -1,8 +1,10 @@
+from functools import partial
+
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from fkat_data.streaming.order import KeyedSelection, StreamSamples, fair_counts
+from fkat_data.streaming.order import KeyedSelection, StreamSamples, fair_counts, selected
 
 
 @given(
@@ -10,15 +12,16 @@ from fkat_data.streaming.order import KeyedSelection, StreamSamples, fair_counts
     times=st.floats(0, 3),
     granularity=st.integers(1, 40),
     epoch=st.integers(0, 3),
+    make=st.sampled_from([KeyedSelection, partial(selected, is_balanced=True, is_shuffled=True)]),
 )
-@settings(deadline=None)
-def test_it_takes_what_it_is_asked_for_and_no_sample_once_more_than_another(sizes, times, granularity, epoch):
+def test_it_takes_what_it_is_asked_for_and_no_sample_once_more_than_another(sizes, times, granularity, epoch, make):
     streams, first = [], 0
     for shard_sizes in sizes:
         streams.append(StreamSamples(np.array(shard_sizes, np.int64), first, int(sum(shard_sizes) * times)))
         first += sum(shard_sizes)
-    made = KeyedSelection(streams, seed=3, epoch=epoch, granularity=granularity)
+    made = make(streams, seed=3, epoch=epoch, granularity=granularity)
     ids = made.sample_ids(np.arange(made.size))
+    assert made.size == made.unit_sizes.sum()
     for stream in streams:
         total = int(stream.shard_sizes.sum())
         own = ids[(ids >= stream.first_sample) & (ids < stream.first_sample + total)] - stream.first_sample

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from order_vectors import VECTORS, check, name, sizes_of
 
@@ -17,11 +17,7 @@ def shuffle_of(case):
 
 @pytest.mark.parametrize("case", [*VECTORS["shuffle"], *VECTORS["shuffle_py1b_from_0.7.6"]], ids=name)
 def test_orders_are_the_references(case):
-    if "error" in case:
-        with pytest.raises(ConfigurationError):
-            shuffle_of(case)
-    else:
-        check(shuffle_of(case).whole(), case)
+    check(lambda: shuffle_of(case).whole(), case)
 
 
 @pytest.mark.parametrize("case", VECTORS["divide_spans"], ids=name)
@@ -40,7 +36,6 @@ def test_spans_are_divided_as_the_reference_does(case):
     block_size=st.integers(2, 60),
     data=st.data(),
 )
-@settings(deadline=None)
 def test_any_places_can_be_asked_for_and_the_whole_is_a_permutation(algorithm, sizes, nodes, epoch, block_size, data):
     if sum(sizes) < nodes:
         return
@@ -58,7 +53,6 @@ def test_any_places_can_be_asked_for_and_the_whole_is_a_permutation(algorithm, s
     width=st.sampled_from([1, 8, 64]),
     together=st.sampled_from([1, 16, 128]),
 )
-@settings(deadline=None)
 def test_small_buckets_give_the_order_that_one_sort_gives(sizes, nodes, block_size, width, together):
     if sum(sizes) < nodes:
         return

@@ -1,16 +1,11 @@
 import itertools
-import os
 import shutil
-import sys
-import traceback
 from pathlib import Path
 
 import pytest
-from streaming_examples import write
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "faults"))
-
+from forks import in_child
 from passed_lines import passes, watch
+from streaming_examples import write
 
 from fkat_data.errors import ConfigurationError, ShardCorruptError
 from fkat_data.streaming import LocalDataset, Stream, StreamingDataset
@@ -184,21 +179,6 @@ def test_where_decompressed_shards_go(tmp_path):
         assert LocalDataset(str(data))[0]["number"] == 100
     assert list((tmp_path / "precious").iterdir()) == []
     assert len(list((tmp_path / "tmp").glob("fkat_data-*/*/*/shard.00000.mds"))) == 2
-
-
-def in_child(work):
-    """Return how a forked process ends: 0 if what it did is true, minus a signal's number if that killed it."""
-    pid = os.fork()
-    if pid == 0:
-        code = 2
-        try:
-            code = 0 if work() else 1
-        except BaseException:  # noqa: BLE001 - told by the exit code
-            traceback.print_exc()
-        finally:
-            sys.settrace(None)
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def life(data, first, folder, *armed):

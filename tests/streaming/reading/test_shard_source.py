@@ -14,7 +14,6 @@ from tar_examples import write_tar
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
 from fkat_data.streaming import JSONWriter, MDSWriter, Stream, StreamingDataset
 from fkat_data.streaming.cache import Cache, CacheBudget
-from fkat_data.streaming.reading import sources_of
 
 
 @pytest.fixture
@@ -74,13 +73,6 @@ def test_a_cut_copy_is_replaced_and_a_cut_original_refused(data, tmp_path):
     original.write_bytes(original.read_bytes()[:-1])
     with pytest.raises(ShardCorruptError, match="size"):
         numbers(local=data)
-
-
-def test_a_dataset_that_was_written_again_is_read_anew(data, tmp_path):
-    local = str(tmp_path / "local")
-    assert len(numbers(remote=data, local=local)) == 30
-    write(data, 17, first=5, exist_ok=True)
-    assert numbers(remote=data, local=local) == list(range(5, 22))
 
 
 @pytest.mark.parametrize("hashes", [None, ["sha256"]])
@@ -160,16 +152,6 @@ def test_local_data_are_held_against_their_hash_if_that_is_asked(data, tmp_path)
         StreamingDataset(local=data, validate_hash="sha256")[0]
     with pytest.raises(ConfigurationError, match="validate_hash"):
         StreamingDataset(local=data, validate_hash="md5")
-
-
-@pytest.mark.parametrize(("keep", "left"), [(True, True), (False, False)])
-def test_compressed_shards_are_decompressed_and_kept_if_that_is_asked(compressed, tmp_path, keep, left):
-    local = tmp_path / "local"
-    for _ in range(2):
-        assert numbers(remote=compressed, local=str(local), keep_zip=keep) == list(range(30))
-    assert any(name.endswith(".zstd") for name in files(local)) == left
-    # The originals stay, whatever is said.
-    assert all(name.endswith(".zstd") or name == "index.json" for name in files(tmp_path / "zip"))
 
 
 def test_the_only_copy_is_never_deleted(compressed, tmp_path):
@@ -264,20 +246,6 @@ def test_streams_with_one_directory_under_two_spellings_share_it_or_are_refused(
     assert numbers(local=other) == list(range(30, 60))
 
 
-def test_a_compressed_directory_that_is_read_in_place_is_not_written_to(compressed, tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
-    before = files(tmp_path / "zip")
-    for _ in range(2):
-        assert numbers(remote=compressed) == list(range(30))
-    assert files(tmp_path / "zip") == before
-
-
-def test_a_split_is_a_directory_below(tmp_path):
-    write(tmp_path / "data" / "train", 7)
-    assert numbers(local=str(tmp_path / "data"), split="train") == list(range(7))
-    assert numbers(streams=[Stream(local=str(tmp_path / "data"))], split="train") == list(range(7))
-
-
 @pytest.mark.parametrize(
     ("options", "argument"),
     [
@@ -302,14 +270,3 @@ def test_a_stream_that_cannot_work_is_refused_at_once(options, argument):
 def test_a_stream_without_a_directory_is_refused():
     with pytest.raises(ConfigurationError, match="streams"):
         StreamingDataset(streams=[Stream()])
-
-
-def test_many_processes_may_fetch_one_shard(data, tmp_path):
-    local = tmp_path / "local"
-    stream = Stream(remote=data, local=str(local)).filled()
-    # Side by side, but for the time: each copies under a name of its own and renames.
-    first, second = (sources_of([stream])[0][0] for _ in range(2))
-    entry = first.read_index()[0]
-    assert second.read_index()[0] == entry
-    assert first.fetch(entry) == second.fetch(entry) == local
-    assert not [name for name in files(local) if name.endswith(".tmp")]

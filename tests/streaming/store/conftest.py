@@ -1,12 +1,6 @@
 """Sources of the same files, real and with faults."""
 
-import sys
-from pathlib import Path
-
 import pytest
-
-# Modules here are shared by its tests; the servers and the faults are of tests/faults.
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "faults")]
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ import signal
 import socket
 import time
 from email.utils import formatdate
+from functools import partial
 
 import pytest
 from scripted import ScriptedClient, store_of
@@ -110,17 +111,13 @@ class Response:
 
 
 PASSING, MISSING, REFUSED = "tried again", ShardNotFoundError, DownloadError
+STATUSES = {PASSING: (500, 503, 429, 408, 204), MISSING: (404, 410), REFUSED: (403, 401, 400)}
 CASES = {
-    "500": (lambda: StatusError(500, ""), PASSING),
-    "503": (lambda: StatusError(503, ""), PASSING),
-    "429": (lambda: StatusError(429, ""), PASSING),
-    "408": (lambda: StatusError(408, ""), PASSING),
-    "404": (lambda: StatusError(404, ""), MISSING),
-    "410": (lambda: StatusError(410, ""), MISSING),
-    "403": (lambda: StatusError(403, ""), REFUSED),
-    "401": (lambda: StatusError(401, ""), REFUSED),
-    "400": (lambda: StatusError(400, ""), REFUSED),
-    "204": (lambda: StatusError(204, ""), PASSING),
+    **{
+        str(status): (partial(StatusError, status, ""), outlook)
+        for outlook, statuses in STATUSES.items()
+        for status in statuses
+    },
     "short": (lambda: TransferError("short"), PASSING),
     "changed": (lambda: ChangedError("other"), PASSING),
     "content": (lambda: ContentError("sha256"), PASSING),

@@ -1,10 +1,9 @@
 import io
-import pickle
 import random
 import time
 
 import pytest
-from hub_server import SIGNATURE, be_the_hub, hub_server
+from hub_server import SIGNATURE
 from stored_files import info_of
 
 from fkat_data.errors import ConfigurationError, DownloadError, ShardNotFoundError
@@ -25,11 +24,9 @@ URL = "hf://datasets/owner/name/data"
 
 
 @pytest.fixture
-def hub(processes, monkeypatch, tmp_path):
-    with hub_server() as server:
-        be_the_hub(server, monkeypatch, tmp_path)
-        server.push(FILES)
-        yield server
+def hub(hub):
+    hub.push(FILES)
+    return hub
 
 
 @pytest.fixture
@@ -153,23 +150,6 @@ def test_faults_of_the_hub_and_of_its_cdn_pass(hub, opened):
     assert len(store.listing()) == 4
     assert downloaded(store, "a.mds", LARGE) == LARGE
     assert not hub.faults
-
-
-def test_a_push_changes_nothing_for_those_who_have_begun(hub, opened):
-    store = opened()
-    before = store.read("index.json", 100)
-    timed = store.version("index.json", is_timed=True)
-    hub.push(FILES | {"data/index.json": b"{}", "data/a.mds": LARGE[::-1]})
-    other = pickle.loads(pickle.dumps(store))
-    for reader in (store, other):
-        assert reader.read("index.json", 100) == before
-        assert downloaded(reader, "a.mds", LARGE) == LARGE
-        assert reader.version("index.json", is_timed=True) == timed
-    assert len(hub.asked("/revision/")) == 1
-    fresh = opened()
-    assert downloaded(fresh, "a.mds", LARGE[::-1]) == LARGE[::-1]
-    assert fresh.version("index.json", is_timed=True) != timed
-    other.close()
 
 
 def test_the_version_of_a_directory_is_that_of_its_data(hub, opened):

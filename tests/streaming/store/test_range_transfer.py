@@ -48,20 +48,3 @@ def test_another_version_is_an_error(through, way):
         parts(store, '"00000000000000000000000000000000"', ((5, 9),))
     with pytest.raises(DownloadError, match="replaced"):
         parts(store, "", size_bytes=len(CONTENT) + 1)
-
-
-@pytest.mark.parametrize("way", ["s3-moto", "s3-s3rver"])
-def test_a_bucket_lists_what_begins_with_a_prefix(through, way):
-    store, _ = through(way, timeout_s=20.0)
-    found = store.listing()
-    assert [(file.name, file.size_bytes) for file in found] == [(name, len(CONTENTS[name])) for name in CONTENTS]
-    assert all(file.version for file in found)
-    assert [file.name for file in store.listing("shard.00001")] == ["shard.00001.mds"]
-    assert store.listing("other/") == []
-
-
-@pytest.mark.parametrize("way", ["web-nginx", "web-directory"])
-def test_a_web_server_knows_the_one_file_that_is_named(through, way):
-    store, _ = through(way, timeout_s=20.0)
-    assert [(file.name, file.size_bytes) for file in store.listing(NAME)] == [(NAME, len(CONTENT))]
-    assert store.listing() == store.listing("none.mds") == []

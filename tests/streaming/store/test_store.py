@@ -80,22 +80,6 @@ def test_links_that_lead_nowhere_or_in_a_circle_are_no_files(tmp_path):
     assert [file.name for file in store.listing()] == ["below/a.tar", "link.tar"]
 
 
-def test_folders_that_may_not_be_read_are_refused_unless_they_hold_no_data(forbidden, caplog):
-    root, forbid = forbidden
-    store = open_store(root, storage_options=None, num_retries=0, timeout_s=5)
-    for folder in ("lost+found", ".snapshot"):
-        forbid(folder)
-        assert [file.name for file in store.listing()] == ["a.tar"]
-        with pytest.raises(PermissionError):
-            store.listing(f"closed/{folder}/")
-    assert [record.getMessage().partition(" is ")[0] for record in caplog.records] == [f"{root}/closed/.snapshot"]
-    for folder in ("_more", "more"):
-        forbid(folder)
-        with pytest.raises(PermissionError, match=folder) as caught:
-            store.listing()
-        assert "let this user read the folder" in caught.value.__notes__[0]
-
-
 def test_a_version_that_does_not_come_is_given_up(through):
     store, _ = through("web-directory", {f"HEAD {NAME}": [fault("stall_first")] * 2}, num_retries=1, timeout_s=0.3)
     with pytest.raises(DownloadError, match=r"no answer within 0.3 s \(timeout_s\)"):

@@ -1,12 +1,6 @@
-"""Modules here are imported by processes that write; golden_shards and servers are beside other tests."""
-
-import sys
-from pathlib import Path
+"""A bucket to write to."""
 
 import pytest
-
-_TESTS = Path(__file__).parents[2]
-sys.path[:0] = [str(_TESTS / "files"), str(_TESTS / "faults"), str(Path(__file__).parent)]
 
 
 @pytest.fixture(scope="session")

@@ -5,18 +5,12 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
-from written_examples import COLUMNS, good_samples_of
+from written_examples import COLUMNS, good_samples_of, tens, write, write_items
 
 from fkat_data.errors import ConfigurationError
 from fkat_data.streaming import MDSWriter, StreamingDataset, merge_index, write_parallel
 
 SAMPLES = good_samples_of((0, 60))
-
-
-def write(out, samples=SAMPLES, **options):
-    with MDSWriter(columns=COLUMNS, out=out, size_limit=300, **options) as writer:
-        for sample in samples:
-            writer.write(sample)
 
 
 def keys(server):
@@ -29,7 +23,7 @@ def ids(remote, local, **options):
 
 
 def test_the_endpoint_of_the_environment_is_used_for_writing_as_for_reading(bucket, tmp_path):
-    write("s3://bucket/train")
+    write("s3://bucket/train", SAMPLES)
     assert ids("s3://bucket/train", tmp_path) == list(range(60))
 
 
@@ -41,12 +35,8 @@ def test_options_of_the_store_are_used_for_writing_and_merging(bucket, tmp_path,
     write("s3://bucket/all/1", SAMPLES[30:], storage_options=options)
     assert merge_index("s3://bucket/all", storage_options=options) == 60
     assert ids("s3://bucket/all", tmp_path, storage_options=options) == list(range(60))
-    make_writer = partial(MDSWriter, columns=COLUMNS)
-    with ThreadPoolExecutor(2) as executor:
-        items = [(0, 5), (5, 5)]
-        out = "s3://bucket/parts"
-        write_parallel(make_writer, good_samples_of, items, out=out, executor=executor, storage_options=options)
-    assert ids(out, tmp_path / "parts", storage_options=options) == list(range(10))
+    write_items("s3://bucket/parts", tens(2), storage_options=options)
+    assert ids("s3://bucket/parts", tmp_path / "parts", storage_options=options) == list(range(20))
 
 
 def test_a_mistyped_bucket_is_refused_and_not_created(bucket):
@@ -62,13 +52,15 @@ def test_a_mistyped_bucket_is_refused_and_not_created(bucket):
 
 
 def test_the_files_of_a_dataset_that_is_replaced_are_removed_and_others_stay(bucket):
-    write("s3://bucket/train")
+    write("s3://bucket/train", SAMPLES)
     assert len(keys(bucket)) > 5
     for name in ("train/notes.txt", "train/shard.00099.mds", "train2/shard.00000.mds"):
         bucket.put(name, b"mine")
     with pytest.raises(FileExistsError, match="exist_ok=True"):
         MDSWriter(columns=COLUMNS, out="s3://bucket/train")
-    write("s3://bucket/train", SAMPLES[:2], exist_ok=True)
+    with MDSWriter(columns=COLUMNS, out="s3://bucket/train", exist_ok=True) as writer:
+        assert "train/index.json" not in keys(bucket), "shards of two datasets would look like one"
+        writer.write(SAMPLES[0])
     assert keys(bucket) == [
         "train/index.json",
         "train/notes.txt",
@@ -78,23 +70,16 @@ def test_the_files_of_a_dataset_that_is_replaced_are_removed_and_others_stay(buc
 
 
 def test_fewer_items_leave_no_part_of_the_dataset_before(bucket):
-    def write_items(count, **options):
-        make_writer = partial(MDSWriter, columns=COLUMNS)
-        items = [(10 * number, 10) for number in range(count)]
-        with ThreadPoolExecutor(2) as executor:
-            return write_parallel(
-                make_writer, good_samples_of, items, out="s3://bucket/parts", executor=executor, **options
-            )
-
-    assert write_items(5) == 50
-    assert write_items(2, exist_ok=True) == 20
-    assert merge_index("s3://bucket/parts") == 20
+    out = "s3://bucket/parts"
+    assert write_items(out, tens(5)) == 50
+    assert write_items(out, tens(2), exist_ok=True) == 20
+    assert merge_index(out) == 20
     assert [key for key in keys(bucket) if re.search(r"/00000[2-9]/", key)] == []
     bucket.client().delete_object(Bucket="bucket", Key="parts/index.json")
     with pytest.raises(FileExistsError, match="parts/000000"):
-        write_items(1)
-    assert write_items(1, exist_ok=True) == 10
-    assert merge_index("s3://bucket/parts") == 10
+        write_items(out, tens(1))
+    assert write_items(out, tens(1), exist_ok=True) == 10
+    assert merge_index(out) == 10
 
 
 def test_attempts_that_do_not_count_leave_nothing_in_a_bucket(bucket, tmp_path):

@@ -3,30 +3,15 @@
 import contextlib
 import gc
 import re
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
 import pytest
-from written_examples import COLUMNS, good_samples_of
+from written_examples import COLUMNS, good_samples_of, tens, write, write_items
 
 from fkat_data.errors import ConfigurationError
-from fkat_data.streaming import LocalDataset, MDSWriter, Stream, StreamingDataset, merge_index, write_parallel
+from fkat_data.streaming import LocalDataset, MDSWriter, Stream, StreamingDataset, merge_index
 
 SAMPLES = good_samples_of((0, 30))
-
-
-def write(out, samples=SAMPLES, **options):
-    with MDSWriter(columns=COLUMNS, out=out, size_limit=300, **options) as writer:
-        for sample in samples:
-            writer.write(sample)
-
-
-def write_items(out, count, **options):
-    make_writer = partial(MDSWriter, columns=COLUMNS)
-    items = [(10 * number, 10) for number in range(count)]
-    with ThreadPoolExecutor(2) as executor:
-        return write_parallel(make_writer, good_samples_of, items, out=out, executor=executor, **options)
 
 
 @pytest.mark.parametrize("location", ["dbfs:/Volumes/main/data", "file:/data", "s3:/bucket/data"])
@@ -76,7 +61,7 @@ def test_locations_mean_the_same_after_chdir_and_everywhere(tmp_path, monkeypatc
 def test_urls_of_files_are_read_where_they_are_written(tmp_path):
     (tmp_path / "a b").mkdir()
     url = f"file://{tmp_path}/a%20b/data"
-    write(url)
+    write(url, SAMPLES)
     assert StreamingDataset(remote=url, batch_size=1)[29] == SAMPLES[29]
     assert {path.name for path in tmp_path.iterdir()} == {"a b"}
     write(f"file://localhost{tmp_path}/a%20b/data", SAMPLES[:2], exist_ok=True)
@@ -92,11 +77,11 @@ def test_a_second_writer_of_a_directory_is_refused_until_the_first_is_done(tmp_p
         with pytest.raises(ConfigurationError, match="no other writer is writing"):
             MDSWriter(columns=COLUMNS, out=out, **options)
         with pytest.raises(ConfigurationError, match="no other writer is writing"):
-            write_items(out, 1, **options)
+            write_items(out, tens(1), **options)
     first.write(SAMPLES[0])
     first.finish()
     assert {path.name for path in (tmp_path / "data").iterdir()} == {"index.json", "shard.00000.mds"}
-    write(out, exist_ok=True)
+    write(out, SAMPLES, exist_ok=True)
     assert len(LocalDataset(tmp_path / "data")) == 30
 
 
@@ -111,27 +96,27 @@ def test_an_index_that_appears_meanwhile_is_not_replaced(tmp_path):
 
 def test_fewer_items_leave_no_part_of_the_dataset_before(tmp_path):
     out = tmp_path / "data"
-    assert write_items(out, 5) == 50
+    assert write_items(out, tens(5)) == 50
     (out / "000004" / "notes.txt").write_text("mine")
     (out / "202401").mkdir()
-    write(out / "202401")
-    assert write_items(out, 2, exist_ok=True) == 20
+    write(out / "202401", SAMPLES)
+    assert write_items(out, tens(2), exist_ok=True) == 20
     assert sorted(path.name for path in out.iterdir()) == ["000000", "000001", "000004", "202401", "index.json"]
     assert [path.name for path in (out / "000004").iterdir()] == ["notes.txt"]
     assert merge_index(out) == 20 + 30
     (out / "index.json").unlink()
     with pytest.raises(FileExistsError, match="data/000000' already has a dataset"):
-        write_items(out, 1)
+        write_items(out, tens(1))
 
 
 def test_a_writer_that_replaces_merged_parts_leaves_no_index_of_a_part(tmp_path):
-    write_items(tmp_path / "data", 3)
+    write_items(tmp_path / "data", tens(3))
     write(tmp_path / "data", SAMPLES[:2], exist_ok=True)
     assert {path.name for path in (tmp_path / "data").iterdir()} == {"index.json", "shard.00000.mds"}
 
 
 def test_what_links_lead_to_is_not_removed(tmp_path):
-    write(tmp_path / "elsewhere")
+    write(tmp_path / "elsewhere", SAMPLES)
     before = sorted((tmp_path / "elsewhere").iterdir())
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "000000").symlink_to(tmp_path / "elsewhere")
@@ -151,7 +136,7 @@ def test_a_writer_that_is_dropped_says_so_and_leaves_nothing(tmp_path, caplog):
     assert record.levelname == "WARNING"
     assert f"a writer to {tmp_path / 'data'} was dropped without finish()" in record.getMessage()
     assert not (tmp_path / "data").exists()
-    write(tmp_path / "data")
+    write(tmp_path / "data", SAMPLES)
     with contextlib.suppress(KeyError), MDSWriter(columns=COLUMNS, out=tmp_path / "other"):
         raise KeyError
     gc.collect()
@@ -190,5 +175,5 @@ print(len(os.listdir("{tmp_path}/forgotten")) > 3)
 
 def test_a_user_whose_home_is_unknown_is_part_of_the_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    write("~nobody-of-this-name/data")
+    write("~nobody-of-this-name/data", SAMPLES)
     assert Path(tmp_path, "~nobody-of-this-name", "data", "index.json").is_file()

@@ -4,22 +4,19 @@ import re
 
 import fsspec
 import pytest
-from written_examples import COLUMNS, good_samples_of, index_at
+import written_examples
+from written_examples import good_samples_of, index_at, rows_in
 
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
 from fkat_data.streaming import JSONWriter, MDSWriter, merge_index
-from fkat_data.streaming.formats import open_shard, read_index
 
 
-def write(out, start, writer=MDSWriter, count=5):
-    with writer(columns=COLUMNS, out=out, size_limit=200) as made:
-        for sample in good_samples_of((start, count)):
-            made.write(sample)
+def write(out, start, writer=MDSWriter):
+    written_examples.write(out, good_samples_of((start, 5)), writer, size_limit=200)
 
 
 def ids(directory):
-    entries = read_index(directory / "index.json")
-    return [row["id"] for entry in entries for row in open_shard(directory, entry).samples(range(entry.samples))]
+    return [row["id"] for row in rows_in(directory)]
 
 
 @pytest.mark.parametrize("writer", [MDSWriter, JSONWriter])

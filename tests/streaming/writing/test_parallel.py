@@ -5,18 +5,12 @@ from functools import partial
 from itertools import accumulate
 
 import pytest
-from written_examples import COLUMNS, good_samples_of, samples_of
+from written_examples import COLUMNS, good_samples_of, rows_in, samples_of, write_items
 
 from fkat_data.errors import ConfigurationError
 from fkat_data.streaming import JSONWriter, MDSWriter, write_parallel
-from fkat_data.streaming.formats import open_shard, read_index
 
 ITEMS = [(100 * number, number % 4) for number in range(12)]
-
-
-def read(directory):
-    entries = read_index(directory / "index.json")
-    return [row for entry in entries for row in open_shard(directory, entry).samples(range(entry.samples))]
 
 
 @pytest.mark.parametrize("writer", [MDSWriter, JSONWriter])
@@ -30,7 +24,7 @@ def test_the_samples_come_in_the_order_of_the_items(tmp_path, writer):
     expected = [sample for item in ITEMS for sample in good_samples_of(item)]
     assert count == len(expected)
     assert seen == list(accumulate(len(good_samples_of(item)) for item in ITEMS))
-    assert read(tmp_path) == expected
+    assert rows_in(tmp_path) == expected
 
 
 def test_processes_write_one_dataset(run_script, tmp_path):
@@ -48,36 +42,29 @@ if __name__ == "__main__":
     )
     expected = [sample for item in ITEMS for sample in good_samples_of(item)]
     assert done.stdout.split() == [str(len(expected))]
-    assert read(tmp_path / "data") == expected
+    assert rows_in(tmp_path / "data") == expected
 
 
 def test_an_item_that_fails_is_named_and_there_is_no_whole(tmp_path):
-    with ThreadPoolExecutor(2) as executor, pytest.raises(ValueError, match="thirteen") as caught:
-        write_parallel(
-            partial(MDSWriter, columns=COLUMNS), samples_of, [(0, 5), (10, 9), (20, 5)], out=tmp_path, executor=executor
-        )
+    with pytest.raises(ValueError, match="thirteen") as caught:
+        write_items(tmp_path, [(0, 5), (10, 9), (20, 5)], samples_of)
     assert caught.value.__notes__ == ["while writing item 1 (from 0), (10, 9)"]
     assert not (tmp_path / "index.json").exists()
     assert not (tmp_path / "000001" / "index.json").exists()
 
 
 def test_nothing_to_do_is_refused(tmp_path):
-    with ThreadPoolExecutor(1) as executor, pytest.raises(ConfigurationError, match=r"items = \[\]"):
-        write_parallel(partial(MDSWriter, columns=COLUMNS), samples_of, [], out=tmp_path, executor=executor)
+    with pytest.raises(ConfigurationError, match=r"items = \[\]"):
+        write_items(tmp_path, [])
 
 
 def test_a_dataset_that_is_there_is_replaced_when_that_is_said(tmp_path):
-    def write(items, samples_of=good_samples_of, **options):
-        make_writer = partial(MDSWriter, columns=COLUMNS)
-        with ThreadPoolExecutor(2) as executor:
-            return write_parallel(make_writer, samples_of, items, out=tmp_path, executor=executor, **options)
-
-    write([(0, 5), (100, 5)])
+    write_items(tmp_path, [(0, 5), (100, 5)])
     with pytest.raises(FileExistsError, match="exist_ok=True"):
-        write([(0, 3)])
-    assert len(read(tmp_path)) == 10
-    assert write([(0, 3)], exist_ok=True) == 3
-    assert read(tmp_path) == good_samples_of((0, 3))
+        write_items(tmp_path, [(0, 3)])
+    assert len(rows_in(tmp_path)) == 10
+    assert write_items(tmp_path, [(0, 3)], exist_ok=True) == 3
+    assert rows_in(tmp_path) == good_samples_of((0, 3))
     with pytest.raises(ValueError, match="thirteen"):
-        write([(10, 5)], samples_of, exist_ok=True)
+        write_items(tmp_path, [(10, 5)], samples_of, exist_ok=True)
     assert not (tmp_path / "index.json").exists(), "shards of two datasets would look like one"

@@ -9,17 +9,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from written_examples import rows_in
 
 from fkat_data.streaming import MDSWriter, write_parallel
-from fkat_data.streaming.formats import open_shard, read_index
 
 MAKE_WRITER = partial(MDSWriter, columns={"item": "int", "row": "int", "attempt": "int"}, size_limit=300)
 NUM_ROWS = 20
-
-
-def rows(directory):
-    entries = read_index(directory / "index.json")
-    return [row for entry in entries for row in open_shard(directory, entry).samples(range(entry.samples))]
 
 
 def files(directory):
@@ -118,7 +113,7 @@ def test_each_item_comes_from_the_attempt_that_counts_and_nothing_else_stays(tmp
         keep_local=sides == "both kept",
     )
     directory = root / ("data" if sides == "local" else "far")
-    found = rows(directory)
+    found = rows_in(directory)
     expected = [
         {"item": item, "row": row, "attempt": plan.index("c")}
         for item, plan in enumerate(plans)
@@ -127,7 +122,7 @@ def test_each_item_comes_from_the_attempt_that_counts_and_nothing_else_stays(tmp
     assert found == expected
     assert count == len(expected)
     cluster.end()
-    assert rows(directory) == expected
+    assert rows_in(directory) == expected
     places = [directory] if sides != "both kept" else [directory, root / "data"]
     for place in places:
         parts = {f"{item:06}" for item in range(len(plans))}
@@ -152,21 +147,18 @@ def test_a_dataset_that_appears_meanwhile_is_not_touched(tmp_path):
 def test_an_attempt_keeps_its_name_beside_files_of_others(tmp_path):
     (tmp_path / "000001").mkdir()
     (tmp_path / "000001" / "notes.txt").write_text("mine")
-    with ThreadPoolExecutor(1) as executor:
-        write_parallel(
-            MAKE_WRITER, lambda item: [{"item": item, "row": 0, "attempt": 0}], [0, 1], out=tmp_path, executor=executor
-        )
-    assert [row["item"] for row in rows(tmp_path)] == [0, 1]
+
+    def write(items, **options):
+        with ThreadPoolExecutor(1) as executor:
+            write_parallel(MAKE_WRITER, one_row, items, out=tmp_path, executor=executor, **options)
+
+    def one_row(item):
+        return [{"item": item, "row": 0, "attempt": 0}]
+
+    write([0, 1])
+    assert [row["item"] for row in rows_in(tmp_path)] == [0, 1]
     assert {path.name.partition(".")[0] for path in tmp_path.iterdir()} == {"000000", "000001", "index"}
     assert (tmp_path / "000001" / "notes.txt").read_text() == "mine"
-    with ThreadPoolExecutor(1) as executor:
-        write_parallel(
-            MAKE_WRITER,
-            lambda item: [{"item": item, "row": 0, "attempt": 0}],
-            [7],
-            out=tmp_path,
-            executor=executor,
-            exist_ok=True,
-        )
-    assert [row["item"] for row in rows(tmp_path)] == [7]
+    write([7], exist_ok=True)
+    assert [row["item"] for row in rows_in(tmp_path)] == [7]
     assert files(tmp_path) == {"000001/notes.txt", "000000/index.json", "000000/shard.00000.mds", "index.json"}

@@ -7,10 +7,10 @@ import time
 
 import fsspec
 import pytest
-from written_examples import COLUMNS, good_samples_of, index_at
+from written_examples import COLUMNS, good_samples_of, index_at, rows_in, write
 
 from fkat_data.streaming import JSONWriter, MDSWriter
-from fkat_data.streaming.formats import open_shard, read_index
+from fkat_data.streaming.formats import read_index
 
 
 @pytest.fixture
@@ -30,17 +30,11 @@ def staging(tmp_path, monkeypatch):
     return place
 
 
-def write(writer, samples):
-    with writer:
-        for sample in samples:
-            writer.write(sample)
-
-
 SAMPLES = good_samples_of((0, 60))
 
 
 def test_files_go_to_a_url_and_none_stays_here(memory, staging, tmp_path):
-    write(MDSWriter(columns=COLUMNS, out="memory://bucket/data", size_limit=300, compression="zstd"), SAMPLES)
+    write("memory://bucket/data", SAMPLES, compression="zstd")
     entries = index_at(memory, "/bucket/data/index.json", tmp_path)
     assert len(entries) > 3
     assert sorted(memory.find("/bucket/data")) == sorted(
@@ -54,20 +48,17 @@ def test_files_go_to_a_url_and_none_stays_here(memory, staging, tmp_path):
 @pytest.mark.parametrize("keep_local", [False, True])
 def test_files_go_to_a_directory_by_way_of_another(tmp_path, keep_local):
     local, remote = tmp_path / "local", tmp_path / "remote" / "data"
-    write(JSONWriter(columns=COLUMNS, out=(local, str(remote)), size_limit=300, keep_local=keep_local), SAMPLES)
+    write((local, str(remote)), SAMPLES, JSONWriter, keep_local=keep_local)
     for directory in (remote, local) if keep_local else (remote,):
-        entries = read_index(directory / "index.json")
-        rows = [row for entry in entries for row in open_shard(directory, entry).samples(range(entry.samples))]
-        assert rows == SAMPLES
-        assert len(list(directory.iterdir())) == 1 + 2 * len(entries)
+        assert rows_in(directory) == SAMPLES
+        assert len(list(directory.iterdir())) == 1 + 2 * len(read_index(directory / "index.json"))
     assert local.exists() == keep_local
 
 
 def test_an_upload_that_fails_is_raised_as_it_is_and_nothing_looks_whole(tmp_path, staging):
     (tmp_path / "remote").write_text("a file stands in the way")
-    writer = MDSWriter(columns=COLUMNS, out=f"file://{tmp_path}/remote/data", size_limit=300, retry=1)
     with pytest.raises(OSError, match="remote") as caught:
-        write(writer, SAMPLES)
+        write(f"file://{tmp_path}/remote/data", SAMPLES, retry=1)
     assert any("uploading shard.00000.mds to" in note for note in caught.value.__notes__)
     assert (tmp_path / "remote").read_text() == "a file stands in the way"
     assert not list(staging.iterdir())
@@ -113,19 +104,8 @@ def test_a_writer_that_raised_leaves_no_index_there(memory, staging):
     assert not list(staging.iterdir())
 
 
-def test_a_dataset_that_is_there_is_replaced_when_that_is_said(memory, tmp_path):
-    write(MDSWriter(columns=COLUMNS, out="memory://bucket/data"), SAMPLES)
-    with pytest.raises(FileExistsError, match=r"memory://bucket/data.*exist_ok=True"):
-        MDSWriter(columns=COLUMNS, out="memory://bucket/data")
-    writer = MDSWriter(columns=COLUMNS, out="memory://bucket/data", exist_ok=True)
-    assert not memory.exists("/bucket/data/index.json"), "shards of two datasets would look like one"
-    write(writer, SAMPLES[:7])
-    (entry,) = index_at(memory, "/bucket/data/index.json", tmp_path)
-    assert entry.samples == 7
-
-
 def test_threads_end_with_the_writer(memory):
     before = threading.active_count()
-    write(MDSWriter(columns=COLUMNS, out="memory://bucket/data", size_limit=300, max_workers=3), SAMPLES)
+    write("memory://bucket/data", SAMPLES, max_workers=3)
     assert memory.exists("/bucket/data/index.json")
     assert threading.active_count() == before
