@@ -77,15 +77,15 @@ def delivered_alike(
     """
     if ends is None:
         return take
-    epoch = step = agreed_up_to = -1
+    epoch = upcoming = agreed_up_to = -1
 
     def taken() -> Any:
-        nonlocal epoch, step, agreed_up_to
-        here, number = place()
+        nonlocal epoch, upcoming, agreed_up_to
+        here, step = place()
         if epoch < 0:
             epoch = here
-        # Behind an epoch's last microbatch, a place is in the next one.
-        step = number if here == epoch else step + 1
+        if here != epoch:
+            step = upcoming  # behind an epoch's last microbatch, a place is in the next one
         try:
             microbatch = take()
         except genuine(StopIteration):
@@ -103,6 +103,7 @@ def delivered_alike(
                     )
                 raise StopIteration
             agreed_up_to = step + num_agreed
+        upcoming = step + 1
         return microbatch
 
     return taken

@@ -125,12 +125,10 @@ class WindowPlan(IndexPlan):
             return 1 + self._num_behind.get(engine.position.step + 1, 0)
 
         def cut() -> str:
-            num_left, left = (
-                num_certain(),
-                len(self._windows) - self._place_at(engine.position).window,
-            )
+            num_windows = len(self._windows) - self._place_at(engine.position).window
+            left = f"{counted(num_certain(), 'microbatch')} or more of {counted(num_windows, 'window')}"
             engine.cut_epoch()
-            return f"{counted(num_left, 'microbatch')} or more of {counted(left, 'window')} left out on this rank"
+            return f"{left} left out on this rank"
 
         def taken() -> Any:
             try:
@@ -156,6 +154,10 @@ class WindowPlan(IndexPlan):
         saved = self._loaded_at(position.epoch)
         if saved is not None and position.step == saved.get("step", 0):
             return WindowPlace(saved["window"], saved["row"])
+        if position.step:
+            # Never the epoch's beginning instead: rows would come again in silence.
+            hint = f"ask for a place at most {_MOST_KEPT} microbatches after it was the present one"
+            raise StateMismatchError("step", position.step, "<a place that is known>", hint)
         return WindowPlace(0, 0)
 
     def _loaded_at(self, epoch: int) -> Mapping[str, Any] | None:

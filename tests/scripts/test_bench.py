@@ -21,6 +21,7 @@ CONTESTANTS = {
     "tokens": {
         *("ours, one worker", "ours, in process", "torch, one worker", "a loop over a memory map", "first batch"),
     },
+    "language": {"ours, 2 workers", "ours, 1 worker", "torch, 2 workers"},
     "cache": {"calls", "100", "10,000", "100,000"},
     "state": {"10 shards", "10,000 shards", "10,000 shards, redistributed"},
     "shared": {"ours", "torch"},
@@ -29,7 +30,7 @@ CONTESTANTS = {
 }
 RUNS = (
     ["peers", "overlap", "state"],
-    ["latency", "start", "formats", "cache", "tokens"],
+    ["latency", "start", "formats", "cache", "tokens", "language"],
     ["streaming", "plans", "shared", "scaling", "import"],
 )
 
