@@ -353,4 +353,6 @@ def test_a_killed_trainer_leaves_no_idle_template(tmp_path):
             (template,) = psutil.Process(trainer.pid).children(recursive=True)
         finally:
             trainer.kill()
-    assert not psutil.wait_procs([template], timeout=CLOSED_S)[1]
+    _, alive = psutil.wait_procs([template], timeout=CLOSED_S)
+    # One that has ended may wait for its new parent.
+    assert all(process.status() == psutil.STATUS_ZOMBIE for process in alive)
