@@ -118,9 +118,8 @@ def test_a_state_goes_on_with_the_next_row_at_every_cut(shape, data):
         loader = make(**shape)
         loader.load_state_dict(state)
         assert (loader.epoch, loader.step) == (state["epoch"], state["step"])
-    if loader.epoch == 0:
-        had += loader
-    assert had == whole
+    # Where only windows without a row are left, the next epoch may begin at once.
+    assert had + delivered(loader, None) == whole
 
 
 def delivered(loader, count):
