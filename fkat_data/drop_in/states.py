@@ -319,6 +319,9 @@ def checked_loader_state(state_dict: object, present: Mapping[str, Any], seed: i
         hint = "the state was saved with another kind of dataset"
         field = "stream" if "stream" in (saved, kind) else "strands"
         raise StateMismatchError(field, _KINDS[saved], _KINDS[kind], hint)
+    if is_of_windows(state) and "window_fn" not in present:
+        hint = "pass the window_fn of the run that saved: a step counts microbatches of the rows that it made"
+        raise StateMismatchError("window_fn", state.get("window_fn"), None, hint)
     for field, value in present.items():
         if state.get(field, "<missing>") != value:
             hint = "the state was saved with another argument"

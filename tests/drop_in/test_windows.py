@@ -307,6 +307,17 @@ def test_a_state_of_other_windows_is_refused_by_name(options, field):
         other.load_state_dict(state)
 
 
+def test_a_state_of_windows_is_refused_without_a_window_function_and_the_other_way_round():
+    windowed = make(30, [2])
+    plain = DataLoader(range(30), 3, shuffle=True, seed=5)
+    next(iter(windowed))
+    next(iter(plain))
+    with pytest.raises(StateMismatchError, match="window_fn"):
+        plain.load_state_dict(windowed.state_dict())
+    with pytest.raises(StateMismatchError, match="window_"):
+        windowed.load_state_dict(plain.state_dict())
+
+
 def test_ranks_that_are_an_epoch_apart_keep_their_number():
     loaders = [make(30, [2], ranks=(2, rank)) for rank in range(2)]
     list(loaders[0])
