@@ -134,6 +134,8 @@ class FeedPosition:
     ) -> None:
         self._num_trained = num_trained
         self._fetches_ahead = fetches_ahead
+        # As of the last fetch: a Trainer has no fetcher any more when a run is over, and may save a checkpoint then.
+        self._is_fetched_ahead = False
         self._repeat = repeat
         self._loaders: Sequence[Any] = ()
         self._rounds: Rounds | None = None
@@ -221,6 +223,7 @@ class FeedPosition:
 
     def fetch(self) -> None:
         """Note the place before a fetch: one that is interrupted may have moved the loaders."""
+        self._is_fetched_ahead = self._fetches_ahead()
         if not self._fetches or self._fetches[-1][0] != self._num_fetched:
             self._fetches.append((self._num_fetched, self._present()))
 
@@ -230,7 +233,7 @@ class FeedPosition:
 
     def state(self) -> FeedState:
         """Return this rank's state: all that was trained on is delivered, and nothing else."""
-        if self._fetches_ahead():
+        if self._is_fetched_ahead:
             trained = self._num_trained() - self._trained_before
             for index, state in self._fetches:
                 if index == trained:

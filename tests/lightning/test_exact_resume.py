@@ -212,6 +212,23 @@ def test_checkpoints_of_model_checkpoint_and_a_longer_run(tmp_path):
     assert weights(second) == weights(third) == weights(whole)
 
 
+@pytest.mark.parametrize("length", LENGTHS)
+def test_a_checkpoint_after_a_run_that_its_steps_have_ended_resumes(tmp_path, length):
+    """Lightning has fetched one microbatch more than it trained on, and has no fetcher any more."""
+    whole = Model()
+    trainer_of(max_epochs=2).fit(whole, LENGTHS[length]())
+    for num_steps in range(1, len(whole.seen)):
+        first, second = Model(), Model()
+        trainer = trainer_of(max_steps=num_steps, max_epochs=-1)
+        trainer.fit(first, LENGTHS[length]())
+        trainer.save_checkpoint(tmp_path / "after.ckpt")
+        trainer_of(max_steps=len(whole.seen), max_epochs=-1).fit(
+            second, LENGTHS[length](), ckpt_path=tmp_path / "after.ckpt"
+        )
+        assert first.seen + second.seen == whole.seen
+        assert weights(second) == weights(whole)
+
+
 def test_a_second_fit_of_one_trainer_goes_on_with_its_loaders():
     model, loader = Model(), unknown()
     trainer = trainer_of(max_epochs=1)
