@@ -62,7 +62,7 @@ class SeededOrder(Protocol):
 def seeded_order_below(dataset: object) -> SeededOrder | None:
     """Return the dataset that decides on the order, below views such as ``Subset`` and ``MapDataset``; None: none does."""
     for _ in range(_MOST_VIEWS):
-        if isinstance(dataset, SeededOrder):
+        if dataset is None or isinstance(dataset, SeededOrder):
             return dataset
         dataset = getattr(dataset, "dataset", None)
     return None

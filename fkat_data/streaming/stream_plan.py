@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 
 _PART_SIZE = 32
+_FIRST_TOGETHER = 4
 _MOST_KEPT = 8
 #: Enough samples to make the visit of a shard worthwhile, and few enough bytes to spare memory: twice as many are slower
 #: where samples have some KiB.
@@ -228,7 +229,7 @@ class StreamPlan(StreamEpochs):
         if self._is_read_here:
             together = batches_together(dataset, dataset.batch_size)
             # If shards come from a store, the first batch must not wait for those of the batches after it.
-            first = together if dataset.catalog.is_immediate else 1
+            first = min(together, _FIRST_TOGETHER) if dataset.catalog.is_immediate else 1
             num_together = None if dataset.cache_limit is None else dataset.num_together
             groups = dataset.follow(in_groups(wanted, first, together, num_together), ids_of)
         else:

@@ -128,9 +128,11 @@ class _Buckets:
         keys = np.concatenate([keys for keys, _ in self._added])
         samples = np.concatenate([samples for _, samples in self._added])
         self._added, self._num_added = [], 0
-        indices = (keys // self._width - self._first).astype(np.uint16)
-        order = np.argsort(indices, kind="stable")
-        keys, samples = keys[order], samples[order]
+        # Exact, because the width is a power of two, and faster than a division.
+        indices = ((keys * (1 / self._width)).astype(np.int64) - self._first).astype(np.uint16)
+        if indices.any():  # a small dataset has one bucket
+            order = np.argsort(indices, kind="stable")
+            keys, samples = keys[order], samples[order]
         stops = np.cumsum(np.bincount(indices)).tolist()
         self._open.extend([] for _ in range(len(stops) - len(self._open)))
         for bucket, start, stop in zip(self._open, [0, *stops[:-1]], stops, strict=False):

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch.utils import data
 
+import fkat_data.files.mds  # noqa: F401 # pyright: ignore[reportUnusedImport] - no first batch waits for it
 from fkat_data.dropped import after_end
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
 from fkat_data.files.formats import DECODED_LIMIT_BYTES, open_shard
