@@ -7,7 +7,8 @@ from typing import Any, Literal, NamedTuple, cast
 import torch
 
 from fkat_data.arguments import choice, integer
-from fkat_data.datasets.packed import best_fit, packed_sequence
+from fkat_data.datasets.best_fit import best_fit
+from fkat_data.datasets.packed import packed_sequence, padding_of, readable
 from fkat_data.errors import ConfigurationError
 from fkat_data.interruption import genuine
 from fkat_data.wording import Described
@@ -75,13 +76,8 @@ class Pack(Described):
         self._method = choice("method", method, _METHODS)
         default = "raise" if method == "best_fit" else "split"
         self._too_long = default if too_long is None else choice("too_long", too_long, _TOO_LONG)
-        self._fields = [fields] if isinstance(fields, str) else list(fields)
-        if not self._fields:
-            raise ConfigurationError("fields", fields, "at least one name")
-        unknown = [name for name in padding or {} if name not in self._fields]
-        if unknown:
-            raise ConfigurationError("padding", padding, f"values for fields, which are {self._fields}")
-        self._padding = {field: (padding or {}).get(field, 0) for field in self._fields}
+        self._padding = padding_of(fields, padding)
+        self._fields = list(self._padding)
 
     def _repr_facts(self) -> Iterable[tuple[str, object]]:
         return [
@@ -116,11 +112,11 @@ class Pack(Described):
         document: dict[str, torch.Tensor] = {}
         for field in self._fields:
             try:
-                value = torch.as_tensor(cast("Mapping[str, Any]", sample)[field] if is_mapping else sample)
+                value = cast("Mapping[str, Any]", sample)[field] if is_mapping else sample
             except genuine(KeyError):
                 found = f"{sorted(cast('Mapping[str, Any]', sample))} at place {index} of the window"
                 raise ConfigurationError("fields", self._fields, f"names of entries of the samples: {found}") from None
-            document[field] = value
+            document[field] = readable(value)
         shapes = {field: list(value.shape) for field, value in document.items()}
         if any(len(shape) != 1 for shape in shapes.values()) or len({shape[0] for shape in shapes.values()}) > 1:
             expected = "one-dimensional fields of one length"

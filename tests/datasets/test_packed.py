@@ -3,6 +3,7 @@ import json
 import pickle
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from dataset_examples import CountedKeyed, Documents, generators
@@ -10,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, DistributedSampler
 
-from fkat_data.datasets import Fragment, PackedDataset, collate_packed
+from fkat_data.datasets import Fragment, Pack, PackedDataset, collate_packed
+from fkat_data.datasets.best_fit import best_fit, count_bins
 from fkat_data.errors import ConfigurationError, StateMismatchError
+from fkat_data.streaming import LocalDataset, MDSWriter
 
 # See test_buffer_sorted.py: this file may not change.
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "dataset_orders.json").read_text())["packed"]
@@ -125,6 +128,63 @@ def test_documents_that_are_too_long_are_split_or_skipped_where_asked():
         PackedDataset(documents, 5)
 
 
+@given(st.integers(0, 2**32), st.integers(1, 60), st.sampled_from(["skip", "split", "truncate"]))
+@settings(max_examples=20)
+def test_many_windows_are_counted_as_they_are_planned(seed, longest, too_long):
+    lengths = [1, *np.random.default_rng(seed).integers(0, longest + 1, 1500).tolist()]
+    dataset = PackedDataset(Documents(lengths), 16, 4, seed=seed, too_long=too_long)
+    found = sorted(fragment for index in range(len(dataset)) for fragment in dataset.fragments(index))
+    expected = [
+        (document, start, min(16, length - start))
+        for document, length in enumerate(lengths)
+        if length <= 16 or too_long != "skip"
+        for start in range(0, min(length, 16) if too_long == "truncate" else length, 16)
+    ]
+    assert found == expected
+    with pytest.raises(IndexError):
+        dataset[len(dataset)]
+
+
+@given(
+    packings=st.lists(st.lists(st.floats(0, 1), max_size=40), max_size=9),
+    capacity=st.sampled_from([1, 2, 63, 64, 65, 300, 4095, 5000, 300_000]),
+)
+@settings(max_examples=60)
+def test_bins_are_counted_as_best_fit_makes_them(packings, capacity):
+    sizes = [np.array([round(part * capacity) for part in each], np.int64) for each in packings]
+    expected = [len(best_fit([size for size in each.tolist() if size], capacity)) for each in sizes]
+    assert count_bins(sizes, capacity) == expected
+
+
+def test_documents_that_are_too_long_are_truncated_where_asked():
+    dataset = PackedDataset(Documents([5, 12, 2]), 5, shuffle=False, too_long="truncate", pad_value=-1)
+    assert [dataset.fragments(index) for index in range(len(dataset))] == [
+        [Fragment(0, 0, 5)],
+        [Fragment(1, 0, 5)],
+        [Fragment(2, 0, 2)],
+    ]
+    assert [item["tokens"].tolist() for item in dataset] == [[*range(5)], [*range(1000, 1005)], [2000, 2001, *[-1] * 3]]
+
+
+def test_padding_is_each_fields_own():
+    items = [{"tokens": torch.arange(n), "labels": torch.arange(n), "weights": torch.ones(n)} for n in (3, 2)]
+    options = {"lengths": [3, 2], "fields": ["tokens", "labels", "weights"], "shuffle": False}
+    item = PackedDataset(items, 6, **options, pad_value=7, padding={"labels": -100, "weights": 0})[0]
+    assert [item[name][-1].item() for name in options["fields"]] == [7, -100, 0]
+    with pytest.raises(ConfigurationError, match=r"^padding = \{'label': 0\}: .*'labels'"):
+        PackedDataset(items, 6, **options, padding={"label": 0})
+
+
+def test_arrays_of_a_stream_are_packed_without_a_warning(tmp_path):
+    with MDSWriter(out=str(tmp_path), columns={"tokens": "ndarray:int32"}) as writer:
+        for length in (3, 2, 4):
+            writer.write({"tokens": np.arange(length, dtype=np.int32)})
+    packed = PackedDataset(LocalDataset(str(tmp_path)), 5, lengths=[3, 2, 4], shuffle=False)
+    assert [item["tokens"].tolist() for item in packed] == [[0, 1, 2, 0, 1], [0, 1, 2, 3, 0]]
+    rows = Pack(5)([sample["tokens"] for sample in LocalDataset(str(tmp_path))])
+    assert [row["tokens"].tolist() for row in rows] == [item["tokens"].tolist() for item in packed]
+
+
 def test_several_fields_are_packed_alike():
     items = [{"tokens": torch.arange(n), "labels": -torch.arange(n), "name": "a"} for n in (3, 2, 4)]
     dataset = PackedDataset(items, 5, lengths=[3, 2, 4], fields=["tokens", "labels"], shuffle=False)
@@ -172,7 +232,7 @@ def test_the_state_brings_epoch_and_seed_and_passes_through():
     ("field", "value"),
     [
         *[("version", 3), ("seed", 2), ("epoch", -1), ("sequence_length", 7), ("window_size", 21)],
-        *[("shuffle", False), ("num_documents", 41), ("num_tokens", 1)],
+        *[("shuffle", False), ("num_documents", 41), ("num_tokens", 1), ("too_long", "split")],
     ],
 )
 def test_a_state_that_does_not_fit_is_refused(field, value):
@@ -224,6 +284,7 @@ def test_torchs_own_loader_gives_each_rank_its_part_with_a_sampler_or_without():
 def test_a_state_of_the_old_order_of_several_ranks_is_refused_by_name():
     dataset = PackedDataset(Documents([3] * 40), 6, 20, seed=1)
     old = dataset.state_dict() | {"version": 1, "world_size": 1, "epoch": 2}
+    del old["too_long"]
     dataset.load_state_dict(old)
     assert dataset.state_dict()["epoch"] == 2
     with pytest.raises(StateMismatchError, match=r"order of several ranks has changed.*begin the next epoch"):
