@@ -123,6 +123,22 @@ class BatchStream(Protocol):
         """Return the batches of a task of that plan, where they are made."""
         ...
 
+    def loader_windows(self, window_size: int, *, is_read_here: bool) -> Any:
+        """Return the order that the windows of a window function are cut from."""
+        ...
+
+    def window_samples(self, sample_ids: list[int]) -> list[Any]:
+        """Return the samples of a window, where they are made."""
+        ...
+
+    def window_fingerprint(self) -> dict[str, Any]:
+        """Return the fields of a state that the order of the windows depends on."""
+        ...
+
+    def window_ranks(self) -> tuple[int, int]:
+        """Return the number of ranks that windows are dealt out to, and which of them this one is."""
+        ...
+
     def loader_terms(self) -> tuple[int, Any]:
         """Return what its random draws begin with, and what must be the same for workers to keep their copy of it."""
         ...

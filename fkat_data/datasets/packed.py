@@ -25,7 +25,7 @@ from fkat_data.wording import Described
 # 1: until the plan of an epoch was the same for any number of ranks. Its orders of one rank are those of today.
 _STATE_VERSION = 2
 _PLANS_KEPT = 4
-# From so many windows on, counting what all give together is faster than planning each.
+# From this many windows on, counting what all give together is faster than planning each.
 _COUNTED_TOGETHER = 128
 _TOO_LONG = ("raise", "skip", "split", "truncate")
 

@@ -22,10 +22,10 @@ from fkat_data.drop_in.frameworks import is_begun_by_fabric, original_of
 from fkat_data.drop_in.layers_of_ranks import resplits_field
 from fkat_data.drop_in.numbered_plan import EpochShuffle, NumberedPlan, check_kind_of_order, is_numbered
 from fkat_data.drop_in.own_engine import DataLoaderIterator, change_of, check_known, engine_of, settable_of, stream_of
-from fkat_data.drop_in.rank_share import shared_fields
+from fkat_data.drop_in.rank_share import RankShare, shared_fields
 from fkat_data.drop_in.states import check_order, checked_loader_state, merged_states
 from fkat_data.drop_in.strand_plan import StrandPlan, StrandRanks, counts_all_ranks
-from fkat_data.drop_in.window_plan import WindowPlan, check_windows, windowed_sampler
+from fkat_data.drop_in.window_plan import SampledWindows, WindowOrder, WindowPlan, check_sampler, check_windows
 from fkat_data.drop_in.worker_side import order_of
 from fkat_data.errors import ConfigurationError
 from fkat_data.interruption import genuine
@@ -95,7 +95,8 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         replay: Deliver the first microbatch again and again.
         window_fn: Makes rows of a window of samples, in a worker: as many as it likes, none too; of several functions,
             each gets what the one before has returned. Microbatches are cut from the rows: ``batch_size``, ``drop_last`` and
-            ``collate_fn`` are of rows then. With ``batch_size=None``, each row is a microbatch.
+            ``collate_fn`` are of rows then. With ``batch_size=None``, each row is a microbatch. A ``StreamingDataset`` deals
+            its windows out to its ranks by itself.
         window_size: Samples of a window.
 
     Raises:
@@ -197,8 +198,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         self.window_fn = window_fn
         self.window_size: int = arguments.integer("window_size", window_size, minimum=1)
         check_windows(window_fn, dataset, batch_sampler)
-        self._stream = stream_of(dataset, batch_size, in_order=in_order)
-        self._is_iterable = isinstance(dataset, torch_data.IterableDataset) and self._stream is None
+        self._take_stream(dataset, batch_size, in_order=in_order)
         if self._is_iterable and num_workers and counts_all_ranks(dataset):
             self._strand_ranks = StrandRanks()
         # Workers that kept an order of their own would deliver another one than a state says.
@@ -212,7 +212,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         self._resumed: tuple[int, int] | None = None
         self._shipped: bytes | None = None
         self._made_with: list[Any] = []
-        if shuffle and not self._is_iterable:
+        if shuffle and not self._is_iterable and self._windowed is None:
             shuffled = EpochShuffle(cast("Any", dataset), generator, self.seed)
             # torch refuses to set them once they are set.
             vars(self)["sampler"] = shuffled
@@ -221,6 +221,16 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         original = original_of(self)
         if isinstance(original, DataLoader):
             self._succeed(cast("DataLoader[Any]", original))
+
+    def _take_stream(self, dataset: object, batch_size: int | None, *, in_order: bool) -> None:
+        if self.window_fn is not None and isinstance(dataset, BatchStream):
+            # To all but the plan, a dataset with indices: ranks get windows, whose rows make the microbatches.
+            self._stream, self._windowed = None, dataset
+            self._windows_of(dataset)
+        else:
+            self._stream = stream_of(dataset, batch_size, in_order=in_order)
+        is_planned = self._stream is not None or self._windowed is not None
+        self._is_iterable = isinstance(dataset, torch_data.IterableDataset) and not is_planned
 
     @property
     def epoch(self) -> int:
@@ -277,7 +287,8 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         # torch's name for it, which subclasses override, and frameworks call.
         if self._driven is not None:
             return self._driven.microbatches(self._begin_driven, self._own_state, self.num_in_last_round())
-        if self._stream is None and (self._loaded is None or self._is_untouched):
+        self._follow_ranks()
+        if self._stream is None and self._windowed is None and (self._loaded is None or self._is_untouched):
             self._draw_as_torch_does()
         return self._begin()
 
@@ -342,6 +353,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
             ConfigurationError: A stream's own ``__iter__`` yields samples in another way than its order, so that no
                 state can say what it would yield next.
         """
+        self._follow_ranks()
         state = self._whole_state()
         check_known(state, self.dataset)
         return state
@@ -415,6 +427,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         if self._stream is not None:
             self._load_stream(state_dict, self._stream)
             return
+        self._follow_ranks()
         loaded = self._with_order_of_dataset(self._own_part(state_dict))
         self._go_to(loaded)
         is_known = not self._is_iterable and (self._is_free_of_states() or isinstance(self._dealing(), DealtBatches))
@@ -474,7 +487,8 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         terms = {"batch_size": self.batch_size, "drop_last": self.drop_last}
         if self.window_fn is None:
             return terms
-        return {**terms, "window_size": self.window_size, "window_fn": version_of(self.window_functions)}
+        terms |= {"window_size": self.window_size, "window_fn": version_of(self.window_functions)}
+        return terms if self._windowed is None else {**terms, **self._windowed.window_fingerprint()}
 
     def _draw_as_torch_does(self) -> None:
         """Move the generators as an iteration of torch's does, so that a program's other draws stay what they were."""
@@ -489,6 +503,8 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
             return self.seed
         if self._stream is not None:
             return self._stream.loader_terms()[0]
+        if self._drawn_seed is None and self._windowed is not None:
+            return self._windowed.loader_terms()[0]
         if self._drawn_seed is None:
             drawn = next_number(self.generator)
             vars(self).update(_drawn_seed=drawn)
@@ -516,14 +532,17 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
     def _shipment_digest(self) -> bytes | None:
         if self._keeps_workers is not None or not self.num_workers:
             return None
-        dataset = self.dataset if self._stream is None else self._stream.loader_terms()[1]
+        stream = self._stream or self._windowed
+        dataset = self.dataset if stream is None else stream.loader_terms()[1]
         return digest_of_shipment((dataset, self.window_fn, self.collate_fn, self.worker_init_fn))
 
     def _make_engine(self) -> Engine[Microbatch_co]:
         loaded = self._loaded
         if self._stream is None and not self._is_iterable:
             self._check_order_of_dataset()
-            if loaded is not None:  # not before: Lightning may give the loader another sampler after a load
+            if (
+                loaded is not None and self._windowed is None
+            ):  # not before: Lightning may give the loader another sampler after a load
                 check_kind_of_order(loaded, self.sampler, self.batch_sampler)
         plan = self._new_plan()
         engine: Engine[Microbatch_co] = engine_of(
@@ -570,9 +589,12 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
     def _map_plan(self) -> NumberedPlan | DrawnPlan | WindowPlan:
         dealing = self._dealing()
         if self.window_fn is not None:
-            sampler = windowed_sampler(self.sampler, self.batch_sampler, dealing)
-            is_batched = self.batch_sampler is not None
-            return WindowPlan(sampler, self.window_size, self._known_seed(), self._share, is_batched=is_batched)
+            if self._windowed is None:
+                check_sampler(self.sampler, self.batch_sampler, dealing)
+                order = SampledWindows(self.sampler, self.window_size, self._known_seed())
+            else:
+                order = self._windows_of(self._windowed)
+            return WindowPlan(order, self.window_size, self._share, is_batched=self.batch_sampler is not None)
         if is_numbered(self.sampler, self.batch_sampler):
             dataset = dealing if isinstance(dealing, DealtItems) else None
             return NumberedPlan(
@@ -583,6 +605,15 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         dealt = dealing if isinstance(dealing, DealtBatches) else None
         shared: dict[str, Any] = {"share": self._share, "layers": self._layers, "dealt": dealt}
         return DrawnPlan(order, seed, dp_rank, is_ahead=self.num_workers > 0, **shared)
+
+    def _windows_of(self, stream: BatchStream) -> WindowOrder:
+        return stream.loader_windows(self.window_size, is_read_here=not self.num_workers)
+
+    def _follow_ranks(self) -> None:
+        """Deal the windows of a stream out to its ranks, which are known once torch.distributed is initialised."""
+        if self._windowed is not None and self._engine is None:
+            num_ranks, rank = self._windowed.window_ranks()
+            vars(self).update(_share=RankShare(num_ranks, rank) if num_ranks > 1 else None)
 
     def _plan_to_begin(self) -> NumberedPlan | DrawnPlan | WindowPlan:
         """Return the plan that the next iteration begins with."""

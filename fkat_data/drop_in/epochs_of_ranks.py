@@ -86,6 +86,8 @@ class EpochsOfRanks(AccelerateSide):
     window_fn: Any
     _is_iterable: bool
     _stream: BatchStream | None
+    # A stream whose order is cut into windows; ``_stream`` is None then.
+    _windowed: BatchStream | None = None
     _engine: Any
     _plan: Any
     _drawn_seed: int | None
@@ -172,7 +174,7 @@ class EpochsOfRanks(AccelerateSide):
             RankMismatchError: Ranks have datasets of other lengths.
             StateMismatchError: The state that was loaded before is of another number of ranks: load it afterwards.
         """
-        if num_ranks == 1 or self._stream is not None:  # a stream's batches are the rank's already
+        if num_ranks == 1 or self._stream is not None or self._windowed is not None:  # a stream knows its ranks
             return
         if self._strand_ranks is not None:
             self._deal_strands_out(num_ranks, rank)
@@ -221,7 +223,7 @@ class EpochsOfRanks(AccelerateSide):
             ConfigurationError: The parts are this rank's already, or the loader has a loaded place.
         """
         found = None
-        if num_ranks > 1 and self._stream is not None:
+        if num_ranks > 1 and (self._stream is not None or self._windowed is not None):
             found = "a loader of a stream, whose batches are this rank's already"
         elif num_ranks > 1 and (self._has_ranks or (self._is_iterable and self.dp_rank is not None)):
             found = "a loader of this rank's own part, which it would deal out again"
@@ -289,7 +291,7 @@ class EpochsOfRanks(AccelerateSide):
 
     def _dealing(self) -> DealtItems | DealtBatches | None:
         """Return what deals itself out to ranks, by arguments of its own: the dataset or the batch sampler."""
-        if self._share is not None or self._is_iterable or self._stream is not None:
+        if self._share is not None or self._is_iterable or self._stream is not None or self._windowed is not None:
             return None
         below: object = self._ordered_dataset()
         order = self.sampler if self.batch_sampler is None else self.batch_sampler

@@ -5,11 +5,13 @@ was not delivered. Where the number of ranks changes, windows that no rank has b
 were begun go on at their rows. A state says it so, in the field ``sampler``::
 
     {"num_samples": 5000, "shuffle": True, "window": 3, "row": 17, "begun": [[8, 17], [9, 0]], "layers": [[4, 5]]}
+
+Of a stream, it says as well how windows lie in the canonical nodes' parts of the order, and what the order follows from.
 """
 
 import logging
-from collections.abc import Callable, Mapping
-from typing import Any, cast
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol, cast
 
 from torch.utils.data import IterableDataset
 
@@ -29,16 +31,74 @@ _logger = logging.getLogger(__name__)
 
 # Frameworks ask for the place of a batch or two ago, and a microbatch or two are on their way to the device.
 _MOST_KEPT = 64
+# More than there are tasks in work.
+_MOST_PLANNED = 256
+
+
+class WindowOrder(Protocol):
+    """The order that windows are cut from."""
+
+    def terms(self, epoch: int, saved: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Return what the windows of an epoch depend on, as the field ``sampler`` of a state says it.
+
+        Args:
+            epoch: The epoch.
+            saved: What a state says, which was taken within this epoch; None: there is none.
+        """
+        ...
+
+    def samples(self, epoch: int, terms: Mapping[str, Any]) -> Callable[[int], list[int]]:
+        """Return what gives the samples of an epoch's window, by its number.
+
+        Raises:
+            StateMismatchError: The terms are a state's, of other data.
+        """
+        ...
+
+    def followed(self, windows: Iterator[Window]) -> Iterator[Window]:
+        """Yield windows that this rank will read, while what those behind them need is fetched."""
+        ...
+
+
+class SampledWindows:
+    """The order of a dataset with indices.
+
+    Args:
+        sampler: ``EpochShuffle`` or torch's ``SequentialSampler``; its length is read when an epoch begins.
+        window_size: Samples of a window.
+        seed: The loader's.
+    """
+
+    def __init__(self, sampler: Any, window_size: int, seed: int) -> None:
+        self._sampler = sampler
+        self._window_size = window_size
+        self._seed = seed
+        if isinstance(sampler, EpochShuffle):
+            sampler.seed = seed
+
+    def terms(self, epoch: int, saved: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Return the number of samples, and whether they are shuffled."""
+        del epoch, saved
+        return {"num_samples": len(self._sampler), "shuffle": isinstance(self._sampler, EpochShuffle)}
+
+    def samples(self, epoch: int, terms: Mapping[str, Any]) -> Callable[[int], list[int]]:
+        """Return what gives the indices of a window."""
+        shuffle: tuple[int, int] | None = None
+        if isinstance(self._sampler, EpochShuffle):
+            self._sampler.epoch, shuffle = epoch, (self._seed, epoch)
+        return SampleOrder(terms["num_samples"], self._window_size, drop_last=False, shuffle=shuffle).batch
+
+    def followed(self, windows: Iterator[Window]) -> Iterator[Window]:
+        """Return the windows: nothing is fetched."""
+        return windows
 
 
 class WindowPlan(IndexPlan):
     """Plans epochs whose tasks are windows.
 
     Args:
-        sampler: The samples' order, ``EpochShuffle`` or torch's ``SequentialSampler``; its length is read when an epoch
-            begins.
+        order: What they are cut from.
         window_size: Samples of a window.
-        seed: The loader's.
         share: What this rank gets of the windows; None: there is one rank.
         is_batched: Whether rows of several windows form a microbatch.
     """
@@ -47,16 +107,19 @@ class WindowPlan(IndexPlan):
     has_states: bool = False
     """Whether the order depends on the epochs before: it does not."""
 
-    def __init__(self, sampler: Any, window_size: int, seed: int, share: RankShare | None, *, is_batched: bool) -> None:
-        self._sampler = sampler
+    def __init__(self, order: WindowOrder, window_size: int, share: RankShare | None, *, is_batched: bool) -> None:
+        self._order = order
         self._window_size = window_size
-        self._seed = seed
         self._share = share
         self.has_carries = is_batched
         self._loaded: tuple[int, Mapping[str, Any]] | None = None
         self._epoch = -1
-        self._order: SampleOrder | None = None
+        self._terms: Mapping[str, Any] = {}
         self._windows = DealtWindows(0, None)
+        # Those from some window on, one after the other, and the newest of them.
+        self._followed: Iterator[Window] = iter(())
+        self._num_followed = 0
+        self._kept: dict[int, Window] = {}
         # Where the tasks in work begin; places behind microbatches, by epoch and step.
         self._begin = WindowPlace(0, 0)
         self._places: dict[tuple[int, int], WindowPlace] = {}
@@ -65,8 +128,6 @@ class WindowPlan(IndexPlan):
         self._num_behind: dict[int, int] = {}
         self._ends: EqualEnds | None = None
         self._asks_ranks = False
-        if isinstance(sampler, EpochShuffle):
-            sampler.seed = seed
 
     def renew(self, epoch: int, step: int) -> None:
         """Read the number of samples again when the next iteration begins."""
@@ -77,6 +138,7 @@ class WindowPlan(IndexPlan):
         """Return where tasks begin for a position: with the window of the first row that was not delivered."""
         self._go_to(position.epoch)
         self._begin = self._place_at(position)
+        self._kept.clear()
         self._places[position.epoch, position.step] = self._begin
         self._num_handed_out = position.step
         return Position(position.epoch, self._begin.window, 0, position.step)
@@ -89,12 +151,26 @@ class WindowPlan(IndexPlan):
             StateMismatchError: The dataset has another length than when the state of this epoch was saved.
         """
         self._go_to(epoch)
-        if index >= len(self._windows) or self._order is None:
+        if index >= len(self._windows):
             return None
-        number, first_row = self._windows[index]
-        if index == self._begin.window:
-            first_row = max(first_row, self._begin.row)
-        return Window(epoch, number, self._order.batch(number), first_row, index + 1 == len(self._windows))
+        if index not in self._kept:
+            if index != self._num_followed or not self._kept:
+                self._num_followed, self._followed = index, self._order.followed(self._windows_from(index))
+                self._kept.clear()
+            # Where this call is interrupted, the next one begins again.
+            kept, self._kept = self._kept, {}
+            kept[index] = next(self._followed)
+            kept.pop(index - _MOST_PLANNED, None)
+            self._num_followed, self._kept = index + 1, kept
+        return self._kept[index]
+
+    def _windows_from(self, first: int) -> Iterator[Window]:
+        samples_of = self._order.samples(self._epoch, self._terms)
+        for index in range(first, len(self._windows)):
+            number, first_row = self._windows[index]
+            if index == self._begin.window:
+                first_row = max(first_row, self._begin.row)
+            yield Window(self._epoch, number, samples_of(number), first_row, index + 1 == len(self._windows))
 
     def piece(self, epoch: int, index: int) -> Piece:
         """Return what says where random streams come from: a window's are those of its number, on every rank."""
@@ -144,7 +220,7 @@ class WindowPlan(IndexPlan):
     def state_at(self, epoch: int, step: int) -> dict[str, Any]:
         """Return what the rest of an epoch depends on."""
         place = self._place_at(Position(epoch, 0, 0, step))
-        terms = {"num_samples": len(self._sampler), "shuffle": isinstance(self._sampler, EpochShuffle)}
+        terms = self._order.terms(epoch, self._loaded_at(epoch))
         return {**terms, "window": place.window, "row": place.row, **self._split_of(epoch)}
 
     def _place_at(self, position: Position) -> WindowPlace:
@@ -171,21 +247,20 @@ class WindowPlan(IndexPlan):
     def _go_to(self, epoch: int) -> None:
         if epoch == self._epoch:
             return
-        num_samples = len(self._sampler)
         saved = self._loaded_at(epoch)
+        terms = self._order.terms(epoch, saved)
+        num_samples: int = terms["num_samples"]
         if saved is not None and saved["num_samples"] != num_samples:
             hint = "the dataset has another length now"
             raise StateMismatchError("num_samples", saved["num_samples"], num_samples, hint)
-        shuffle: tuple[int, int] | None = None
-        if isinstance(self._sampler, EpochShuffle):
-            self._sampler.epoch, shuffle = epoch, (self._seed, epoch)
-        self._order = SampleOrder(num_samples, self._window_size, drop_last=False, shuffle=shuffle)
+        self._terms = {**terms, **self._split_of(epoch)}
+        self._windows = dealt_windows(self._terms, self._window_size, self._share)
         num_ranks = 1 if self._share is None else self._share.num_ranks
-        if len(self._order) < num_ranks and self._loaded_at(epoch) is None:
+        if saved is None and not dealt_windows(terms, self._window_size, RankShare(num_ranks, num_ranks - 1)):
             most = max(1, num_samples // num_ranks)
             expected = f"at most {most:,}, so that each of {num_ranks} ranks has a window of {num_samples:,} samples"
             raise ConfigurationError("window_size", self._window_size, expected)
-        self._windows = dealt_windows(self._split_of(epoch), len(self._order), self._share)
+        self._kept.clear()
         self._epoch = epoch
 
     def first_microbatch(self, state: Mapping[str, Any]) -> int:
@@ -202,6 +277,7 @@ class WindowPlan(IndexPlan):
         """Go on with a saved place."""
         self._loaded = None if state is None else (epoch, state)
         self._epoch = -1
+        self._kept.clear()
         self._places.clear()
         self._num_behind.clear()
 
@@ -240,9 +316,13 @@ def check_windows(window_fn: Any, dataset: object, batch_sampler: object) -> Non
         or not all(map(callable, cast("list[Any]", functions)))
     ):
         raise ConfigurationError("window_fn", window_fn, "a function of a list of samples, or a list of functions")
-    if isinstance(dataset, (IterableDataset, BatchStream)) or not hasattr(dataset, "__getitem__"):
+    if not isinstance(dataset, BatchStream) and (
+        isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
+    ):
         kind = type(cast("object", dataset))
-        expected = "a dataset with indices, with window_fn: no other order is cut into windows yet"
+        expected = (
+            "a dataset with indices or a StreamingDataset, with window_fn: no other order is cut into windows yet"
+        )
         raise ConfigurationError("dataset", kind, expected)
     if batch_sampler is not None:
         raise ConfigurationError(
@@ -250,8 +330,8 @@ def check_windows(window_fn: Any, dataset: object, batch_sampler: object) -> Non
         )
 
 
-def windowed_sampler(sampler: Any, batch_sampler: Any, dealing: object) -> Any:
-    """Return the sampler whose order is cut into windows.
+def check_sampler(sampler: Any, batch_sampler: Any, dealing: object) -> None:
+    """Check that a loader's order can be cut into windows.
 
     Raises:
         ConfigurationError: It is not one of this library's orders.
@@ -262,4 +342,3 @@ def windowed_sampler(sampler: Any, batch_sampler: Any, dealing: object) -> Any:
             "shuffle= or the dataset's order, with window_fn; deal_out(num_ranks, rank) gives ranks their windows"
         )
         raise ConfigurationError("sampler", found, expected)
-    return sampler

@@ -1,11 +1,85 @@
 """How an epoch's windows are dealt out to ranks, and again where the number of ranks changes."""
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from fkat_data.drop_in.layers_of_ranks import LeftOver, in_the_first
 from fkat_data.drop_in.rank_share import RankShare
 from fkat_data.errors import StateMismatchError
+
+_Integers = npt.NDArray[np.int64]
+
+
+class Spread(NamedTuple):
+    """Parts of an epoch's order that windows lie within, each of which one node reads: a stream's canonical nodes.
+
+    Windows are numbered across the parts in turn, whatever the number of nodes.
+
+    Attributes:
+        sizes: Samples of each phase of the epoch.
+        num_parts: Parts of each phase, as equal as they can be.
+        num_nodes: Nodes of the ranks that began the epoch.
+        ranks_per_node: Ranks of each.
+    """
+
+    sizes: tuple[int, ...]
+    num_parts: int
+    num_nodes: int
+    ranks_per_node: int
+
+    @classmethod
+    def saved(cls, fields: Sequence[Any]) -> "Spread":
+        """Return what a state keeps as ``plain()``."""
+        sizes, *numbers = fields
+        return cls(tuple(map(int, sizes)), *map(int, numbers))
+
+    def plain(self) -> list[Any]:
+        """Return this as a state keeps it."""
+        return [list(self.sizes), *self[1:]]
+
+    def windows(self, window_size: int) -> tuple[_Integers, _Integers]:
+        """Return where each window begins and ends in the order of the whole epoch, by its number: int64."""
+        return _windows(self, window_size)[:2]
+
+    def dealt(self, window_size: int) -> _Integers:
+        """Return the windows' numbers in the order in which they are dealt to the ranks in turn: int64.
+
+        Each node gets those of its own parts; what one has more of than the others fills up the end.
+        """
+        parts = _windows(self, window_size)[2]
+        if self.num_nodes == 1 or self.num_parts % self.num_nodes:
+            return np.arange(len(parts))
+        places = np.arange(len(parts)) % (self.num_nodes * self.ranks_per_node) // self.ranks_per_node
+        nodes = parts % self.num_nodes
+        found = np.full(len(parts), -1, np.int64)
+        for node in range(self.num_nodes):
+            own_places, own = np.flatnonzero(places == node), np.flatnonzero(nodes == node)
+            count = min(len(own_places), len(own))
+            found[own_places[:count]] = own[:count]
+        found[found < 0] = np.setdiff1d(np.arange(len(parts)), found)
+        return found
+
+
+@lru_cache(maxsize=2)
+def _windows(spread: Spread, window_size: int) -> tuple[_Integers, _Integers, _Integers]:
+    """Return each window's begin, end and part."""
+    found: list[_Integers] = []
+    before = 0
+    for size in spread.sizes:
+        bounds = np.array([size * part // spread.num_parts for part in range(spread.num_parts + 1)], np.int64)
+        counts = -(-np.diff(bounds) // window_size)
+        parts = np.repeat(np.arange(spread.num_parts), counts)
+        rounds = np.arange(len(parts)) - np.repeat(np.cumsum(counts) - counts, counts)
+        starts = bounds[parts] + rounds * window_size
+        stops = np.minimum(starts + window_size, bounds[parts + 1])
+        found.append(np.stack([before + starts, before + stops, parts])[:, np.lexsort((parts, rounds))])
+        before += size
+    starts, stops, parts = np.concatenate(found, axis=1)
+    return starts, stops, parts
 
 
 class WindowPlace(NamedTuple):
@@ -28,6 +102,7 @@ class DealtWindows:
         share: The ranks, and which of them this one is; None: there is one.
         begun: Windows that ranks before had begun when their number changed, each with its first row, in order.
         layers: How many other windows each rank had by then, at each change.
+        numbers: The windows in the order in which they are dealt out; None: in that of their numbers.
     """
 
     def __init__(
@@ -36,7 +111,9 @@ class DealtWindows:
         share: RankShare | None,
         begun: Sequence[tuple[int, int]] = (),
         layers: Sequence[Sequence[int]] = (),
+        numbers: _Integers | None = None,
     ) -> None:
+        self._numbers = numbers
         self._num_ranks, self._rank = (1, 0) if share is None else (share.num_ranks, share.rank)
         self._rests: list[LeftOver] = []
         for counts in layers:
@@ -55,7 +132,8 @@ class DealtWindows:
         if index < len(self._begun):
             return self._begun[index]
         place = (index - len(self._begun)) * self._num_ranks + self._rank
-        return in_the_first(self._rests, place, place + 1)[0][0], 0
+        place = in_the_first(self._rests, place, place + 1)[0][0]
+        return place if self._numbers is None else int(self._numbers[place]), 0
 
     def left_at(self, place: WindowPlace) -> tuple[list[tuple[int, int]], int]:
         """Return the begun windows that this rank has left at a place, and how many of the others it has had."""
@@ -70,16 +148,20 @@ class DealtWindows:
         return begun, num_had
 
 
-def dealt_windows(split: Mapping[str, Any], num_windows: int, share: RankShare | None) -> DealtWindows:
+def dealt_windows(saved: Mapping[str, Any], window_size: int, share: RankShare | None) -> DealtWindows:
     """Return the windows of a rank.
 
     Args:
-        split: What a state says of ranks before: ``begun`` and ``layers``.
-        num_windows: Windows of the whole epoch.
+        saved: What a state says of an epoch, in the field ``sampler``.
+        window_size: Samples of a window.
         share: As for ``DealtWindows``.
     """
-    begun = [(int(number), int(row)) for number, row in split.get("begun", ())]
-    return DealtWindows(num_windows, share, begun, split.get("layers", ()))
+    begun = [(int(number), int(row)) for number, row in saved.get("begun", ())]
+    num_windows, numbers = -(-saved["num_samples"] // window_size), None
+    if "spread" in saved:
+        numbers = Spread.saved(saved["spread"]).dealt(window_size)
+        num_windows = len(numbers)
+    return DealtWindows(num_windows, share, begun, saved.get("layers", ()), numbers)
 
 
 def is_of_windows(state: Mapping[str, Any]) -> bool:
@@ -89,9 +171,7 @@ def is_of_windows(state: Mapping[str, Any]) -> bool:
 
 def windows_of(state: Mapping[str, Any], rank: int) -> DealtWindows:
     """Return the windows of a rank in the epoch of a state."""
-    share = RankShare(state.get("num_ranks", 1), rank)
-    num_windows = -(-state["sampler"]["num_samples"] // state["window_size"])
-    return dealt_windows(state["sampler"], num_windows, share)
+    return dealt_windows(state["sampler"], state["window_size"], RankShare(state.get("num_ranks", 1), rank))
 
 
 def windows_of_rest(of_ranks: Sequence[Mapping[str, Any]], epoch: int) -> dict[str, Any]:

@@ -56,13 +56,18 @@ class StreamingDataLoader(DataLoader[Any]):
             batch_size = dataset.batch_size
         super().__init__(dataset, 1 if batch_size is None else batch_size, **options)
         self._collate = cast("Callable[[list[Any]], Any]", self.collate_fn)
-        if self._has_own_iter:
+        if self._has_own_iter or self.window_fn is not None:
             # What an ``__iter__`` does with the first batches shows only when it runs: this loader is not ``Skippable``.
             vars(self)["skip"] = None
 
     @property
     def _has_own_iter(self) -> bool:
         return isinstance(self.dataset, StreamingDataset) and has_own_iter(self.dataset)
+
+    @property
+    def _is_of_batches(self) -> bool:
+        """Whether the stream's order is one of batches, and its state the loader's."""
+        return isinstance(self.dataset, StreamingDataset) and self.window_fn is None
 
     @property
     def num_samples_yielded(self) -> int:
@@ -73,9 +78,9 @@ class StreamingDataLoader(DataLoader[Any]):
 
     def __len__(self) -> int:
         """Return the number of batches of a whole epoch on this rank."""
-        if not isinstance(self.dataset, StreamingDataset):
+        if not self._is_of_batches:
             return super().__len__()
-        whole, rest = divmod(len(self.dataset), cast("int", self.batch_size))
+        whole, rest = divmod(len(cast("StreamingDataset", self.dataset)), cast("int", self.batch_size))
         return whole + (rest > 0 and not self.drop_last)
 
     def __iter__(self) -> Any:
@@ -84,8 +89,10 @@ class StreamingDataLoader(DataLoader[Any]):
         Raises:
             StaleIteratorError: A later iterator has replaced this one.
         """
-        if isinstance(self.dataset, StreamingDataset) and current_worker() is not None:
-            return self._made_here(self.dataset, 0)  # the product of a factory: the loader that asks has an engine
+        if self._is_of_batches and current_worker() is not None:
+            return self._made_here(
+                cast("StreamingDataset", self.dataset), 0
+            )  # the product of a factory: the loader that asks has an engine
         return super().__iter__()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -123,7 +130,7 @@ class StreamingDataLoader(DataLoader[Any]):
             AttributeError: The batches are not made one by one: the dataset is no ``StreamingDataset``, or a subclass
                 overrides ``__iter__``.
         """
-        if not isinstance(self.dataset, StreamingDataset) or self._has_own_iter:
+        if not self._is_of_batches or self._has_own_iter:
             raise AttributeError("num_microbatches")
         return len(self)
 
@@ -162,12 +169,12 @@ class StreamingDataLoader(DataLoader[Any]):
             ConfigurationError: The dataset's own ``__iter__`` has not yielded one sample for each that it was handed,
                 so that no place in the order says what it would yield next.
         """
-        return self.local_state_dict() if isinstance(self.dataset, StreamingDataset) else super().state_dict()
+        return self.local_state_dict() if self._is_of_batches else super().state_dict()
 
     def local_state_dict(self) -> dict[str, Any]:
         """Return what ``state_dict`` returns: no state of a stream needs the other ranks."""
         state = super().local_state_dict()
-        return state["stream"] if isinstance(self.dataset, StreamingDataset) else state
+        return state["stream"] if self._is_of_batches else state
 
     @staticmethod
     def merge_state_dicts(local_state_dicts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -192,8 +199,7 @@ class StreamingDataLoader(DataLoader[Any]):
         Raises:
             ConfigurationError: As for ``state_dict``.
         """
-        dataset = self.dataset
-        if not isinstance(dataset, StreamingDataset):
+        if not self._is_of_batches:
             super().end_epoch()
             return
         state = self.state_dict()

@@ -39,7 +39,8 @@ from fkat_data.streaming.reading.catalog import Catalog
 from fkat_data.streaming.reading.open_shards import OpenShards
 from fkat_data.streaming.reading.stream import Stream, check_ranks, check_saved, given_streams, saved_commits
 from fkat_data.streaming.sample_access import SampleAccess
-from fkat_data.streaming.stream_plan import PartBatches, StreamEpochs, StreamPart, StreamPlan
+from fkat_data.streaming.stream_plan import PartBatches, StreamEpochs, StreamPart, StreamPlan, writable
+from fkat_data.streaming.stream_windows import StreamWindows
 from fkat_data.wording import Described
 
 _logger = logging.getLogger(__name__)
@@ -343,6 +344,47 @@ class StreamingDataset(Described, DatasetProperties, SampleAccess, IterableDatas
         """Return the batches of a task of that plan, where they are made."""
         kind: Any = IteratedBatches if isinstance(part, Strand) else PartBatches
         return kind(self, collate_fn, part)
+
+    def loader_windows(self, window_size: int, *, is_read_here: bool) -> StreamWindows:
+        """Return the order that the windows of a window function are cut from.
+
+        Raises:
+            ConfigurationError: They cannot be cut from this dataset's order.
+        """
+        method = self.epochs.settings.batching_method
+        if has_own_iter(self):
+            expected = (
+                "a dataset without an __iter__ of its own, with window_fn: windows are cut from the stream's order"
+            )
+            raise ConfigurationError("dataset", type(self), expected)
+        if method != "random":
+            expected = "'random', with window_fn: windows are cut from an order of samples, which no batch is part of"
+            raise ConfigurationError("batching_method", method, expected)
+        if self._skips:
+            expected = "nothing, with window_fn: a function of the window can leave samples out"
+            raise ConfigurationError("skip", self._skips.plain(), expected)
+        if self.epochs.replication is not None:
+            expected = "None, with window_fn: each rank gets windows of its own"
+            raise ConfigurationError("replication", self.epochs.replication, expected)
+        return StreamWindows(self, window_size, is_read_here=is_read_here)
+
+    def window_samples(self, sample_ids: list[int]) -> list[Any]:
+        """Return the samples of a window; their arrays may be written to."""
+        return [writable(sample) for sample in self.picked(PickedSamples(np.array(sample_ids, np.int64)))]
+
+    def window_fingerprint(self) -> dict[str, Any]:
+        """Return the fields of a state that the order of the windows depends on."""
+        return {f"stream_{name}": value for name, value in self.epochs.fingerprint().items()}
+
+    def window_ranks(self) -> tuple[int, int]:
+        """Return the number of ranks that windows are dealt out to, and which of them this one is.
+
+        Raises:
+            RankMismatchError: Another rank reads another commit of the Hugging Face hub, with other data.
+        """
+        check_ranks(self.catalog.commits)
+        world = self.epochs.world()
+        return world.num_ranks, world.rank
 
     def loader_terms(self) -> tuple[int, Any]:
         """Return the seed of its orders, and all that workers have of it but its resume point."""

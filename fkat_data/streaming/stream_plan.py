@@ -404,10 +404,11 @@ def collate_of_samples(
     if collate is not data.default_collate:
         return collate
     stack = default or collated
-    return lambda samples: stack([_writable(sample) for sample in samples])
+    return lambda samples: stack([writable(sample) for sample in samples])
 
 
-def _writable(sample: Any) -> Any:
+def writable(sample: Any) -> Any:
+    """Return a sample whose arrays may be written to."""
     if type(sample) is dict:
         return {name: own_array(value) for name, value in cast("dict[Any, Any]", sample).items()}
     if type(sample) in (list, tuple):

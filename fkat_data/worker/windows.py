@@ -15,6 +15,7 @@ from fkat_data.errors import ConfigurationError
 from fkat_data.sample_errors import note_misfit, note_places
 from fkat_data.seeding import ShardStreams
 from fkat_data.transport.codec import dumps, loads
+from fkat_data.types import BatchStream
 from fkat_data.wording import add_note
 from fkat_data.worker.fetch import gives_items_together
 from fkat_data.worker.items import ItemThreads, items_in_turn
@@ -149,6 +150,8 @@ class WindowProduct:
     def _samples(self, threads: ItemThreads | None) -> list[Any]:
         dataset, indices = self._dataset, self._window.indices
         try:
+            if isinstance(dataset, BatchStream):
+                return dataset.window_samples(indices)
             if gives_items_together(dataset):
                 return [*dataset.__getitems__(indices)]
             return (items_in_turn if threads is None else threads.items)(dataset, indices)

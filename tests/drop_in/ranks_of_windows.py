@@ -10,13 +10,15 @@ import torch.distributed as dist
 
 from fkat_data import DataLoader
 from fkat_data.distributed import gather
+from fkat_data.streaming import StreamingDataset
 
 NUM_SAMPLES = 300
 
 
 def rows_of(samples):
     """Make a row or five of each sample, in runs of a hundred."""
-    return [(sample, row) for sample in samples for row in range(5 if 100 <= sample < 160 else 1)]
+    numbers = [sample["number"] if isinstance(sample, dict) else sample for sample in samples]
+    return [(number, row) for number in numbers for row in range(5 if 100 <= number < 160 else 1)]
 
 
 def listed(rows):
@@ -30,7 +32,8 @@ def main():
     path = folder / "content.json"
     content = json.loads(path.read_text()) if path.exists() else {"rows": [], "state": None, "counts": []}
     options = {"window_fn": rows_of, "window_size": 50, "collate_fn": listed, "num_workers": num_workers}
-    with DataLoader(range(NUM_SAMPLES), 4, **options) as loader:
+    dataset = StreamingDataset(local=sys.argv[4]) if len(sys.argv) > 4 else range(NUM_SAMPLES)
+    with DataLoader(dataset, 4, **options) as loader:
         loader.deal_out(num_ranks, rank)
         if content["state"] is not None:
             loader.load_state_dict(content["state"])

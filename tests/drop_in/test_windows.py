@@ -16,6 +16,7 @@ from own_workers import worker_pids
 from ranks_of_windows import rows_of
 
 from fkat_data import ConfigurationError, DataLoader, ReplayMismatchError, StateMismatchError
+from fkat_data.streaming import MDSWriter
 
 sys.path.append(str(Path(__file__).parents[1] / "faults"))
 RANKS = Path(__file__).with_name("ranks_of_windows.py")
@@ -330,12 +331,19 @@ def test_ranks_that_are_an_epoch_apart_keep_their_number():
 
 
 @pytest.mark.usefixtures("processes")
-@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize(("num_workers", "is_stream"), [(0, False), (1, False), (1, True)])
 def test_real_ranks_end_an_epoch_together_though_their_windows_make_uneven_numbers_of_rows(
-    prepared, tmp_path, num_workers
+    prepared, tmp_path, num_workers, is_stream
 ):
+    stream = []
+    if is_stream:
+        stream = [tmp_path / "stream"]
+        with MDSWriter(out=str(stream[0]), columns={"number": "int"}, size_limit=500) as writer:
+            for number in range(300):
+                writer.write({"number": number})
+
     def run(num_ranks, num_steps):
-        for rank in prepared.run_ranks(num_ranks, RANKS, tmp_path, num_steps, num_workers, folder=tmp_path):
+        for rank in prepared.run_ranks(num_ranks, RANKS, tmp_path, num_steps, num_workers, *stream, folder=tmp_path):
             assert rank.returncode == 0, rank.stderr
         return json.loads((tmp_path / "content.json").read_text())
 

@@ -22,15 +22,17 @@ from fkat_data.streaming.order.epoch_order import (
     EpochStart,
     JoinedBatches,
     JoinedPlan,
+    OrderedSamples,
     OrderSettings,
     Plan,
     batching_of,
     check_order,
     epoch_of_phase,
+    ordered_samples,
     plan_epoch,
 )
 from fkat_data.streaming.order.partition import Grid
-from fkat_data.streaming.order.shuffle import kept_here
+from fkat_data.streaming.order.shuffle import Keeper, kept_here
 from fkat_data.streaming.order.weights import StreamShares, StreamWeight, joined_shares, shares_of
 
 #: The reference's states have none, and those of this library so far do not either.
@@ -345,11 +347,23 @@ class Epochs:
 
     def plan(self, point: ResumePoint) -> Plan:
         """Return the plan of the rest of an epoch from a resume point on."""
-        sizes = self._known_world() or World.sizes()
-        is_alone = sizes.num_ranks == 1 and get_worker_info() is None
-        keeper = kept_here if is_alone else shared_part
+        keeper = self._keeper()
         phases = [plan_epoch(self.settings, *phase, self.grid(), keeper) for phase in self._rest(point)]
         return phases[0] if len(phases) == 1 else JoinedPlan(phases)
+
+    def ordered(self, epoch: int, shuffle_seed: int, num_canonical_nodes: int) -> list[OrderedSamples]:
+        """Return the order of an epoch's samples, whatever the ranks and the batch size, for each of its phases."""
+        keeper = self._keeper()
+        phases = enumerate(self.phases(epoch))
+        starts = [
+            (shares, EpochStart(epoch_of_phase(epoch, number), 0, shuffle_seed, num_canonical_nodes))
+            for number, shares in phases
+        ]
+        return [ordered_samples(self.settings, shares, start, keeper) for shares, start in starts]
+
+    def _keeper(self) -> Keeper:
+        sizes = self._known_world() or World.sizes()
+        return kept_here if sizes.num_ranks == 1 and get_worker_info() is None else shared_part
 
     def _rest(self, point: ResumePoint) -> list[tuple[StreamShares, EpochStart]]:
         """Return the remaining phases of an epoch: the streams' shares, and where each phase starts or resumes."""

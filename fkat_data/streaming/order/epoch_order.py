@@ -285,6 +285,44 @@ class EpochPlan(Plan):
         return streams, places
 
 
+class OrderedSamples:
+    """The samples of an epoch whose weights are constant, in the order of ``random`` batching, each place once.
+
+    Args:
+        selection: The samples of the epoch.
+        shuffle: Their order; None: they stay in their own.
+    """
+
+    def __init__(self, selection: Selection | KeyedSelection, shuffle: Shuffle | None) -> None:
+        self._selection = selection
+        self._shuffle = shuffle
+
+    def sample_ids(self, first: int, stop: int) -> _Integers:
+        """Return the ids of the samples at the places from ``first`` to ``stop - 1``: int64."""
+        places = np.arange(first, stop, dtype=np.int64)
+        return self._selection.sample_ids(places if self._shuffle is None else self._shuffle.samples_at(places))
+
+
+def ordered_samples(
+    settings: OrderSettings, shares: StreamShares, start: EpochStart, keeper: Keeper = kept_here
+) -> OrderedSamples:
+    """Return the order of an epoch's samples, without ranks and batches.
+
+    Args:
+        settings: The settings that determine the order.
+        shares: Each stream's share of the epoch.
+        start: The epoch, its seed and its canonical nodes.
+        keeper: Keeps the orders of the reference's shuffles.
+
+    Raises:
+        ConfigurationError: The shuffle does not work with these numbers.
+    """
+    selection = _selection(settings, _streams(settings, shares), start)
+    block_size = settings.block_size(start.num_canonical_nodes)
+    is_shuffled = settings.shuffle and selection.size > 0
+    return OrderedSamples(selection, _shuffle(settings, selection, start, block_size, keeper) if is_shuffled else None)
+
+
 def shuffle_names() -> tuple[ShuffleName, ...]:
     """Return what ``shuffle_algo`` may be: ``SHUFFLES``, and the names that are registered."""
     return (*SHUFFLES, *own_shuffle_names())
