@@ -18,6 +18,7 @@
         DownloadError                       a file could not be downloaded from its store
       CacheFullError                        the cache's disk is full, even after eviction
       SampleError (ValueError)              a sample cannot be written
+      SkippedSamplesError (RuntimeError)    more samples raised than may be left out
 
 An exception in user code is re-raised unchanged, with notes that name the shard and the microbatch.
 
@@ -398,6 +399,31 @@ class SampleError(FkatDataError, ValueError):
 
     def __str__(self) -> str:
         return f"column {self.column!r}, value {self.value}: expected {self.expected}"
+
+
+@made_from_text
+class SkippedSamplesError(FkatDataError, RuntimeError):
+    """More samples of an epoch raised than ``max_skipped_samples`` lets a loader leave out.
+
+    Args:
+        epoch: The epoch.
+        num_skipped: Samples of it that were left out on this rank, and on all ranks before their number changed.
+        limit: ``max_skipped_samples``.
+        last: What the last one of them raised.
+    """
+
+    def __init__(self, epoch: int, num_skipped: int, limit: int, last: str) -> None:
+        self.epoch = epoch
+        self.num_skipped = num_skipped
+        self.limit = limit
+        self.last = last
+        super().__init__(epoch, num_skipped, limit, last)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.num_skipped:,} samples of epoch {self.epoch} were left out, and at most {self.limit:,} may be "
+            f"(max_skipped_samples). The last: {self.last}"
+        )
 
 
 class _Shown(str):

@@ -18,6 +18,7 @@ from fkat_data.errors import (
     SampleError,
     ShardCorruptError,
     ShardNotFoundError,
+    SkippedSamplesError,
     StaleIteratorError,
     StateMismatchError,
     WorkerDiedError,
@@ -96,6 +97,13 @@ EXAMPLES = [
         ),
     ),
     (SampleError("label", "three", "an int"), "column 'label', value 'three': expected an int"),
+    (
+        SkippedSamplesError(2, 1001, 1000, "sample 7: ValueError: no seven"),
+        (
+            "1,001 samples of epoch 2 were left out, and at most 1,000 may be (max_skipped_samples). "
+            "The last: sample 7: ValueError: no seven"
+        ),
+    ),
 ]
 
 #: The classes of errors; those that it imports are of other modules.
@@ -160,6 +168,7 @@ def test_every_error_is_ours_and_what_pythons_own_would_be(error, text):
         MemoryLimitError: MemoryError,
         ShardNotFoundError: FileNotFoundError,
         SampleError: ValueError,
+        SkippedSamplesError: RuntimeError,
     }.get(type(error), Exception)
     assert isinstance(error, standard)
 

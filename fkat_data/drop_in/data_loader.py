@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from inspect import currentframe
-from typing import Any, Generic, cast
+from typing import Any, Generic, Literal, cast
 
 import torch
 from torch.utils import data as torch_data
@@ -98,6 +98,10 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
             ``collate_fn`` are of rows then. With ``batch_size=None``, each row is a microbatch. A ``StreamingDataset`` deals
             its windows out to its ranks by itself.
         window_size: Samples of a window.
+        on_sample_error: What becomes of a sample that raises: ``"raise"``; or ``"skip"``: it is left out, logged, and
+            counted in ``statistics()`` and in the state. Microbatches stay full: their samples are cut into windows, as
+            for a ``window_fn``.
+        max_skipped_samples: Samples of an epoch that may be left out.
 
     Raises:
         ValueError: torch refuses the arguments, or one of this library's own is invalid (``ConfigurationError``).
@@ -147,6 +151,8 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         replay: bool = False,
         window_fn: WindowFunction | Sequence[WindowFunction] | None = None,
         window_size: int = 1024,
+        on_sample_error: Literal["raise", "skip"] = "raise",
+        max_skipped_samples: int = 100,
     ) -> None:
         if isinstance(dataset, (torch_data.IterDataPipe, torch_data.MapDataPipe)):
             raise ConfigurationError(
@@ -197,7 +203,11 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         self.replay: bool = arguments.boolean("replay", replay)
         self.window_fn = window_fn
         self.window_size: int = arguments.integer("window_size", window_size, minimum=1)
-        check_windows(window_fn, dataset, batch_sampler)
+        self.on_sample_error: Literal["raise", "skip"] = on_sample_error
+        arguments.choice("on_sample_error", on_sample_error, ("raise", "skip"))
+        self.max_skipped_samples: int = arguments.integer("max_skipped_samples", max_skipped_samples, minimum=0)
+        if self.has_windows:
+            check_windows(window_fn, dataset, batch_sampler)
         self._take_stream(dataset, batch_size, in_order=in_order)
         if self._is_iterable and num_workers and counts_all_ranks(dataset):
             self._strand_ranks = StrandRanks()
@@ -223,7 +233,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
             self._succeed(cast("DataLoader[Any]", original))
 
     def _take_stream(self, dataset: object, batch_size: int | None, *, in_order: bool) -> None:
-        if self.window_fn is not None and isinstance(dataset, BatchStream):
+        if self.has_windows and isinstance(dataset, BatchStream):
             # To all but the plan, a dataset with indices: ranks get windows, whose rows make the microbatches.
             self._stream, self._windowed = None, dataset
             self._windows_of(dataset)
@@ -261,9 +271,9 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         """Return the microbatches of an epoch; of this rank's, if they are dealt out, with those before a re-split.
 
         Raises:
-            TypeError: The dataset or the sampler has no length, or there is a window function.
+            TypeError: The dataset or the sampler has no length, or microbatches are cut from rows of windows.
         """
-        if self.window_fn is not None:
+        if self.has_windows:
             return self._map_plan().num_batches(self.epoch)
         if self._stream is not None:
             return self._new_plan().num_batches(self.epoch)
@@ -485,7 +495,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         if self._stream is not None:  # its own state knows which batch sizes it may go on with
             return {"drop_last": self.drop_last}
         terms = {"batch_size": self.batch_size, "drop_last": self.drop_last}
-        if self.window_fn is None:
+        if not self.has_windows:
             return terms
         terms |= {"window_size": self.window_size, "window_fn": version_of(self.window_functions)}
         return terms if self._windowed is None else {**terms, **self._windowed.window_fingerprint()}
@@ -588,13 +598,15 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def _map_plan(self) -> NumberedPlan | DrawnPlan | WindowPlan:
         dealing = self._dealing()
-        if self.window_fn is not None:
+        if self.has_windows:
             if self._windowed is None:
                 check_sampler(self.sampler, self.batch_sampler, dealing)
                 order = SampledWindows(self.sampler, self.window_size, self._known_seed())
             else:
                 order = self._windows_of(self._windowed)
-            return WindowPlan(order, self.window_size, self._share, is_batched=self.batch_sampler is not None)
+            limit = self.max_skipped_samples if self.on_sample_error == "skip" else None
+            is_batched = self.batch_sampler is not None
+            return WindowPlan(order, self.window_size, self._share, is_batched=is_batched, max_skipped=limit)
         if is_numbered(self.sampler, self.batch_sampler):
             dataset = dealing if isinstance(dealing, DealtItems) else None
             return NumberedPlan(

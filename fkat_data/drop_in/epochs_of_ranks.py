@@ -3,7 +3,7 @@
 import logging
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from torch.utils.data import Subset
 
@@ -84,6 +84,7 @@ class EpochsOfRanks(AccelerateSide):
     seed: int | None
     dp_rank: int | None
     window_fn: Any
+    on_sample_error: Literal["raise", "skip"]
     _is_iterable: bool
     _stream: BatchStream | None
     # A stream whose order is cut into windows; ``_stream`` is None then.
@@ -115,6 +116,11 @@ class EpochsOfRanks(AccelerateSide):
     @abstractmethod
     def step(self) -> int:
         """Microbatches of that epoch that were delivered before it."""
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether microbatches are cut from the rows of windows."""
+        return self.window_fn is not None or self.on_sample_error == "skip"
 
     @abstractmethod
     def local_state_dict(self) -> dict[str, Any]:
@@ -191,7 +197,7 @@ class EpochsOfRanks(AccelerateSide):
             vars(self).update(_is_collective=True)
             return
         share = RankShare(num_ranks, rank, even_batches, split_batches)
-        if split_batches and self.window_fn is not None:
+        if split_batches and self.has_windows:
             raise ConfigurationError("split_batches", True, "False: ranks get windows, and not parts of batches")
         size = getattr(self.sampler if self.batch_sampler is None else self.batch_sampler, "batch_size", None)
         if split_batches and (not isinstance(size, int) or size % num_ranks):

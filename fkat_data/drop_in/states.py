@@ -58,7 +58,7 @@ def merged_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _place(state: Mapping[str, Any]) -> str:
-    rows = [state["sampler"].get(field) for field in ("window", "row")]
+    rows = [state["sampler"].get(field) for field in ("window", "row", "num_skipped")]
     return repr([*(state.get(field) for field in _PLACE), checks_in(state["sampler"]), *rows])
 
 
@@ -320,7 +320,9 @@ def checked_loader_state(state_dict: object, present: Mapping[str, Any], seed: i
         field = "stream" if "stream" in (saved, kind) else "strands"
         raise StateMismatchError(field, _KINDS[saved], _KINDS[kind], hint)
     if is_of_windows(state) and "window_fn" not in present:
-        hint = "pass the window_fn of the run that saved: a step counts microbatches of the rows that it made"
+        hint = (
+            "pass the window_fn, or the on_sample_error, of the run that saved: a step counts microbatches of its rows"
+        )
         raise StateMismatchError("window_fn", state.get("window_fn"), None, hint)
     for field, value in present.items():
         if state.get(field, "<missing>") != value:

@@ -20,12 +20,12 @@ from fkat_data.drop_in.equal_ends import EqualEnds, delivered_alike, equal_ends
 from fkat_data.drop_in.numbered_plan import EpochShuffle, SampleOrder, is_numbered
 from fkat_data.drop_in.rank_share import RankShare
 from fkat_data.drop_in.window_states import DealtWindows, WindowPlace, dealt_windows
-from fkat_data.errors import ConfigurationError, StateMismatchError
+from fkat_data.errors import ConfigurationError, SkippedSamplesError, StateMismatchError
 from fkat_data.interruption import genuine
 from fkat_data.plan.place import Piece, Place, Position, Task
 from fkat_data.types import BatchStream
 from fkat_data.wording import counted
-from fkat_data.worker.windows import Window, read_mark
+from fkat_data.worker.windows import Skipped, Window, read_mark, read_skipped
 
 _logger = logging.getLogger(__name__)
 
@@ -33,6 +33,7 @@ _logger = logging.getLogger(__name__)
 _MOST_KEPT = 64
 # More than there are tasks in work.
 _MOST_PLANNED = 256
+_WINDOWED = "window_fn or on_sample_error='skip'"
 
 
 class WindowOrder(Protocol):
@@ -101,13 +102,25 @@ class WindowPlan(IndexPlan):
         window_size: Samples of a window.
         share: What this rank gets of the windows; None: there is one rank.
         is_batched: Whether rows of several windows form a microbatch.
+        max_skipped: Samples of an epoch that may be left out; None: none is.
     """
 
     has_parts = has_windows = True
     has_states: bool = False
     """Whether the order depends on the epochs before: it does not."""
 
-    def __init__(self, order: WindowOrder, window_size: int, share: RankShare | None, *, is_batched: bool) -> None:
+    def __init__(
+        self,
+        order: WindowOrder,
+        window_size: int,
+        share: RankShare | None,
+        *,
+        is_batched: bool,
+        max_skipped: int | None = None,
+    ) -> None:
+        self._max_skipped = max_skipped
+        # By epoch and window: how many samples were left out of those that were passed.
+        self._skipped: dict[tuple[int, int], int] = {}
         self._order = order
         self._window_size = window_size
         self._share = share
@@ -180,13 +193,47 @@ class WindowPlan(IndexPlan):
     def mark(self, task: Task, num_made: int, mark: bytes) -> None:
         """Remember the place behind a microbatch."""
         del num_made
+        row, num_behind, skipped = read_mark(mark)
+        self._leave_out(task, skipped)
         self._num_handed_out += 1
-        row, self._num_behind[self._num_handed_out] = read_mark(mark)
+        self._num_behind[self._num_handed_out] = num_behind
         place = WindowPlace(task.shard_index, row) if row >= 0 else WindowPlace(task.shard_index + 1, 0)
         self._places[task.epoch, self._num_handed_out] = place
         while len(self._places) > _MOST_KEPT:
             del self._places[next(iter(self._places))]
         self._num_behind.pop(self._num_handed_out - _MOST_KEPT, None)
+
+    def end_shard(self, task: Task, epilogue: bytes) -> None:
+        """Count the samples that were left out of a window that no microbatch ends with."""
+        self._leave_out(task, read_skipped(epilogue))
+
+    def _leave_out(self, task: Task, skipped: list[Skipped]) -> None:
+        """Count and log samples of a window that is passed.
+
+        Raises:
+            SkippedSamplesError: They are too many.
+        """
+        if not skipped or self._max_skipped is None:
+            return
+        window = task.epoch, task.shard_index
+        if window not in self._skipped:  # else it is passed again, after an interruption
+            self.num_skipped_samples += len(skipped)
+            self._skipped = {key: count for key, count in self._skipped.items() if key[0] == task.epoch}
+            self._skipped[window] = len(skipped)
+            for number, reason in skipped:
+                _logger.warning("sample %s of epoch %d is left out: %s", number, task.epoch, reason)
+        saved = self._loaded_at(task.epoch) or {}
+        num_skipped = self._num_skipped(task.epoch, task.shard_index + 1) + saved.get("skipped_before", 0)
+        if num_skipped > self._max_skipped:
+            last = f"sample {skipped[-1].number}: {skipped[-1].reason}"
+            raise SkippedSamplesError(task.epoch, num_skipped, self._max_skipped, last)
+
+    def _num_skipped(self, epoch: int, window: int) -> int:
+        """Return how many samples were left out of this rank's windows before one of an epoch."""
+        saved = self._loaded_at(epoch) or {}
+        return saved.get("num_skipped", 0) + sum(
+            count for (of, number), count in self._skipped.items() if of == epoch and number < window
+        )
 
     def watched(self, take: Callable[[], Any], engine: Any) -> Callable[[], Any]:
         """Return what takes microbatches as long as every rank has one, and says where an epoch has none."""
@@ -212,7 +259,9 @@ class WindowPlan(IndexPlan):
             except genuine(StopIteration):
                 if not self._num_handed_out and len(self._windows):
                     windows = counted(len(self._windows), "window")
-                    _logger.warning("epoch %d has no microbatch: window_fn has made none of %s", self._epoch, windows)
+                    _logger.warning(
+                        "epoch %d has no microbatch: no row was made of %s (window_fn)", self._epoch, windows
+                    )
                 raise
 
         return delivered_alike(taken, self._ends, place, num_certain, cut)
@@ -221,7 +270,10 @@ class WindowPlan(IndexPlan):
         """Return what the rest of an epoch depends on."""
         place = self._place_at(Position(epoch, 0, 0, step))
         terms = self._order.terms(epoch, self._loaded_at(epoch))
-        return {**terms, "window": place.window, "row": place.row, **self._split_of(epoch)}
+        state = {**terms, "window": place.window, "row": place.row, **self._split_of(epoch)}
+        if self._max_skipped is not None:
+            state["num_skipped"] = self._num_skipped(epoch, place.window)
+        return state
 
     def _place_at(self, position: Position) -> WindowPlace:
         place = self._places.get((position.epoch, position.step))
@@ -242,7 +294,7 @@ class WindowPlan(IndexPlan):
     def _split_of(self, epoch: int) -> dict[str, Any]:
         """Return what a state says of ranks before, in an epoch that they had begun."""
         saved = self._loaded_at(epoch) or {}
-        return {name: saved[name] for name in ("begun", "layers") if name in saved}
+        return {name: saved[name] for name in ("begun", "layers", "skipped_before") if name in saved}
 
     def _go_to(self, epoch: int) -> None:
         if epoch == self._epoch:
@@ -278,6 +330,7 @@ class WindowPlan(IndexPlan):
         self._loaded = None if state is None else (epoch, state)
         self._epoch = -1
         self._kept.clear()
+        self._skipped.clear()
         self._places.clear()
         self._num_behind.clear()
 
@@ -298,19 +351,17 @@ class WindowPlan(IndexPlan):
             TypeError: How many rows there are shows when they are made.
         """
         del epoch
-        raise TypeError("the number of microbatches is not known before window_fn has made the epoch's rows")
+        raise TypeError(f"the number of microbatches is not known before the epoch's rows are made, with {_WINDOWED}")
 
 
 def check_windows(window_fn: Any, dataset: object, batch_sampler: object) -> None:
-    """Check the arguments of a loader with a window function.
+    """Check the arguments of a loader that cuts windows.
 
     Raises:
         ConfigurationError: One of them does not go with it.
     """
-    if window_fn is None:
-        return
     functions: Any = (window_fn,) if callable(window_fn) else window_fn
-    if (
+    if window_fn is not None and (
         not isinstance(functions, (list, tuple))
         or not functions
         or not all(map(callable, cast("list[Any]", functions)))
@@ -321,12 +372,12 @@ def check_windows(window_fn: Any, dataset: object, batch_sampler: object) -> Non
     ):
         kind = type(cast("object", dataset))
         expected = (
-            "a dataset with indices or a StreamingDataset, with window_fn: no other order is cut into windows yet"
+            f"a dataset with indices or a StreamingDataset, with {_WINDOWED}: no other order is cut into windows yet"
         )
         raise ConfigurationError("dataset", kind, expected)
     if batch_sampler is not None:
         raise ConfigurationError(
-            "batch_sampler", batch_sampler, "batch_size, with window_fn: batches are cut from rows"
+            "batch_sampler", batch_sampler, f"batch_size, with {_WINDOWED}: batches are cut from rows"
         )
 
 
@@ -339,6 +390,6 @@ def check_sampler(sampler: Any, batch_sampler: Any, dealing: object) -> None:
     if not is_numbered(sampler, batch_sampler) or dealing is not None:
         found = sampler if dealing is None else dealing
         expected = (
-            "shuffle= or the dataset's order, with window_fn; deal_out(num_ranks, rank) gives ranks their windows"
+            f"shuffle= or the dataset's order, with {_WINDOWED}; deal_out(num_ranks, rank) gives ranks their windows"
         )
         raise ConfigurationError("sampler", found, expected)

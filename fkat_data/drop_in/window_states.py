@@ -201,5 +201,8 @@ def windows_of_rest(of_ranks: Sequence[Mapping[str, Any]], epoch: int) -> dict[s
         begun += left
         counts.append(num_had)
     rest = {name: value for name, value in sampler.items() if name not in ("window", "row", "begun", "layers")}
+    if "num_skipped" in rest:
+        in_epoch = (state["sampler"]["num_skipped"] for state in of_ranks if state["epoch"] == epoch)
+        rest |= {"num_skipped": 0, "skipped_before": rest.get("skipped_before", 0) + sum(in_epoch)}
     layers = [*map(list, sampler.get("layers", ())), counts]
     return {**rest, "window": 0, "row": 0, "begun": [list(each) for each in sorted(begun)], "layers": layers}

@@ -304,7 +304,9 @@ class EpochFactory:
             caller has.
         snapshot_every_n_steps: Microbatches between two states of an iterable dataset that has one.
         seed: The loader's.
-        window_fn: Called one on what the other has returned, the first on a window's samples; none: there are no windows.
+        window_fn: Called one on what the other has returned, the first on a window's samples; none: the samples are
+            the rows.
+        skips_samples: Whether a sample of a window that raises is left out.
     """
 
     def __init__(
@@ -321,8 +323,10 @@ class EpochFactory:
         snapshot_every_n_steps: int,
         seed: int,
         window_fn: Sequence[WindowFunction] = (),
+        skips_samples: bool = False,
     ) -> None:
         self.window_fn = window_fn
+        self._skips_samples = skips_samples
         self.dataset = dataset
         self.collate_fn = collate_fn
         self.worker_init_fn = worker_init_fn
@@ -356,6 +360,7 @@ class EpochFactory:
                 *(shard, self.dataset, self.window_fn, self.collate_fn, self._batch_size),
                 drop_last=self._drop_last,
                 seed=self._seed,
+                skips=self._skips_samples,
             )
         if self._is_stream:
             return self.dataset.loader_product(batches, self.collate_fn)

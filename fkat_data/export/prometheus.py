@@ -64,6 +64,7 @@ _ROWS = (
     ("copied_s", "copied_seconds", "Time in which copies to the device were under way"),
     ("worker_restarts", "worker_restarts", "Dead workers that were replaced"),
     ("skipped_shards", "skipped_shards", "Shards that failed and were skipped"),
+    ("skipped_samples", "skipped_samples", "Samples that raised and were left out"),
     ("queue_depth", "ready", "Microbatches made and not yet delivered"),
     ("num_segments", "segments", "Pieces of shared memory"),
     ("segment_bytes", "segment_bytes", "Bytes of shared memory"),

@@ -84,6 +84,7 @@ class Observation:
             held_bytes=self._pool.held_bytes,
             worker_restarts=self._prefetcher.restarts.total,
             skipped_shards=self._prefetcher.skips.total,
+            skipped_samples=self._prefetcher.num_skipped_samples,
             num_workers=self._pool.num_processes,
             num_workers_per_shard=self._pool.group_size,
             num_shard_prefetches=self._num_shard_prefetches,

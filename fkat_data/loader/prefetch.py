@@ -234,6 +234,11 @@ class Prefetcher:
         self._is_stale = False  # the tasks are those of before a load
 
     @property
+    def num_skipped_samples(self) -> int:
+        """Samples that were left out."""
+        return self._plan.num_skipped_samples
+
+    @property
     def num_arrived(self) -> int:
         """Microbatches that have arrived and were not handed out."""
         num_arrived = sum(work.num_arrived for work in list(self._work))

@@ -78,6 +78,7 @@ class LoaderStatistics:
         held_bytes: Bytes of those whose microbatches are alive now.
         worker_restarts: Dead workers that were replaced.
         skipped_shards: Shards that failed, and whose rest was skipped.
+        skipped_samples: Samples that raised, and were left out.
         num_workers: Worker processes; 0 in process.
         num_workers_per_shard: The loader's argument.
         num_shard_prefetches: The loader's argument.
@@ -107,6 +108,7 @@ class LoaderStatistics:
     held_bytes: int = 0
     worker_restarts: int = 0
     skipped_shards: int = 0
+    skipped_samples: int = 0
     num_workers: int = 0
     num_workers_per_shard: int = 1
     num_shard_prefetches: int = 0
@@ -232,9 +234,11 @@ def rows_of_statistics(statistics: "LoaderStatistics") -> list[tuple[str, str]]:
         rows.append(("shared memory", f"{total} in {counted(statistics.num_segments, 'piece')}, {held} in use"))
     if statistics.copied_s:
         rows.append(("copies", f"{readable_duration(statistics.copied_s)} to the device"))
-    if statistics.worker_restarts or statistics.skipped_shards:
+    if statistics.worker_restarts or statistics.skipped_shards or statistics.skipped_samples:
         replaced, skipped = counted(statistics.worker_restarts, "worker"), counted(statistics.skipped_shards, "shard")
         faults = f"{replaced} replaced, {skipped} skipped"
+        if statistics.skipped_samples:
+            faults += f", {counted(statistics.skipped_samples, 'sample')} left out"
         rows.append(("faults", faults))
     return [*rows, ("verdict", str(statistics.verdict))]
 

@@ -42,6 +42,8 @@ class ShardPlan(ABC):
 
     has_carries: bool = False
     """Whether each task leaves something for the one behind it."""
+    num_skipped_samples: int = 0
+    """Samples that were left out since the plan was made."""
 
     @abstractmethod
     def shard(self, epoch: int, index: int) -> Shard | None:

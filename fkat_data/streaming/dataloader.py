@@ -56,7 +56,7 @@ class StreamingDataLoader(DataLoader[Any]):
             batch_size = dataset.batch_size
         super().__init__(dataset, 1 if batch_size is None else batch_size, **options)
         self._collate = cast("Callable[[list[Any]], Any]", self.collate_fn)
-        if self._has_own_iter or self.window_fn is not None:
+        if self._has_own_iter or self.has_windows:
             # What an ``__iter__`` does with the first batches shows only when it runs: this loader is not ``Skippable``.
             vars(self)["skip"] = None
 
@@ -67,7 +67,7 @@ class StreamingDataLoader(DataLoader[Any]):
     @property
     def _is_of_batches(self) -> bool:
         """Whether the stream's order is one of batches, and its state the loader's."""
-        return isinstance(self.dataset, StreamingDataset) and self.window_fn is None
+        return isinstance(self.dataset, StreamingDataset) and not self.has_windows
 
     @property
     def num_samples_yielded(self) -> int:

@@ -353,18 +353,18 @@ class StreamingDataset(Described, DatasetProperties, SampleAccess, IterableDatas
         """
         method = self.epochs.settings.batching_method
         if has_own_iter(self):
-            expected = (
-                "a dataset without an __iter__ of its own, with window_fn: windows are cut from the stream's order"
-            )
+            expected = "a dataset without an __iter__ of its own, with window_fn or on_sample_error: windows are cut from its order"
             raise ConfigurationError("dataset", type(self), expected)
         if method != "random":
-            expected = "'random', with window_fn: windows are cut from an order of samples, which no batch is part of"
+            expected = (
+                "'random', with window_fn or on_sample_error: windows are cut from an order of samples, not of batches"
+            )
             raise ConfigurationError("batching_method", method, expected)
         if self._skips:
-            expected = "nothing, with window_fn: a function of the window can leave samples out"
+            expected = "nothing, with window_fn or on_sample_error: a function of the window can leave samples out"
             raise ConfigurationError("skip", self._skips.plain(), expected)
         if self.epochs.replication is not None:
-            expected = "None, with window_fn: each rank gets windows of its own"
+            expected = "None, with window_fn or on_sample_error: each rank gets windows of its own"
             raise ConfigurationError("replication", self.epochs.replication, expected)
         return StreamWindows(self, window_size, is_read_here=is_read_here)
 

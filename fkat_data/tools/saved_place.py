@@ -191,7 +191,9 @@ def _batches(state: Mapping[str, Any], rank: int | None) -> str:
     if is_of_windows(state):
         windows, sampler = windows_of(state, rank or 0), state["sampler"]
         from_row = f", the first from row {sampler['row']}" if sampler["row"] else ""
-        return f"{len(windows) - sampler['window']} of {counted(len(windows), 'window')}{from_row}"
+        num_skipped = sampler.get("num_skipped", 0)
+        left_out = f"; {counted(num_skipped, 'sample')} left out" if num_skipped else ""
+        return f"{len(windows) - sampler['window']} of {counted(len(windows), 'window')}{from_row}{left_out}"
     counts = batches_left(state, rank)
     if counts is None:
         return "what its samplers or its dataset give"

@@ -11,15 +11,16 @@ from typing import Any, NamedTuple, TypeAlias, cast
 
 from torch.utils.data import default_collate  # pyright: ignore[reportUnknownVariableType]  # torch leaves its elements open
 
-from fkat_data.errors import ConfigurationError
+from fkat_data.errors import ConfigurationError, StateMismatchError
+from fkat_data.interruption import genuine, is_interruption
 from fkat_data.sample_errors import note_misfit, note_places
 from fkat_data.seeding import ShardStreams
 from fkat_data.transport.codec import dumps, loads
 from fkat_data.types import BatchStream
-from fkat_data.wording import add_note
+from fkat_data.wording import add_note, notes_of
 from fkat_data.worker.fetch import gives_items_together
 from fkat_data.worker.items import ItemThreads, items_in_turn
-from fkat_data.worker.messages import Marked
+from fkat_data.worker.messages import Epilogue, Marked
 
 WindowFunction: TypeAlias = Callable[[list[Any]], list[Any]]
 """Makes rows of a window's samples: as many as it likes, none too."""
@@ -62,6 +63,39 @@ class _Row(NamedTuple):
     value: Any
 
 
+class Skipped(NamedTuple):
+    """A sample that was left out.
+
+    Attributes:
+        number: The sample's index.
+        reason: What it raised, with the file, row or key that the dataset has it from.
+    """
+
+    number: int
+    reason: str
+
+
+class _Skipping:
+    """A dataset that gives a ``Skipped`` for a sample that raises.
+
+    Args:
+        dataset: The user's.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+        self._is_stream = isinstance(dataset, BatchStream)
+
+    def __getitem__(self, index: Any) -> Any:
+        try:
+            return self._dataset.window_samples([index])[0] if self._is_stream else self._dataset[index]
+        except genuine(Exception) as error:
+            if isinstance(error, (ConfigurationError, MemoryError, StateMismatchError)):
+                raise  # of the dataset, not of a sample
+            note_places(error, self._dataset, [index])
+            return Skipped(index, "; ".join([f"{type(error).__name__}: {error}", *notes_of(error)]))
+
+
 class WindowProduct:
     """The microbatches that end in a window.
 
@@ -73,6 +107,7 @@ class WindowProduct:
         batch_size: Rows of a microbatch; None: each row is one.
         drop_last: Whether a smaller last microbatch of an epoch is left out.
         seed: The loader's.
+        skips: Whether a sample that raises is left out.
     """
 
     def __init__(
@@ -85,7 +120,10 @@ class WindowProduct:
         *,
         drop_last: bool,
         seed: int,
+        skips: bool,
     ) -> None:
+        self._skips = skips
+        self._skipped: list[Skipped] = []
         self._window = window
         self._dataset = dataset
         self._functions = functions
@@ -100,8 +138,10 @@ class WindowProduct:
         give_carry: Callable[[bytes], None],
         collate: Callable[[Any], Any] | None,
         threads: ItemThreads | None,
-    ) -> Iterator[Marked]:
+    ) -> Iterator[Marked | Epilogue]:
         """Yield the microbatches, each with a mark: see ``read_mark``.
+
+        Where no microbatch ends with the window's last row, what was left out comes behind them: see ``read_skipped``.
 
         Args:
             take_carry: Waits for the rows that the windows before have left over.
@@ -120,7 +160,9 @@ class WindowProduct:
         if self._batch_size is None:
             for row in own:
                 num_behind = num_rows - row.place - 1
-                yield Marked(self._collated(row.value, row, None), _mark(row.place + 1, num_rows, num_behind))
+                yield Marked(self._collated(row.value, row, None), self._mark(row.place + 1, num_rows, num_behind))
+            if not own:
+                yield from self._epilogue()
             return
         carried = take_carry()
         left = [*map(_Row._make, loads(carried)), *own] if carried else own
@@ -132,8 +174,15 @@ class WindowProduct:
             num_whole = len(left)
         for first in range(0, num_whole, self._batch_size):
             batch = left[first : first + self._batch_size]
-            mark = _mark(batch[-1].place + 1, num_rows, -(-(num_whole - first) // self._batch_size) - 1)
+            mark = self._mark(batch[-1].place + 1, num_rows, -(-(num_whole - first) // self._batch_size) - 1)
             yield Marked(self._collated([row.value for row in batch], batch[0], collate), mark)
+        if not own or num_whole < len(left):
+            yield from self._epilogue()
+
+    def _epilogue(self) -> Iterator[Epilogue]:
+        """Yield what says which samples were left out, where no mark says it."""
+        if self._skipped:
+            yield Epilogue(dumps(self._skipped))
 
     def _rows(self, threads: ItemThreads | None) -> list[Any]:
         window = self._window
@@ -149,15 +198,22 @@ class WindowProduct:
 
     def _samples(self, threads: ItemThreads | None) -> list[Any]:
         dataset, indices = self._dataset, self._window.indices
+        one_by_one = items_in_turn if threads is None else threads.items
         try:
             if isinstance(dataset, BatchStream):
                 return dataset.window_samples(indices)
             if gives_items_together(dataset):
                 return [*dataset.__getitems__(indices)]
-            return (items_in_turn if threads is None else threads.items)(dataset, indices)
+            if not self._skips:
+                return one_by_one(dataset, indices)
         except Exception as error:
-            note_places(error, dataset, indices)
-            raise
+            if not self._skips or is_interruption(error):
+                note_places(error, dataset, indices)
+                raise
+            self._streams(self._window.number).seed_opening()
+        found = one_by_one(_Skipping(dataset), indices)
+        self._skipped = [each for each in found if isinstance(each, Skipped)]
+        return [each for each in found if not isinstance(each, Skipped)] if self._skipped else found
 
     def _collated(self, rows: Any, first: _Row, collate: Callable[[Any], Any] | None) -> Any:
         self._streams(first.window).seed_microbatch(first.place)
@@ -168,6 +224,11 @@ class WindowProduct:
         except Exception as error:
             note_misfit(error, rows)
             raise
+
+    def _mark(self, num_rows: int, num_all: int, num_behind: int) -> bytes:
+        if num_rows != num_all:
+            return _MARK.pack(num_rows, num_behind)
+        return _MARK.pack(-1, num_behind) + (dumps(self._skipped) if self._skipped else b"")
 
     def _streams(self, window: int) -> ShardStreams:
         # Of no rank: with another number of ranks, a window draws the same.
@@ -185,14 +246,20 @@ def _called(function: Callable[[list[Any]], object], rows: list[Any]) -> list[An
 _MARK = struct.Struct("<qQ")
 
 
-def read_mark(mark: bytes) -> tuple[int, int]:
-    """Return the rows of a window up to the end of a microbatch, -1 for all; and the window's microbatches behind it."""
-    num_rows, num_behind = _MARK.unpack(mark)
-    return num_rows, num_behind
+def read_mark(mark: bytes) -> tuple[int, int, list[Skipped]]:
+    """Return how far a microbatch goes in a window.
+
+    Returns:
+        The rows of the window up to its end, -1 for all; the window's microbatches behind it; and, with all rows, the
+        samples that were left out.
+    """
+    num_rows, num_behind = _MARK.unpack_from(mark)
+    return num_rows, num_behind, read_skipped(mark[_MARK.size :])
 
 
-def _mark(num_rows: int, num_all: int, num_behind: int) -> bytes:
-    return _MARK.pack(-1 if num_rows == num_all else num_rows, num_behind)
+def read_skipped(epilogue: bytes) -> list[Skipped]:
+    """Return the samples that were left out of a window."""
+    return [*map(Skipped._make, loads(epilogue))] if epilogue else []
 
 
 def _name_of(function: object) -> str:
