@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from fkat_data import arguments
-from fkat_data.datasets.item_index import IndexedFiles, counted_from_start
+from fkat_data.datasets.item_index import IndexedFiles, counted_from_start, counted_from_starts, in_parts
 from fkat_data.errors import ConfigurationError, ShardCorruptError
 from fkat_data.files.kept import LastUsed
 from fkat_data.files.opening import RangedFile, changed, shown_path
@@ -104,7 +104,9 @@ class _TokenFiles(IndexedFiles):
         if file.version().is_changed_from(found.version):
             raise changed(self.paths[number])
 
-    def _read_windows(self, number: int, starts: list[int], size: int) -> npt.NDArray[np.int64]:
+    def _read_windows(
+        self, number: int, starts: list[int], size: int, out: npt.NDArray[np.int64] | None = None
+    ) -> npt.NDArray[np.int64]:
         """Return as many tokens of a file behind each start, shape (len(starts), size); raise as ``_read`` does."""
         file, found = self._file(number), self.files[number]
         dtype, first_byte = np.dtype(found.dtype), found.first_byte
@@ -113,7 +115,8 @@ class _TokenFiles(IndexedFiles):
             file.read_into(row, first_byte + start * dtype.itemsize)
         if file.version().is_changed_from(found.version):
             raise changed(self.paths[number])
-        tokens = stored.astype(np.int64)
+        tokens = np.empty(stored.shape, np.int64) if out is None else out
+        np.copyto(tokens, stored, casting="unsafe")
         if dtype.kind == "f" or self.vocab_size is not None:
             for index, start in enumerate(starts):
                 self._check(number, start, stored[index], tokens[index])
@@ -199,6 +202,26 @@ class TokenWindows(_TokenFiles):
         if not self._has_boundaries:
             return torch.from_numpy(windows).unbind()
         return (self._with_boundaries(number, *window) for window in zip(starts, windows, strict=True))
+
+    @property
+    def item_shape(self) -> tuple[int, ...] | None:
+        """The shape of a window; None: it has boundaries, and is no tensor."""
+        return None if self._has_boundaries else (self.window_size,)
+
+    @property
+    def item_dtype(self) -> torch.dtype:
+        """The dtype of a window."""
+        return torch.int64
+
+    def stack_into(self, indices: Sequence[int], out: npt.NDArray[np.int64]) -> None:
+        """Read windows into the rows of an array, shape (len(indices), window_size); raise as ``__getitems__``."""
+        numbers = counted_from_starts(indices, len(self), "sample")
+        for number, positions, rows in in_parts(numbers, self._ends):
+            starts = [row * self.stride for row in cast("list[int]", rows.tolist())]
+            if len(starts) == len(out):
+                self._read_windows(number, starts, self.window_size, out)
+            else:
+                out[positions] = self._read_windows(number, starts, self.window_size)
 
     def _with_boundaries(self, number: int, start: int, tokens: npt.NDArray[np.int64]) -> dict[str, torch.Tensor]:
         if self._end_of_document is None:

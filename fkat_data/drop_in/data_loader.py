@@ -37,6 +37,7 @@ from fkat_data.transport.definitions import digest_of_shipment
 from fkat_data.types import BatchStream, Microbatch_co, Profiler
 from fkat_data.wording import Described
 from fkat_data.worker.settings import START_METHODS, StartMethod
+from fkat_data.worker.stacked import stacks_items
 from fkat_data.worker.windows import WindowFunction, version_of
 
 _logger = logging.getLogger(__name__)
@@ -609,9 +610,9 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
             return WindowPlan(order, self.window_size, self._share, is_batched=is_batched, max_skipped=limit)
         if is_numbered(self.sampler, self.batch_sampler):
             dataset = dealing if isinstance(dealing, DealtItems) else None
-            return NumberedPlan(
-                self.sampler, self.batch_sampler, self._known_seed(), self._share, self._layers, dataset
-            )
+            is_stacked = self.batch_sampler is not None and stacks_items(self.dataset, self.collate_fn)
+            order = self.sampler, self.batch_sampler
+            return NumberedPlan(*order, self._known_seed(), self._share, self._layers, dataset, is_stacked=is_stacked)
         order = self.sampler if self.batch_sampler is None else self.batch_sampler
         seed, dp_rank = self._known_seed(), self._known_dp_rank()
         dealt = dealing if isinstance(dealing, DealtBatches) else None

@@ -35,6 +35,7 @@ class SampleOrder(NumberedBatches):
         rests: What other ranks before have left of the epoch, each of what was left before; this one is of the last.
         first: The number of the first batch.
         items: Indices to batch instead, in order; None: those of the samples.
+        is_stacked: Whether the dataset reads its items into a microbatch, without code of a user's.
     """
 
     in_words = "the dataset"
@@ -50,7 +51,9 @@ class SampleOrder(NumberedBatches):
         rests: Sequence[LeftOver] = (),
         first: int = 0,
         items: Sequence[Any] | None = None,
+        is_stacked: bool = False,
     ) -> None:
+        self.is_stacked = is_stacked
         self._items = items
         self._num_samples = num_samples
         self._batch_size = batch_size
@@ -86,7 +89,7 @@ class SampleOrder(NumberedBatches):
 
     def __reduce__(self) -> tuple[Any, ...]:
         terms = self._num_samples, self._batch_size, self._drop_last, self._shuffle, self._share
-        return _order, (*terms, self._rests, self.first, self._items)
+        return _order, (*terms, self._rests, self.first, self._items, self.is_stacked)
 
     @property
     def _is_even(self) -> bool:
@@ -162,6 +165,7 @@ def _order(
     rests: tuple[LeftOver, ...],
     first: int,
     items: Sequence[Any] | None = None,
+    is_stacked: bool = False,
 ) -> SampleOrder:
     return SampleOrder(
         *(num_samples, batch_size),
@@ -171,6 +175,7 @@ def _order(
         rests=rests,
         first=first,
         items=items,
+        is_stacked=is_stacked,
     )
 
 
@@ -248,6 +253,7 @@ class NumberedPlan(IndexPlan):
         share: What this rank gets of the batches; None: there is one rank.
         layers: Where the number of ranks has changed.
         dataset: What deals itself out to ranks; None: no dataset does.
+        is_stacked: Whether the dataset reads its items into a microbatch, without code of a user's.
     """
 
     def __init__(
@@ -258,7 +264,10 @@ class NumberedPlan(IndexPlan):
         share: RankShare | None = None,
         layers: Sequence[Layer] = (),
         dataset: DealtItems | None = None,
+        *,
+        is_stacked: bool = False,
     ) -> None:
+        self._is_stacked = is_stacked
         self._dataset = dataset
         self._known_order: tuple[object, SampleOrder] | None = None
         self._sampler = sampler if batch_sampler is None else batch_sampler.sampler
@@ -381,6 +390,7 @@ class NumberedPlan(IndexPlan):
             share=self._share,
             rests=left_overs(self._layers, epoch, num_samples, size, drop_last=drop_last),
             first=first_step(self._layers, epoch),
+            is_stacked=self._is_stacked,
         )
 
 

@@ -21,6 +21,7 @@ from fkat_data.worker.batches import NearestProduct, NumberedBatches
 from fkat_data.worker.fetch import direct_iteration
 from fkat_data.worker.messages import Epilogue, Marked
 from fkat_data.worker.settings import current_worker
+from fkat_data.worker.stacked import StackedBatches
 from fkat_data.worker.windows import Window, WindowFunction, WindowProduct
 
 _MODULE = "datasets.iterable_dataset"
@@ -364,6 +365,8 @@ class EpochFactory:
             )
         if self._is_stream:
             return self.dataset.loader_product(batches, self.collate_fn)
+        if self._is_batched and batches.is_stacked:
+            return StackedBatches(self.dataset, batches)
         if self._is_batched:
             return TorchDataLoader(
                 self.dataset, batch_sampler=cast("Any", batches), collate_fn=cast("Any", self.collate_fn)

@@ -6,6 +6,7 @@ by a ``skip(count)`` of its own.
 """
 
 import copy
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any, NamedTuple, cast
@@ -40,7 +41,9 @@ class NumberedBatches(ABC):
     """Batches of indices, any of which is known without those before it: a sampler, or a batch sampler."""
 
     is_plain: bool = False
-    """Whether its microbatches are made without a random draw, in memory that no other code has."""
+    """Whether its microbatches are made without a random draw, in memory that no other code has, and all together."""
+    is_stacked: bool = False
+    """Whether a dataset reads its items into a microbatch: without a random draw, but one microbatch at a time."""
 
     @abstractmethod
     def __len__(self) -> int:
@@ -58,6 +61,11 @@ class NumberedBatches(ABC):
 def is_plain(shard: object) -> bool:
     """Return whether no code of a user's makes a shard, from its opening on."""
     return isinstance(shard, NumberedBatches) and shard.is_plain
+
+
+def draws_nothing(shard: object) -> bool:
+    """Return whether no code of a user's makes a shard."""
+    return isinstance(shard, NumberedBatches) and (shard.is_plain or shard.is_stacked)
 
 
 def draw_batches(sampler: Iterable[Any], streams: ShardStreams) -> Iterator[IndexBatch]:
@@ -281,7 +289,7 @@ def begin(
         return Production(microbatches, first_index, None, None, getattr(product, "stream_of", None))
     is_indexed = is_random_access(product)
     if is_indexed and (is_shared or not _can_skip(product)):
-        return _begin_random_access(cast("RandomAccess", product), streams)
+        return _begin_random_access(cast("RandomAccess", product), streams, collate)
     product = cast("Iterable[Any]", product)
     if not is_indexed and is_map_style(product):
         return _begin_map_style(product, first_microbatch, streams, collate, threads)
@@ -312,10 +320,15 @@ def is_map_style(product: object) -> bool:
     return type(loader).__iter__ is DataLoader.__iter__ and not isinstance(loader.dataset, IterableDataset)
 
 
-def _begin_random_access(product: RandomAccess, streams: ShardStreams) -> IndexedProduction:
+def _begin_random_access(
+    product: RandomAccess, streams: ShardStreams, collate: Callable[[Any], Any] | None
+) -> IndexedProduction:
     count = arguments.integer("num_microbatches of the factory's product", product.num_microbatches, minimum=0)
     is_plain = getattr(product, "is_plain", False)
-    return _NumberedProduction(product.microbatch, count, None if is_plain else streams)
+    make, stack = product.microbatch, getattr(collate, "stack", None)
+    if stack is not None and getattr(product, "stacks_items", False):
+        make = functools.partial(cast("Any", product).microbatch, stack=stack)
+    return _NumberedProduction(make, count, None if is_plain else streams)
 
 
 def _begin_map_style(

@@ -89,6 +89,14 @@ class SegmentCollate:
         except genuine(Exception):  # default_collate raises its own, or succeeds where only the views do not
             return collated(batch)
 
+    def stack(self, shape: tuple[int, ...], *, dtype: torch.dtype) -> torch.Tensor:
+        """Return memory for a microbatch that is one tensor; raise what ``allocate`` raises."""
+        size_bytes = math.prod(shape) * dtype.itemsize
+        segment = self._allocate(size_bytes) if size_bytes > self._smallest_bytes else None
+        if segment is None:
+            return torch.empty(shape, dtype=dtype)
+        return torch.frombuffer(segment.view, dtype=dtype, count=math.prod(shape)).view(shape)
+
 
 class FreshCollate:
     """Does what ``default_collate`` does, and knows which microbatch is in memory of its own for certain.
@@ -110,6 +118,11 @@ class FreshCollate:
         if _FUNCTIONS == _KNOWN and type(batch) in (list, tuple) and _is_stacked(batch):
             self._newest = microbatch
         return microbatch
+
+    def stack(self, shape: tuple[int, ...], *, dtype: torch.dtype) -> torch.Tensor:
+        """Return memory for a microbatch that is one tensor."""
+        self._newest = torch.empty(shape, dtype=dtype)
+        return self._newest
 
     def take(self, microbatch: Any) -> bool:
         """Return whether this is the newest one and known to be new; forget it."""

@@ -22,7 +22,7 @@ from fkat_data.tracebacks import fold
 from fkat_data.transport.codec import copied
 from fkat_data.transport.digest import digest_of
 from fkat_data.wording import shard_name
-from fkat_data.worker.batches import is_plain
+from fkat_data.worker.batches import draws_nothing, is_plain
 from fkat_data.worker.collate import FreshCollate
 from fkat_data.worker.messages import End, Failure, Item, Marked, Message, Together, remember_terms
 from fkat_data.worker.produce import Produced, Producer, name_place, produce, produce_together
@@ -177,7 +177,7 @@ class InlineWorker:
             with contexts:
                 if not are_modes_of_a_worker(dtype):
                     contexts.enter_context(modes_of_a_worker(dtype))
-                if not is_together:
+                if not draws_nothing(task.shard):
                     kept = preserved_generators()
                     contexts.callback(kept.restore)
                     contexts.enter_context(kept)

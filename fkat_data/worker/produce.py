@@ -24,7 +24,7 @@ from fkat_data.worker.batches import (
     ShardCount,
     begin,
     count_microbatches,
-    is_plain,
+    draws_nothing,
     is_random_access,
 )
 from fkat_data.worker.items import ItemThreads
@@ -166,7 +166,7 @@ class OpenShard:
         self._mark = producer.mark
         self._streams = _streams_of(task, producer)
         producer.mark("build", task.shard_index, repr(task.shard))
-        if not is_plain(task.shard):
+        if not draws_nothing(task.shard):
             self._streams.seed_opening()
         self._first = task.first_microbatch if task.lost_microbatch is None else task.lost_microbatch
         self._producer = producer

@@ -339,3 +339,65 @@ def test_a_large_file_is_not_read_before_it_is_needed(tmp_path):
     assert len(windows) == 10**9
     assert windows[-1].tolist() == [*range(10)]
     assert len(windows.file_digests()) == 1
+
+
+class ReversedWindows(TokenWindows):
+    def __getitems__(self, indices):
+        return [window.flip(0) for window in super().__getitems__(indices)]
+
+
+def listed(samples):
+    return torch.stack(samples)
+
+
+@pytest.mark.usefixtures("processes")
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+@pytest.mark.parametrize("kind", [TokenWindows, ReversedWindows])
+@pytest.mark.parametrize("write", [bare, numpys])
+def test_microbatches_that_windows_are_read_into_are_those_of_a_collate_function(tmp_path, num_workers, kind, write):
+    rng = np.random.default_rng(0)
+    files = []
+    for number, size in enumerate((900, 20_000, 4000)):  # microbatches within a file and across files
+        files.append(str(write(tmp_path / str(number), rng.integers(0, 50_000, size).astype(np.uint16), [size])))
+    windows = kind(files, 65, stride=64, dtype=dtype_for(write))
+    options = {"batch_size": 40, "shuffle": True, "seed": 3}  # larger than what a pipe takes inline
+    expected = list(DataLoader(windows, **options, collate_fn=listed))
+    with DataLoader(windows, **options, num_workers=num_workers) as loader:
+        iterator = iter(loader)
+        found = [next(iterator) for _ in range(4)]
+        state = loader.state_dict()
+        found += iterator
+    with DataLoader(windows, **options, num_workers=num_workers) as loader:
+        loader.load_state_dict(state)
+        resumed = list(loader)
+    assert len(found) == len(expected)
+    assert all(map(torch.equal, found, expected))
+    assert all(map(torch.equal, resumed, expected[4:]))
+    assert all(batch.is_contiguous() and batch.dtype == torch.int64 for batch in found)
+    found[0].zero_()  # is the caller's own
+    assert torch.equal(found[1], expected[1])
+
+
+@pytest.mark.usefixtures("processes")
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_error_in_a_microbatch_that_windows_are_read_into_names_file_and_token(tmp_path, num_workers):
+    tokens = np.zeros(5000, np.uint16)
+    tokens[3333] = 77
+    path = str(bare(tmp_path / "a", tokens, [5000]))
+    with (
+        DataLoader(TokenWindows(path, 100, dtype="uint16", vocab_size=50), 10, num_workers=num_workers) as loader,
+        pytest.raises(ShardCorruptError, match="token 3333") as caught,
+    ):
+        for number, _ in enumerate(loader):  # noqa: B007 - used behind the loop
+            pass
+    assert number == 2
+    assert any("Sample" in note or "microbatch 3" in note for note in caught.value.__notes__)
+
+
+def test_a_microbatch_that_windows_are_read_into_moves_no_generator(tmp_path):
+    path = str(bare(tmp_path / "a", np.arange(5000, dtype=np.uint16), [5000]))
+    loader = DataLoader(TokenWindows(path, 100, dtype="uint16"), 10, shuffle=True, seed=1)
+    iterator = iter(loader)
+    before = torch.get_rng_state()
+    next(iterator)
+    assert torch.equal(torch.get_rng_state(), before)
