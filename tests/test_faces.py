@@ -32,6 +32,9 @@ DOTTED = re.compile(r"(?<![\w/.-])fkat_data(?:\.[A-Za-z_]\w*)+")
 def packages():
     for path in sorted(PACKAGE.rglob("__init__.py")):
         yield ".".join(("fkat_data", *path.parent.relative_to(PACKAGE).parts))
+    for path in sorted(PACKAGE.glob("[!_]*.py")):  # one module is a face as well
+        if "\n__all__ = " in path.read_text():
+            yield f"fkat_data.{path.stem}"
 
 
 @cache

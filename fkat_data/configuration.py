@@ -1,4 +1,24 @@
-"""Hydra's ``instantiate``, with errors that name the key and the expected value."""
+"""Hydra integration: resolvers for ranks, and errors that name the configuration key.
+
+```python
+from fkat_data.configuration import instantiate, register_resolvers
+
+register_resolvers()                    # ${fkat.dp_rank:} and the others
+loader = instantiate(config.loader)
+```
+
+The resolvers ask torch.distributed and the environment variables of torchrun:
+
+=================================  ==================================================================
+``${fkat.rank:}``                  the rank; 0 without torchrun
+``${fkat.world_size:}``            the number of ranks; 1 without torchrun
+``${fkat.local_rank:}``            ``LOCAL_RANK``, the rank on this machine; 0 without torchrun
+``${fkat.dp_rank:n}``              the data-parallel rank if *n* ranks share one model; n defaults to 1
+``${fkat.dp_size:n}``              the number of data-parallel ranks
+=================================  ==================================================================
+
+Consecutive ranks share one model: with ``n`` = 2, ranks 0 and 1 are data-parallel rank 0 and read the same data.
+"""
 
 import difflib
 import importlib
@@ -12,9 +32,13 @@ from hydra.errors import InstantiationException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
+from fkat_data import arguments
 from fkat_data.errors import ConfigurationError, FkatDataError
 from fkat_data.interruption import genuine
+from fkat_data.launch import current_launch
 from fkat_data.wording import add_note
+
+__all__ = ["instantiate", "rank", "register_resolvers", "world_size"]
 
 _HYDRA_KEYS = {"_target_", "_partial_", "_recursive_", "_convert_", "_args_"}
 
@@ -144,3 +168,70 @@ def _imported(name: str) -> Any:
 
 def _child_path(path: str, key: str) -> str:
     return f"{path}.{key}" if path else key
+
+
+def register_resolvers() -> None:
+    """Register ``${fkat.rank:}`` and the other resolvers with OmegaConf. Safe to call more than once."""
+    for resolver in (rank, world_size, local_rank, dp_rank, dp_size):
+        # Not cached: a process may compose for several worlds in turn, as tests do.
+        register = cast("Callable[..., Any]", OmegaConf.register_new_resolver)
+        register(f"fkat.{resolver.__name__}", resolver, replace=True, use_cache=False)
+
+
+def rank() -> int:
+    """Return this process's rank.
+
+    Raises:
+        ConfigurationError: The rank is not known, an environment variable is invalid, or two of them or a variable and
+            the process group contradict each other.
+    """
+    return current_launch().rank
+
+
+def world_size() -> int:
+    """Return the number of ranks.
+
+    Raises:
+        ConfigurationError: An environment variable is invalid, or contradicts another one or the process group.
+    """
+    return current_launch().world_size
+
+
+def local_rank() -> int:
+    """Return this process's rank on its machine.
+
+    Raises:
+        ConfigurationError: An environment variable is invalid, or contradicts another one or the process group.
+    """
+    return current_launch().local_rank
+
+
+def dp_rank(model_parallel_size: int = 1) -> int:
+    """Return this process's data-parallel rank.
+
+    Args:
+        model_parallel_size: Number of consecutive ranks that share one model, a divisor of the number of ranks.
+
+    Raises:
+        ConfigurationError: ``model_parallel_size`` or an environment variable is invalid.
+    """
+    return rank() // _checked_size(model_parallel_size)
+
+
+def dp_size(model_parallel_size: int = 1) -> int:
+    """Return the number of data-parallel ranks.
+
+    Args:
+        model_parallel_size: Number of consecutive ranks that share one model, a divisor of the number of ranks.
+
+    Raises:
+        ConfigurationError: ``model_parallel_size`` or an environment variable is invalid.
+    """
+    return world_size() // _checked_size(model_parallel_size)
+
+
+def _checked_size(model_parallel_size: object) -> int:
+    size = arguments.integer("model_parallel_size", model_parallel_size, minimum=1)
+    if world_size() % size:
+        raise ConfigurationError("model_parallel_size", size, f"a divisor of the {world_size()} ranks (WORLD_SIZE)")
+    return size

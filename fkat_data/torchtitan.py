@@ -1,4 +1,7 @@
-"""A loader for torchtitan's trainer: endless, closed by the trainer, and one entry of its checkpoints."""
+"""A loader for torchtitan's trainer: endless, closed by the trainer, and one entry of its checkpoints.
+
+torchtitan is not needed to import this.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -6,6 +9,8 @@ from typing import Any
 from fkat_data.arguments import boolean
 from fkat_data.errors import ConfigurationError
 from fkat_data.types import Microbatch, Stateful
+
+__all__ = ["TitanDataLoader"]
 
 _MOST_EMPTY_EPOCHS = 100
 

@@ -46,6 +46,8 @@ class Metric(NamedTuple):
     text: str
 
 
+__all__ = ["METRICS", "Metric", "PrometheusFile", "StatisticsSource", "prometheus_text"]
+
 _ROWS = (
     ("delivered", "delivered", "Microbatches that the trainer received"),
     ("delivered_bytes", "delivered_bytes", "Bytes of their tensors and arrays"),
