@@ -455,19 +455,20 @@ def packed_sequence(
     num_missing = sequence_length - edges[-1]
     if num_missing:
         edges.append(sequence_length)
-    sizes = torch.tensor(edges).diff()
-    document_ids = torch.arange(len(sizes), dtype=torch.int32)
+    # NumPy's functions take a third of the time of torch's for so few numbers.
+    starts = np.array(edges)
+    sizes, starts = np.diff(starts), starts[:-1]
+    document_ids = np.arange(len(sizes), dtype=np.int32)
     if num_missing:
         document_ids[-1] = -1
-    cu_seqlens = torch.tensor(edges, dtype=torch.int32)
-    sequence = {
-        field: torch.nn.functional.pad(torch.cat([*fragments]), (0, num_missing), value=padding[field])
-        for field, fragments in values.items()
-    }
+    sequence: dict[str, torch.Tensor] = {}
+    for field, fragments in values.items():
+        rest = [fragments[0].new_full((num_missing,), padding[field])] if num_missing else []
+        sequence[field] = torch.cat([*fragments, *rest])
     return sequence | {
-        "document_ids": document_ids.repeat_interleave(sizes),
-        "position_ids": torch.arange(sequence_length) - cu_seqlens[:-1].long().repeat_interleave(sizes),
-        "cu_seqlens": cu_seqlens,
+        "document_ids": torch.from_numpy(np.repeat(document_ids, sizes)),
+        "position_ids": torch.from_numpy(np.arange(sequence_length) - np.repeat(starts, sizes)),
+        "cu_seqlens": torch.tensor(edges, dtype=torch.int32),
     }
 
 

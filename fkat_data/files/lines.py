@@ -262,6 +262,8 @@ def _whole_lines(path: str, chunks: Iterable[bytes], max_line_bytes: int) -> Ite
 
 def _begins(text: bytes) -> npt.NDArray[Any]:
     """Return the offsets of the lines that are not blank."""
+    if text.find(b"\n", 0, len(text) - 1) < 0 and text and not text.isspace():
+        return np.zeros(1, np.int64)  # a single line, as an index often gives it
     content = np.frombuffer(text, np.uint8)
     begins = np.concatenate([[0], np.flatnonzero(content == ord("\n")) + 1])
     begins = begins[begins < len(text)]
