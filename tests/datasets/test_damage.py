@@ -74,7 +74,7 @@ def cut(content):
 
 PARQUET = [by_index(ParquetDataset), in_order(IterableParquetDataset)]
 JSON = [by_index(JsonDataset), in_order(IterableJsonDataset)]
-COMPRESSED = [gzip.compress(LINES), zstandard.ZstdCompressor(write_checksum=True).compress(LINES)]
+COMPRESSED = [gzip.compress(LINES, mtime=0), zstandard.ZstdCompressor(write_checksum=True).compress(LINES)]
 
 
 @pytest.mark.long
