@@ -37,9 +37,9 @@ class Spread(NamedTuple):
         sizes, *numbers = fields
         return cls(tuple(map(int, sizes)), *map(int, numbers))
 
-    def plain(self) -> list[Any]:
-        """Return this as a state keeps it."""
-        return [list(self.sizes), *self[1:]]
+    def plain(self) -> tuple[Any, ...]:
+        """Return this as a state keeps it: as one value, which torch.distributed.checkpoint saves whole."""
+        return tuple(self)
 
     def windows(self, window_size: int) -> tuple[_Integers, _Integers]:
         """Return where each window begins and ends in the order of the whole epoch, by its number: int64."""
