@@ -269,7 +269,7 @@ class WindowPlan(IndexPlan):
     def state_at(self, epoch: int, step: int) -> dict[str, Any]:
         """Return what the rest of an epoch depends on."""
         place = self._place_at(Position(epoch, 0, 0, step))
-        terms = self._order.terms(epoch, self._loaded_at(epoch))
+        terms = self._terms if epoch == self._epoch else self._order.terms(epoch, self._loaded_at(epoch))
         state = {**terms, "window": place.window, "row": place.row, **self._split_of(epoch)}
         if self._max_skipped is not None:
             state["num_skipped"] = self._num_skipped(epoch, place.window)
