@@ -14,7 +14,7 @@ g[id^="text_"] {fill: #e6e8eb}
 
 
 def save_plot(output: Path, size: tuple[float, float], draw: Callable[[Any], None]) -> None:
-    """Draw on a new figure, and write it to an .svg or .png file."""
+    """Draw on a new figure, and write it to an .svg file."""
     from matplotlib import rcParams  # noqa: PLC0415 - printing the numbers does not need it
     from matplotlib.figure import Figure  # noqa: PLC0415  see above
 
@@ -22,7 +22,5 @@ def save_plot(output: Path, size: tuple[float, float], draw: Callable[[Any], Non
     figure = Figure(figsize=size, layout="constrained")
     draw(figure)
     output.parent.mkdir(parents=True, exist_ok=True)
-    is_svg = output.suffix == ".svg"
-    figure.savefig(output, metadata={"Date": None} if is_svg else None)
-    if is_svg:
-        output.write_text(output.read_text().replace("</style>", f"{_DARK}</style>", 1))
+    figure.savefig(output, metadata={"Date": None})
+    output.write_text(output.read_text().replace("</style>", f"{_DARK}</style>", 1))

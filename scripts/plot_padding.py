@@ -1,9 +1,8 @@
 """Print and plot how much of a microbatch is padding, with and without sorting by length in buffers.
 
-    python scripts/plot_padding.py [--output docs/images/padding.svg] [--source FOLDER] [--batch-size N ...]
+    python scripts/plot_padding.py [--output docs/images/padding.svg]
 
-The samples are the lines of Python source files, by default those of this Python's standard library. The plot needs
-matplotlib.
+The samples are the lines of this Python's standard library. The plot needs matplotlib.
 """
 
 import argparse
@@ -20,6 +19,7 @@ from prepare_data import read_text
 from fkat_data.datasets import BufferSortedDataset, TokenBudgetBatchSampler
 
 LONGEST = 2048
+BATCH_SIZES = [16, 32, 64]
 BUFFER_SIZES = [64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768]
 
 
@@ -39,12 +39,12 @@ class Lengths:
         return self.lengths[index]
 
 
-def measured(lengths: npt.NDArray[np.int64], batch_sizes: list[int]) -> dict[int, dict[str, Any]]:
+def measured(lengths: npt.NDArray[np.int64]) -> dict[int, dict[str, Any]]:
     """Return for each batch size the share of padding: in batches of random samples, and for each buffer size."""
     # Shuffle, as a training run does: lines of one file have similar lengths.
     shuffled = np.random.default_rng(0).permutation(lengths)
     found: dict[int, dict[str, Any]] = {}
-    for batch_size in batch_sizes:
+    for batch_size in BATCH_SIZES:
         by_buffer: dict[int, float] = {}
         for buffer_size in BUFFER_SIZES:
             if buffer_size >= batch_size:
@@ -87,14 +87,12 @@ def draw(figure: Any, found: dict[int, dict[str, Any]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, help="write the plot to this .svg or .png file; default: print only")
-    parser.add_argument("--source", type=Path, default=Path(sysconfig.get_path("stdlib")), help="default: %(default)s")
-    parser.add_argument("--batch-size", type=int, nargs="+", default=[16, 32, 64], help="default: %(default)s")
+    parser.add_argument("--output", type=Path, help="write the plot to this .svg file; default: print only")
     options = parser.parse_args()
-    text, num_files = read_text(options.source)
+    text, num_files = read_text(Path(sysconfig.get_path("stdlib")))
     starts, stops = edges_of_lines(np.frombuffer(text, np.uint8), LONGEST)
     lengths = stops - starts
-    found = measured(lengths, options.batch_size)
+    found = measured(lengths)
     print(
         f"{len(lengths):,} lines of {num_files:,} files; {lengths.mean():.1f} bytes on average, at most {lengths.max()}\n"
     )

@@ -54,7 +54,7 @@ def draw(figure: Any, found: dict[str, dict[str, dict[int, float]]], cpus: int) 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("report", type=Path, help="the file that the benchmark wrote")
-    parser.add_argument("--output", type=Path, help="write the plot to this .svg or .png file; default: print only")
+    parser.add_argument("--output", type=Path, help="write the plot to this .svg file; default: print only")
     options = parser.parse_args()
     report = json.loads(options.report.read_text(encoding="utf-8"))
     found = rates(report)

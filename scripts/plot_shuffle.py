@@ -52,11 +52,9 @@ def order_of(algorithm: str, shard_size: int, num_shards: int, block_size: int, 
 
 def entropy_bits(values: _Integers) -> float:
     """Return the entropy of the distribution of non-negative integers."""
-    if not len(values):
-        return 0.0
     counts = np.bincount(values)
     parts = counts[counts > 0] / len(values)
-    return max(0.0, float(-(parts * np.log2(parts)).sum()))
+    return float(-(parts * np.log2(parts)).sum())
 
 
 def quality_of(order: _Integers, shard_size: int) -> Quality:
@@ -113,7 +111,7 @@ def draw(figure: Any, drawn: dict[str, tuple[_Integers, int]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, help="write the plot to this .svg or .png file; default: print only")
+    parser.add_argument("--output", type=Path, help="write the plot to this .svg file; default: print only")
     parser.add_argument("--epochs", type=int, default=5, help="epochs to average over (default 5)")
     options = parser.parse_args()
     drawn: dict[str, Any] = {}

@@ -70,7 +70,10 @@ def prepare(
             return manifest
         rows = cut_into_rows(text, sequence_length + 1, num_shards)
         manifest = {"settings": settings, "shards": _write_shards(rows, destination, num_shards, row_group_rows)}
-        _write_atomically(destination / MANIFEST, json.dumps(manifest, indent=1).encode())
+        partial = destination / f".{MANIFEST}.partial"
+        partial.write_text(json.dumps(manifest, indent=1))
+        os.sync()  # so that no manifest outlives a loss of power without its shards
+        partial.rename(destination / MANIFEST)
         tqdm.write(f"data: wrote {_summary(manifest)} to {destination}")
         return manifest
 
@@ -110,35 +113,18 @@ def _write_shards(
     rows: npt.NDArray[np.uint8], destination: Path, num_shards: int, row_group_rows: int
 ) -> list[dict[str, Any]]:
     # Remove the manifest first: it must never describe a mixture of old and new shards.
-    for stale in (destination / MANIFEST, *destination.glob("shard-*.parquet"), *destination.glob(".*.partial")):
+    for stale in (destination / MANIFEST, *destination.glob("shard-*.parquet")):
         stale.unlink(missing_ok=True)
     shards: list[dict[str, Any]] = []
     for index in tqdm(range(num_shards), "writing", unit=" shards", leave=False):
         # Take every n-th row, so that each shard is a sample of the whole text.
         mine = rows[index::num_shards]
         tokens = pa.FixedSizeListArray.from_arrays(pa.array(mine.reshape(-1)), mine.shape[1])
-        file = pa.BufferOutputStream()
-        pq.write_table(
-            pa.table({"tokens": tokens}),
-            file,
-            row_group_size=row_group_rows,
-            compression="zstd",
-            use_dictionary=False,
-        )
-        content = file.getvalue()
-        name = f"shard-{index:05d}.parquet"
-        _write_atomically(destination / name, content)
-        shards.append({"name": name, "rows": len(mine), "bytes": content.size})
+        path = destination / f"shard-{index:05d}.parquet"
+        options = {"row_group_size": row_group_rows, "compression": "zstd", "use_dictionary": False}
+        pq.write_table(pa.table({"tokens": tokens}), path, **options)
+        shards.append({"name": path.name, "rows": len(mine), "bytes": path.stat().st_size})
     return shards
-
-
-def _write_atomically(path: Path, content: Any) -> None:
-    partial = path.with_name(f".{path.name}.partial")
-    with partial.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.rename(path)
 
 
 @contextmanager

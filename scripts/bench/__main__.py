@@ -18,10 +18,9 @@ from measure import Settings, machine
 #: By name: the module, whose ``run`` takes the settings and returns tables.
 BENCHMARKS = {
     **{name: name for name in ("shared", "scaling", "latency", "start", "overlap", "state", "formats")},
-    **{name: name for name in ("remote", "plans", "tokens", "language")},
+    **{name: name for name in ("remote", "plans", "language")},
     "import": "changed_import",
     "cache": "cache_limits",
-    "streaming": "streaming_bench",
     "peers": "throughput",
 }
 #: Trials of each contestant by default, where they take long.
@@ -61,14 +60,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--workloads", nargs="+", default=[], help="kinds of microbatches (default: all)")
     parser.add_argument("--contestants", nargs="+", default=[], help="contestants (default: all)")
     parser.add_argument("--workers", nargs="+", type=int, default=[], help="numbers of workers, for scaling and import")
-    parser.add_argument("--repeats", type=int, help=f"trials of each contestant, in turn (default 5; {_less_often()})")
+    parser.add_argument("--repeats", type=int, help="trials of each contestant, in turn (default 5, of some fewer)")
     parser.add_argument("--scale", type=float, default=1.0, help="factor on the number of microbatches (default 1)")
     parser.add_argument("--together", action="store_true", help="run all trials in one process: quick, no valid memory")
     return parser.parse_args()
-
-
-def _less_often() -> str:
-    return ", ".join(f"{number} for {name}" for name, number in _REPEATS.items())
 
 
 def _heading(machine: dict[str, Any]) -> str:

@@ -68,15 +68,15 @@ def prepared(folder: str, workload: str, count: int, kind: str) -> str:
     return str(path)
 
 
-def opened(contestant: str, path: str, workload: str, num_workers: int = 0) -> Reader:
-    """Open a contestant's rows, to be read in this process or by workers."""
+def opened(contestant: str, path: str, workload: str) -> Reader:
+    """Open a contestant's rows."""
     return {
         "ours": _ours,
         "mosaicml-streaming": _mosaicml,
         "datasets": _datasets,
         "webdataset": _webdataset,
         "litdata": _litdata,
-    }[contestant.partition(",")[0]](path, workload, num_workers)
+    }[contestant.partition(",")[0]](path, workload)
 
 
 def numbers_of(batch: Any) -> list[int]:
@@ -95,26 +95,26 @@ def numbers_of(batch: Any) -> list[int]:
     return (rows[:, 0] if rows.ndim > 1 else rows).tolist()
 
 
-def _ours(path: str, workload: str, num_workers: int) -> Reader:
+def _ours(path: str, workload: str) -> Reader:
     del workload
     from fkat_data.streaming import StreamingDataLoader, StreamingDataset  # noqa: PLC0415 - peers do not have it
 
     dataset = StreamingDataset(local=path, shuffle=True, shuffle_algo="block", batch_size=BATCH_SIZE)
-    loader = StreamingDataLoader(dataset, num_workers=num_workers)
+    loader = StreamingDataLoader(dataset)
     return Reader(loader, loader.state_dict, loader.load_state_dict)
 
 
-def _mosaicml(path: str, workload: str, num_workers: int) -> Reader:
+def _mosaicml(path: str, workload: str) -> Reader:
     del workload
     stand_in("streaming")
     library = importlib.import_module("streaming")
     library.base.util.clean_stale_shared_memory()
     dataset = library.StreamingDataset(local=path, shuffle=True, batch_size=BATCH_SIZE)
-    loader = library.StreamingDataLoader(dataset, batch_size=BATCH_SIZE, num_workers=num_workers)
+    loader = library.StreamingDataLoader(dataset, batch_size=BATCH_SIZE)
     return Reader(loader, loader.state_dict, loader.load_state_dict)
 
 
-def _datasets(path: str, workload: str, num_workers: int) -> Reader:
+def _datasets(path: str, workload: str) -> Reader:
     del workload
     from torch.utils.data import DataLoader  # noqa: PLC0415 - the interpreter that lists contestants needs no torch
 
@@ -122,23 +122,23 @@ def _datasets(path: str, workload: str, num_workers: int) -> Reader:
     files = sorted(glob(f"{path}/*.parquet"))  # noqa: PTH207 - a list of texts is what the library takes
     rows = library.load_dataset("parquet", data_files=files, split="train", streaming=True)
     rows = rows.shuffle(seed=0, buffer_size=_BUFFER_SAMPLES).with_format("torch")
-    return Reader(DataLoader(rows, BATCH_SIZE, num_workers=num_workers), rows.state_dict, rows.load_state_dict)
+    return Reader(DataLoader(rows, BATCH_SIZE), rows.state_dict, rows.load_state_dict)
 
 
-def _webdataset(path: str, workload: str, num_workers: int) -> Reader:
+def _webdataset(path: str, workload: str) -> Reader:
     library = importlib.import_module("webdataset")
     files = sorted(glob(f"{path}/*.tar"))  # noqa: PTH207 - see above
     rows = library.WebDataset(files, shardshuffle=_NUM_FILES, seed=0).shuffle(_BUFFER_SAMPLES, seed=0).decode()
     rows = rows.to_tuple("npy" if workload == "tokens" else "json").batched(BATCH_SIZE)
-    return Reader(library.WebLoader(rows, batch_size=None, num_workers=num_workers))
+    return Reader(library.WebLoader(rows, batch_size=None))
 
 
-def _litdata(path: str, workload: str, num_workers: int) -> Reader:
+def _litdata(path: str, workload: str) -> Reader:
     del workload
     stand_in("litdata")
     library = importlib.import_module("litdata")
     dataset = library.StreamingDataset(path, shuffle=True)
-    loader = library.StreamingDataLoader(dataset, batch_size=BATCH_SIZE, num_workers=num_workers)
+    loader = library.StreamingDataLoader(dataset, batch_size=BATCH_SIZE)
     return Reader(loader, loader.state_dict, loader.load_state_dict)
 
 

@@ -1,8 +1,7 @@
 """Measure how fast ours and the peers read the same rows from the files of each format, in turn.
 
-A trial reads a shuffled epoch in the trainer's process, or through a worker. The clock of the first batch starts before
-the files are opened; samples/s are those from the 20th batch to 90 % of the epoch, as one library sleeps for 5 s near its
-end. Then another reader of the same epoch is stopped at 90 %, and a new one goes on from its state: that clock starts
+A trial reads a shuffled epoch in the trainer's process. The clock of the first batch starts before the files are opened;
+samples/s are those from the 20th batch to 90 % of the epoch, as one library sleeps for 5 s near its end. Then another reader of the same epoch is stopped at 90 %, and a new one goes on from its state: that clock starts
 before the files are opened, too. A contestant without a state reads what it has read once more. What is lost and what
 comes twice is counted over the two readers' rows.
 """
@@ -23,12 +22,10 @@ _FIRST_BATCHES = 20
 _STOPPED_AT = 0.9
 
 
-def trial(
-    folder: str, workload: str, count: int, contestant: str, *, num_workers: int = 0, is_resumed: bool = True
-) -> dict[str, Any]:
+def trial(folder: str, workload: str, count: int, contestant: str) -> dict[str, Any]:
     warnings.simplefilter("ignore")
     path = prepared(folder, workload, count, CONTESTANTS[contestant])
-    arguments = (contestant, path, workload, num_workers)
+    arguments = (contestant, path, workload)
     for _ in opened(*arguments).batches:
         break  # imports, and what is kept for all starts
     begun = time.perf_counter()
@@ -43,8 +40,7 @@ def trial(
     num_samples += rest + _num_samples(batches)
     if num_samples < count:
         raise RuntimeError(f"{contestant} delivered {num_samples} of {count} samples")
-    measured = {"first_ms": first_ms, "samples_per_s": rest / wall_s}
-    return measured | _resumed(arguments, count) if is_resumed else measured
+    return {"first_ms": first_ms, "samples_per_s": rest / wall_s, **_resumed(arguments, count)}
 
 
 def _num_samples(batches: Iterable[Any]) -> int:
@@ -55,7 +51,7 @@ def _num_before_stop(count: int) -> int:
     return max(1, int(count * _STOPPED_AT) // BATCH_SIZE)
 
 
-def _resumed(arguments: tuple[str, str, str, int], count: int) -> dict[str, Any]:
+def _resumed(arguments: tuple[str, str, str], count: int) -> dict[str, Any]:
     """Stop an epoch at 90 %, go on with a new reader, and count what that costs."""
     num_batches = _num_before_stop(count)
     reader = opened(*arguments)

@@ -20,8 +20,8 @@ _PAUSE_S = 0.004
 _TARGET_US = 50
 
 
-def trial(contestant: str, workload: str, pause: str, count: int) -> dict[str, Any]:
-    with CONTESTANTS[contestant](workload) as loader:
+def trial(contestant: str, pause: str, count: int) -> dict[str, Any]:
+    with CONTESTANTS[contestant]("tokens") as loader:
         microbatches = iter(loader)
         microbatch = next(microbatches)
         called_us: list[float] = []
@@ -47,12 +47,7 @@ def trial(contestant: str, workload: str, pause: str, count: int) -> dict[str, A
 def run(settings: Settings) -> list[Table]:
     count = settings.count(_CALLS)
     variants = {
-        f"{contestant}, caller {pause}": {
-            "contestant": contestant,
-            "workload": "tokens",
-            "pause": pause,
-            "count": count,
-        }
+        f"{contestant}, caller {pause}": {"contestant": contestant, "pause": pause, "count": count}
         for contestant in ("ours", "torch")
         for pause in _PAUSES
     }

@@ -128,7 +128,6 @@ def memory() -> dict[str, float]:
     own, *others = (process.memory_full_info() for process in processes)
     worker_pss_mib = sum(other.pss for other in others) / _MEBIBYTE
     return {
-        "rss_mib": own.rss / _MEBIBYTE,
         "pss_mib": own.pss / _MEBIBYTE + worker_pss_mib,
         "worker_pss_mib": worker_pss_mib,
         "peak_rss_mib": sum(peak_rss_mib(process.pid) for process in processes),

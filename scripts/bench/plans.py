@@ -17,16 +17,16 @@ _SEED = 9176
 _PEER = "mosaicml-streaming"
 _RANK = 63
 #: What to plan: contestant, algorithm, samples, share of the epoch before the resume.
-_PLANS: dict[str, tuple[str, str, int, float]] = {
-    "block, 10^8 samples": ("ours", "block", 10**8, 0.0),
-    "block, 10^8, resumed at 90 %": ("ours", "block", 10**8, 0.9),
-    "block, 10^9 samples": ("ours", "block", 10**9, 0.0),
-    "py1e, 10^8 samples": ("ours", "py1e", 10**8, 0.0),
-    "py1e, 10^8 samples: mosaicml-streaming": (_PEER, "py1e", 10**8, 0.0),
+_PLANS: dict[str, dict[str, Any]] = {
+    "block, 10^8 samples": {"contestant": "ours", "algorithm": "block", "count": 10**8},
+    "block, 10^8, resumed at 90 %": {"contestant": "ours", "algorithm": "block", "count": 10**8, "resumed_at": 0.9},
+    "block, 10^9 samples": {"contestant": "ours", "algorithm": "block", "count": 10**9},
+    "py1e, 10^8 samples": {"contestant": "ours", "algorithm": "py1e", "count": 10**8},
+    "py1e, 10^8 samples: mosaicml-streaming": {"contestant": _PEER, "algorithm": "py1e", "count": 10**8},
 }
 
 
-def trial(contestant: str, algorithm: str, count: int, resumed_at: float) -> dict[str, Any]:
+def trial(contestant: str, algorithm: str, count: int, resumed_at: float = 0.0) -> dict[str, Any]:
     sizes = np.full(-(-count // _SHARD_SIZE), _SHARD_SIZE)
     sizes[-1] = count - _SHARD_SIZE * (len(sizes) - 1)
     global_batch_size = _NODES * _RANKS * _BATCH_SIZE
@@ -76,14 +76,9 @@ def run(settings: Settings) -> list[Table]:
     """Plan epochs, each to a rank's first batch."""
     there = settings.wanted_contestants(["ours", _PEER], [_PEER])
     variants = {
-        name: {
-            "contestant": contestant,
-            "algorithm": algorithm,
-            "count": settings.count(count, at_least=100_000),
-            "resumed_at": resumed_at,
-        }
-        for name, (contestant, algorithm, count, resumed_at) in _PLANS.items()
-        if contestant in there
+        name: plan | {"count": settings.count(plan["count"], at_least=100_000)}
+        for name, plan in _PLANS.items()
+        if plan["contestant"] in there
     }
     found = in_turn(settings, "plans", variants, peers=[_PEER])
     rows = [[name, *cells(done, wall_s=".3f", memory_mib=",.0f")] for name, done in found.items()]

@@ -6,84 +6,52 @@ It prints its port. All connections together get BYTES_PER_S, and each response 
 the path is the bucket, and can be anything.
 """
 
+import asyncio
 import hashlib
-import re
 import sys
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+
+from aiohttp import web
 
 _PIECE_BYTES = 64 << 10
 
 
-class Link:
-    """The bandwidth that all connections share. Each piece waits for its turn."""
+async def main(directory: Path, bytes_per_s: float, latency_s: float) -> None:
+    free_at_s = 0.0
 
-    def __init__(self, bytes_per_s: float) -> None:
-        self._bytes_per_s = bytes_per_s
-        self._lock = threading.Lock()
-        self._free_at_s = 0.0
+    async def answer(request: web.Request) -> web.StreamResponse:
+        nonlocal free_at_s
+        await asyncio.sleep(latency_s)
+        path = directory / request.match_info["name"]
+        if not path.is_file():
+            raise web.HTTPNotFound
+        content = memoryview(path.read_bytes())
+        first, end, _ = request.http_range.indices(len(content))
+        response = web.StreamResponse(status=206 if "Range" in request.headers else 200)
+        if response.status == 206:
+            response.headers["Content-Range"] = f"bytes {first}-{end - 1}/{len(content)}"
+        response.content_length = end - first
+        response.etag = hashlib.md5(str(path.stat()).encode(), usedforsecurity=False).hexdigest()
+        response.last_modified = path.stat().st_mtime
+        await response.prepare(request)
+        if request.method != "HEAD":
+            for start in range(first, end, _PIECE_BYTES):
+                piece = content[start : min(end, start + _PIECE_BYTES)]
+                # Each piece waits for its turn on the link that all share.
+                free_at_s = max(free_at_s, time.monotonic()) + len(piece) / bytes_per_s
+                await asyncio.sleep(free_at_s - time.monotonic())
+                await response.write(piece)
+        return response
 
-    def wait(self, num_bytes: int) -> None:
-        with self._lock:
-            self._free_at_s = max(self._free_at_s, time.monotonic()) + num_bytes / self._bytes_per_s
-            due_s = self._free_at_s
-        time.sleep(max(0.0, due_s - time.monotonic()))
-
-
-def handler_of(directory: Path, link: Link, latency_s: float) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
-            self._answer(has_body=True)
-
-        def do_HEAD(self) -> None:
-            self._answer(has_body=False)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-        def _answer(self, *, has_body: bool) -> None:
-            time.sleep(latency_s)
-            path = directory / unquote(urlsplit(self.path).path).lstrip("/").partition("/")[2]
-            if not path.is_file():
-                self.send_response(404)
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-                return
-            content = path.read_bytes()
-            requested = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
-            first, last = 0, len(content) - 1
-            if requested:
-                first, last = int(requested[1]), min(int(requested[2] or last), last)
-            self.send_response(206 if requested else 200)
-            if requested:
-                self.send_header("Content-Range", f"bytes {first}-{last}/{len(content)}")
-            self.send_header("Content-Length", str(last - first + 1))
-            self.send_header("Accept-Ranges", "bytes")
-            self.send_header("ETag", f'"{hashlib.md5(str(path.stat()).encode(), usedforsecurity=False).hexdigest()}"')
-            self.send_header("Last-Modified", self.date_time_string(int(path.stat().st_mtime)))
-            self.end_headers()
-            if has_body:
-                body = memoryview(content)[first : last + 1]
-                for start in range(0, len(body), _PIECE_BYTES):
-                    piece = body[start : start + _PIECE_BYTES]
-                    link.wait(len(piece))
-                    self.wfile.write(piece)
-
-    return Handler
-
-
-def main() -> None:
-    directory, bytes_per_s, latency_s = Path(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler_of(directory, Link(bytes_per_s), latency_s))
-    server.daemon_threads = True
-    print(server.server_address[1], flush=True)
-    server.serve_forever()
+    application = web.Application()
+    application.router.add_get("/{bucket}/{name:.+}", answer)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    print(runner.addresses[0][1], flush=True)
+    await asyncio.Event().wait()
 
 
 if __name__ == "__main__":
-    main()
+    asyncio.run(main(Path(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])))

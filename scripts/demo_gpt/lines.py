@@ -1,4 +1,6 @@
-"""The lines of the demo's text, as documents of different lengths."""
+"""The lines of the demo's text, as documents of different lengths, and transforms that configurations name."""
+
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -50,3 +52,13 @@ def edges_of_lines(text: npt.NDArray[np.uint8], longest: int) -> tuple[npt.NDArr
     first, last = first[order], last[order]
     is_line = last - first >= 2
     return first[is_line], last[is_line]
+
+
+def tokens_of_line(line: dict[str, Any]) -> dict[str, Any]:
+    """Return the tokens of a JSON line, a list of bytes, as a tensor."""
+    return {"tokens": torch.tensor(line["tokens"], dtype=torch.uint8)}
+
+
+def backwards(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row with its tokens reversed."""
+    return {**row, "tokens": row["tokens"].flip(0)}

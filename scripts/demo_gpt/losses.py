@@ -28,9 +28,6 @@ class LossLog:
         """Sync the lines to disk, before a checkpoint that depends on them."""
         os.fsync(self._file.fileno())
 
-    def close(self) -> None:
-        self._file.close()
-
 
 def _length_up_to(path: Path, step: int) -> int:
     length = 0

@@ -18,13 +18,13 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from tqdm import tqdm
+
 from fault_campaign.case import draw
 from fault_campaign.conductor import play
-from fault_campaign.outcome import Outcome, report, text_of
+from fault_campaign.outcome import Outcome, report
 from fault_campaign.streams import STREAM_KINDS, cache_complaints, write_streams
 from fault_campaign.workload import expected
-
-_SAYS_EVERY_S = 60.0
 
 
 class _Campaign:
@@ -36,7 +36,8 @@ class _Campaign:
         self._num_kills = num_kills
         self._numbers = itertools.count()
         self._lock = threading.Lock()
-        self._said_s = self.began_s = time.monotonic()
+        self._bar = tqdm(total=num_kills, unit=" kills", mininterval=10.0)
+        self._began_s = time.monotonic()
         self.outcomes: list[Outcome] = []
 
     def work(self) -> None:
@@ -52,20 +53,13 @@ class _Campaign:
         with self._lock:
             self.outcomes.append(outcome)
             for failure in outcome.failures:
-                print(f"case {number}: {failure['what']} ({outcome.folder})\n{failure['details']}", flush=True)
-            if time.monotonic() - self._said_s > _SAYS_EVERY_S:
-                self._said_s = time.monotonic()
-                figures = self.report()
-                print(
-                    f"{figures['took_s']:.0f} s: {figures['cases']} cases, {figures['kills']} kills, "
-                    f"{len(figures['failures'])} failures",
-                    flush=True,
-                )
+                tqdm.write(f"case {number}: {failure['what']} ({outcome.folder})\n{failure['details']}")
+            self._bar.update(outcome.num_kills)
 
     def report(self) -> dict[str, object]:
-        return report(
-            sorted(self.outcomes, key=lambda outcome: outcome.number), self._seed, time.monotonic() - self.began_s
-        )
+        self._bar.close()
+        outcomes = sorted(self.outcomes, key=lambda outcome: outcome.number)
+        return report(outcomes, self._seed, time.monotonic() - self._began_s)
 
 
 def main() -> int:
@@ -89,7 +83,7 @@ def main() -> int:
             for done in [pool.submit(campaign.work) for _ in range(options.jobs)]:
                 done.result()
     figures = campaign.report()
-    print(text_of(figures))
+    print(json.dumps(figures, indent=1))
     complaints = cache_complaints(folder)
     for complaint in complaints:
         print(complaint)

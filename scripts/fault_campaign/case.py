@@ -1,7 +1,6 @@
 """One case of the campaign: its data, its trainer and its strikes, drawn from a seed."""
 
 import random
-import signal
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -27,11 +26,6 @@ class Strike(NamedTuple):
     delay_s: float
     choice: float
     stop_s: float
-
-    @property
-    def number(self) -> signal.Signals:
-        """The signal."""
-        return signal.Signals[f"SIG{self.signal}"]
 
 
 class Life(NamedTuple):

@@ -5,10 +5,12 @@ import os
 import pickle
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +18,14 @@ from fault_campaign.case import Case, Strike
 from fault_campaign.ledger import audit, entries
 from fault_campaign.outcome import Hit, Outcome
 from fault_campaign.processes import MARK, marked, send, stacks, wait_until_gone
-from fault_campaign.trainer_end import complaint_about_end
+from fault_campaign.trainer import AGAIN
 
 _POLL_S = 0.003
 _HANG_S = 60.0
 _GONE_WITHIN_S = 5.0
 _VICTIM_WITHIN_S = 5.0
+# How Python ends after Ctrl-C: by the signal, with its exit code, or, early in the start, with a plain error.
+_AFTER_INTERRUPT = (-signal.SIGINT, 128 + signal.SIGINT, 1)
 
 
 def play(case: Case, number: int, due: list[str]) -> Outcome:
@@ -38,8 +42,8 @@ def play(case: Case, number: int, due: list[str]) -> Outcome:
     try:
         play.run()
     finally:
-        for process in marked(play.mark):
-            send(process.pid, play.kill, play.mark)
+        for pid in marked(play.mark):
+            send(pid, signal.SIGKILL, play.mark)
     if play.outcome.failures:
         play.outcome.folder = str(folder)
     else:
@@ -48,8 +52,6 @@ def play(case: Case, number: int, due: list[str]) -> Outcome:
 
 
 class _Play:
-    kill = Strike("trainer", "KILL", 0, 0.0, 0.0, 0.0).number
-
     def __init__(self, case: Case, number: int, due: list[str], folder: Path) -> None:
         self._case = case
         self._due = due
@@ -130,19 +132,13 @@ class _Play:
         if wants == "grandchild" and not any(name.startswith("nested") for name in self._case.shards):
             wants = "worker"
         while trainer.poll() is None and time.monotonic() < deadline_s:
-            processes = marked(self.mark)
-            self._seen |= {process.pid for process in processes}
-            workers = {process.pid for process in processes if process.parent == trainer.pid}
-            grandchildren = {process.pid for process in processes if process.parent in workers}
-            everyone = sorted({process.pid for process in processes})
-            pids = {
-                "trainer": [trainer.pid],
-                "worker": sorted(workers),
-                "grandchild": sorted(grandchildren),
-                "all": everyone,
-            }[wants]
+            parents = marked(self.mark)
+            self._seen |= parents.keys()
             if wants == "all":
-                return sorted(pids, key=lambda pid: hash((pid, strike.choice)))
+                return sorted(parents, key=lambda pid: hash((pid, strike.choice)))
+            workers = sorted(pid for pid, parent in parents.items() if parent == trainer.pid)
+            grandchildren = sorted(pid for pid, parent in parents.items() if parent in workers)
+            pids = {"trainer": [trainer.pid], "worker": workers, "grandchild": grandchildren}[wants]
             if pids:
                 return [pids[int(strike.choice * len(pids))]]
             time.sleep(_POLL_S)
@@ -150,7 +146,7 @@ class _Play:
 
     def _hit(self, pid: int, strike: Strike, name: str) -> None:
         at_s = time.monotonic()
-        if send(pid, strike._replace(signal=name).number, self.mark):
+        if send(pid, signal.Signals[f"SIG{name}"], self.mark):
             role = "trainer" if pid == self._trainer else "worker"
             if strike.victim == "grandchild":
                 role = "grandchild"
@@ -225,3 +221,47 @@ def shared_memory_of(pids: set[int]) -> list[str]:
             names.append(path.name)
             path.unlink(missing_ok=True)
     return names
+
+
+def complaint_about_end(code: int, trainer: int, hits: Sequence[Hit], events: Sequence[dict[str, Any]]) -> str:
+    """Return what is wrong with a trainer's end, or "".
+
+    Args:
+        code: Its exit code, as ``subprocess`` gives it.
+        trainer: Its process id.
+        hits: The signals that reached it and its workers.
+        events: The events that it reported.
+    """
+    names = {hit.signal for hit in hits if hit.pid == trainer}
+    for event in events:
+        complaint = _complaint_about(event, hits)
+        if complaint:
+            return complaint
+    if code == 0 or (code < 0 and signal.Signals(-code).name.removeprefix("SIG") in names):
+        return ""
+    if "INT" in names and code in _AFTER_INTERRUPT:
+        return ""
+    if code == AGAIN and any(event["what"] in ("died", "failed") for event in events):
+        return ""
+    return f"the trainer ended with {code}, after {sorted(names)}"
+
+
+def _complaint_about(event: dict[str, Any], hits: Sequence[Hit]) -> str:
+    match event["what"]:
+        case "died" | "replaced":
+            signals = {
+                int(signal.Signals[f"SIG{hit.signal}"]) for hit in hits if hit.pid == event["pid"] and hit.is_deadly
+            }
+            if event["exit_code"] is None or -event["exit_code"] not in signals:
+                return f"a worker ended with {event['exit_code']}, hit by {sorted(signals)}"
+        case "failed":
+            if not any(hit.victim in ("grandchild", "all") for hit in hits):
+                return f"an error that nothing explains: {event['error']}"
+        case "logged":
+            is_of_templates = "template processes ended before they had started a worker" in event["message"]
+            if is_of_templates and sum(hit.is_deadly for hit in hits) > 1:
+                return ""  # the strikes met them
+            return f"a warning that nothing explains: {event['message']}"
+        case _:
+            pass
+    return ""

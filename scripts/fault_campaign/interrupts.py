@@ -11,7 +11,8 @@ import random
 import signal
 import sys
 import time
-from typing import Any, NamedTuple
+from collections import Counter
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -71,33 +72,19 @@ def unknown(shard: str) -> Any:
         yield samples[index]
 
 
-class Counts(NamedTuple):
+class Counts(Counter[str]):
     """What was found.
 
-    Attributes:
-        raised: Exceptions that the handler has raised.
-        caught: Those that have reached the caller.
-        swallowed: Those that Python has dropped in a finaliser.
-        wrong: Microbatches at whose place another one was expected, because one was lost, repeated or mixed up.
-        misplaced: Moments after an interruption at which the loader's position was not the caller's.
-        delivered: Microbatches.
+    ``raised`` counts the exceptions that the handler has raised, ``caught`` those that have reached the caller,
+    ``swallowed`` those that Python has dropped in a finaliser, ``wrong`` the microbatches at whose place another one was
+    expected, because one was lost, repeated or mixed up, ``misplaced`` the moments after an interruption at which the
+    loader's position was not the caller's, ``delivered`` the microbatches.
     """
-
-    raised: int = 0
-    caught: int = 0
-    swallowed: int = 0
-    wrong: int = 0
-    misplaced: int = 0
-    delivered: int = 0
-
-    def plus(self, other: "Counts") -> "Counts":
-        """Return the sums."""
-        return Counts(*(one + another for one, another in zip(self, other, strict=True)))
 
     @property
     def is_clean(self) -> bool:
         """Whether nothing was wrong."""
-        return self.raised == self.caught and not (self.swallowed or self.wrong or self.misplaced)
+        return self["raised"] == self["caught"] and not (self["swallowed"] or self["wrong"] or self["misplaced"])
 
 
 class _Gate:
@@ -125,18 +112,15 @@ def interrupt(
     """Go through epochs of one loader until it was interrupted often enough."""
     gate = _Gate(error)
     swallowed: list[Any] = []
-    hook, sys.unraisablehook = (
-        sys.unraisablehook,
-        swallowed.append,
-    )
+    hook, sys.unraisablehook = sys.unraisablehook, swallowed.append
     handler_before = signal.signal(signal.SIGALRM, gate.handle)
-    caught = wrong = misplaced = delivered = 0
+    found = Counts()
     loader = ShardedDataLoader(0, list(_SIZES), factory, **WAYS[way])
     epoch = position = 0
     is_calm = False
     iterator = iter(loader)
     try:
-        while caught < num_interrupts:
+        while found["caught"] < num_interrupts:
             faulthandler.dump_traceback_later(_LONGEST_CALL_S, exit=True)
             try:
                 if not is_calm:
@@ -146,21 +130,21 @@ def interrupt(
                 for microbatch in iterator:
                     gate.is_open = False
                     number = {int(value) for tensor in microbatch.values() for value in (tensor[0], tensor[-1])}
-                    wrong += position >= len(_EXPECTED) or number != {_EXPECTED[position]}
+                    found["wrong"] += position >= len(_EXPECTED) or number != {_EXPECTED[position]}
                     position += 1
-                    delivered += 1
+                    found["delivered"] += 1
                     break
                 else:
                     gate.is_open = False
-                    wrong += position != len(_EXPECTED)
+                    found["wrong"] += position != len(_EXPECTED)
                     epoch, position = epoch + 1, 0
                     iterator = iter(loader)
                 is_calm = False
             except error:
-                caught += 1
+                found["caught"] += 1
                 is_calm = random_.random() < _SHARE_CALM
                 place = (epoch + 1, 0) if position == len(_EXPECTED) else (epoch, position)
-                misplaced += (loader.epoch, loader.step) != place
+                found["misplaced"] += (loader.epoch, loader.step) != place
     finally:
         faulthandler.cancel_dump_traceback_later()
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -168,8 +152,9 @@ def interrupt(
         signal.signal(signal.SIGALRM, handler_before)
         gc.collect()
         sys.unraisablehook = hook
-    num_swallowed = sum(isinstance(unraisable.exc_value, error) for unraisable in swallowed)
-    return Counts(gate.num_raised, caught, num_swallowed, wrong, misplaced, delivered)
+    found["raised"] = gate.num_raised
+    found["swallowed"] = sum(isinstance(unraisable.exc_value, error) for unraisable in swallowed)
+    return found
 
 
 def main(arguments: list[str]) -> int:
@@ -180,18 +165,16 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     random_, found = random.Random(options.seed), Counts()
     began_s = time.monotonic()
-    while found.caught < options.num_interrupts:
+    while found["caught"] < options.num_interrupts:
         way = random_.choice(list(WAYS))
         factory, error = random_.choice([known, unknown]), random_.choice(_ERRORS)
-        num_interrupts = min(_INTERRUPTS_PER_LOADER, options.num_interrupts - found.caught)
+        num_interrupts = min(_INTERRUPTS_PER_LOADER, options.num_interrupts - found["caught"])
         counts = interrupt(way, factory, error, num_interrupts, random_)
-        found = found.plus(counts)
+        found.update(counts)
         state = "" if counts.is_clean else f"  NOT CLEAN: {counts}"
-        print(
-            f"{time.monotonic() - began_s:6.0f} s  {found.caught:,} interrupts  {way}, {factory.__name__}, {error.__name__}{state}",
-            flush=True,
-        )
-    print(found)
+        what = f"{found['caught']:,} interrupts  {way}, {factory.__name__}, {error.__name__}"
+        print(f"{time.monotonic() - began_s:6.0f} s  {what}{state}", flush=True)
+    print(dict(found))
     return 0 if found.is_clean else 1
 
 

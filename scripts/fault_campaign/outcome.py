@@ -121,21 +121,6 @@ def report(outcomes: Sequence[Outcome], seed: int, took_s: float) -> dict[str, A
     }
 
 
-def text_of(figures: dict[str, Any]) -> str:
-    """Return a report as text."""
-    lines: list[str] = []
-    for name, value in figures.items():
-        if name == "failures":
-            lines += [
-                f"FAILURE in case {failure['case']}: {failure['what']} ({failure['folder']})" for failure in value
-            ]
-        elif isinstance(value, dict):
-            lines.append(f"{name}: " + ", ".join(f"{key} {item}" for key, item in value.items()))
-        else:
-            lines.append(f"{name}: {value}")
-    return "\n".join(lines)
-
-
 def _spread(values: Iterable[float]) -> dict[str, float | int]:
     ordered = sorted(values)
     if not ordered:

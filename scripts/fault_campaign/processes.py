@@ -1,42 +1,28 @@
 """A trainer's processes, found by a mark in their environment, also when their parents are dead."""
 
 import contextlib
-import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import NamedTuple
 
 import psutil
 
 MARK = "FKAT_DATA_CAMPAIGN_CASE"
 
 
-class Process(NamedTuple):
-    """A live or stopped process.
-
-    Attributes:
-        pid: Its process id.
-        parent: Its parent's.
-    """
-
-    pid: int
-    parent: int
-
-
-def marked(mark: str) -> list[Process]:
-    """Return the processes with a mark, zombies excluded."""
-    found: list[Process] = []
+def marked(mark: str) -> dict[int, int]:
+    """Return the parent of each process with a mark by its id, zombies excluded."""
+    found: dict[int, int] = {}
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(Process(process.pid, process.ppid()))
+                found[process.pid] = process.ppid()
     return found
 
 
-def wait_until_gone(mark: str, timeout_s: float) -> list[Process]:
+def wait_until_gone(mark: str, timeout_s: float) -> dict[int, int]:
     """Wait until no process has the mark; return those left after ``timeout_s``."""
     deadline_s = time.monotonic() + timeout_s
     while (left := marked(mark)) and time.monotonic() < deadline_s:
@@ -46,26 +32,17 @@ def wait_until_gone(mark: str, timeout_s: float) -> list[Process]:
 
 def send(pid: int, number: signal.Signals, mark: str) -> bool:
     """Send a signal to a process if it still has the mark; return whether it had."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except OSError:
-        return False
-    try:
-        if not any(process.pid == pid for process in marked(mark)):
-            return False
-        signal.pidfd_send_signal(descriptor, number)
-    except ProcessLookupError:
-        return False
-    finally:
-        os.close(descriptor)
-    return True
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)  # it refuses to signal a later process with the same id
+        if pid in marked(mark):
+            process.send_signal(number)
+            return True
+    return False
 
 
 def stacks(mark: str) -> str:
     """Return what is known of what each marked process is doing."""
-    return "\n\n".join(
-        f"process {process.pid}, child of {process.parent}\n{_stack(process.pid)}" for process in marked(mark)
-    )
+    return "\n\n".join(f"process {pid}, child of {parent}\n{_stack(pid)}" for pid, parent in marked(mark).items())
 
 
 def _stack(pid: int) -> str:

@@ -19,10 +19,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "bench"))
+
+from measure import Table
+
 from robustness.contestants import CONTESTANTS
 from robustness.faults import FAULTS
 from robustness.source import NUM_SAMPLES
-from robustness.verdict import Life, Verdict, judge, table, text_of
+from robustness.verdict import Life, Verdict, judge, text_of
 
 _ROOT = Path(__file__).resolve().parents[2]
 _PEERS_PYTHON = _ROOT / ".venvs/bench/bin/python"
@@ -110,9 +114,13 @@ def main() -> None:
             for fault in options.faults:
                 verdict = verdicts[contestant, fault] = campaign.play(contestant, fault)
                 print(f"{time.monotonic() - began_s:5.0f} s: {contestant}: {fault}: {text_of(verdict)}", flush=True)
-    titles = {name: f"{name} {campaign.versions.get(name, '')}".strip() for name in options.contestants}
+    titles = [f"{name} {campaign.versions.get(name, '')}".strip() for name in options.contestants]
+    rows = [
+        [FAULTS[fault].title, *(text_of(verdicts[name, fault]) for name in options.contestants)]
+        for fault in options.faults
+    ]
     print()
-    print(table(verdicts, titles, {fault: FAULTS[fault].title for fault in options.faults}))
+    print(Table("What each did", ["", *titles], rows).markdown())
     if options.json:
         options.json.write_text(json.dumps(campaign.lives, indent=1), encoding="utf-8")
 

@@ -24,9 +24,7 @@ _LONGEST_LIFE = 3
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where every library makes its files
 
 
-def _live(
-    contestant: str, fault: str, life: int, folder: Path, temporary: Path, patience_s: float
-) -> dict[str, object]:
+def _live(contestant: str, fault: str, life: int, folder: Path, temporary: Path, patience_s: float) -> dict[str, Any]:
     """Run a trainer until it ends, or until nothing has happened for too long."""
     mark, events = f"{os.getpid()}-{life}", folder / f"events-{life}"
     files_before = _files(temporary)
@@ -50,7 +48,7 @@ def _live(
             break
         time.sleep(_POLL_S)
     code, ended_s = trainer.poll(), time.monotonic()
-    left = wait_until_gone(mark, _GONE_WITHIN_S) if code is not None else []
+    left = wait_until_gone(mark, _GONE_WITHIN_S) if code is not None else {}
     gone_s = time.monotonic()
     files = sorted(_files(temporary) - files_before) if code is not None else []
     _end(mark)
@@ -68,13 +66,9 @@ def _live(
     }
 
 
-def _is_unsupported(life: dict[str, Any]) -> bool:
-    return any(event["what"] == "unsupported" for event in life["events"])
-
-
 def _end(mark: str) -> None:
-    for process in marked(mark):
-        send(process.pid, signal.SIGKILL, mark)
+    for pid in marked(mark):
+        send(pid, signal.SIGKILL, mark)
     wait_until_gone(mark, _GONE_WITHIN_S)
 
 
@@ -84,13 +78,14 @@ def _files(temporary: Path) -> set[str]:
 
 def main() -> None:
     contestant, fault, folder, patience_s = sys.argv[1], sys.argv[2], Path(sys.argv[3]), float(sys.argv[4])
-    lives: list[dict[str, object]] = []
+    lives: list[dict[str, Any]] = []
     # A short name: sockets are made there, whose paths have at most 107 characters.
     with tempfile.TemporaryDirectory(prefix="rob", ignore_cleanup_errors=True) as temporary:
         for life in range(len(FAULTS[fault].lives)):
             lives.append(_live(contestant, fault, life, folder, Path(temporary), patience_s))
             # A state that was not saved cannot be resumed from.
-            if fault == "resumed" and (lives[0]["code"] != 0 or _is_unsupported(lives[0])):
+            events = [event["what"] for event in lives[0]["events"]]
+            if fault == "resumed" and (lives[0]["code"] != 0 or "unsupported" in events):
                 break
     (folder / "lives.json").write_text(json.dumps(lives), encoding="utf-8")
 

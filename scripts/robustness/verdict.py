@@ -1,4 +1,4 @@
-"""Judge a cell: from what its trainers recorded, say what the contestant did, and in how many seconds; draw the table."""
+"""Judge a cell: from what its trainers recorded, say what the contestant did, and in how many seconds."""
 
 import re
 from collections import Counter
@@ -45,10 +45,6 @@ class Life(NamedTuple):
     files_left: Sequence[str] = ()
     stderr: str = ""
 
-    def of(self, what: str) -> list[Mapping[str, Any]]:
-        """Return the events of one kind."""
-        return [event for event in self.events if event["what"] == what]
-
 
 class Verdict(NamedTuple):
     """What a contestant did.
@@ -80,7 +76,7 @@ def judge(fault: str, says: str, due: Sequence[int], lives: Sequence[Life]) -> V
         due: The samples of one epoch.
         lives: The trainers, in turn.
     """
-    reasons = [event["why"] for life in lives for event in life.of("unsupported")]
+    reasons = [event["why"] for life in lives for event in _of(life.events, "unsupported")]
     if reasons:
         return Verdict("not supported", remark=reasons[0])
     special = _SPECIAL.get(fault)
@@ -138,7 +134,7 @@ def _error(event: Mapping[str, Any], says: str, struck_s: float | None) -> Verdi
 def _of_descriptors(says: str, due: Sequence[int], lives: Sequence[Life]) -> Verdict:
     (life,) = lives
     verdict = _of_loop(life, life.events, due, says)
-    errors = life.of("error")
+    errors = _of(life.events, "error")
     if errors and verdict.kind == "exact":
         error = _error(errors[0], says, _last_strike_s(life))
         return error._replace(remark="; ".join(filter(None, (error.remark, "then exact"))))
@@ -148,7 +144,7 @@ def _of_descriptors(says: str, due: Sequence[int], lives: Sequence[Life]) -> Ver
 def _of_interrupts(says: str, due: Sequence[int], lives: Sequence[Life]) -> Verdict:
     (life,) = lives
     verdict = _of_loop(life, life.events, due, says)
-    struck, seen = life.of("struck"), life.of("interrupted")
+    struck, seen = _of(life.events, "struck"), _of(life.events, "interrupted")
     if verdict.kind != "exact":
         return verdict
     if len(seen) < len(struck):
@@ -200,7 +196,8 @@ def _of_resumed(says: str, due: Sequence[int], lives: Sequence[Life]) -> Verdict
     if worst.kind in ("lost", "repeated"):
         num_lost = sum(verdict.num_lost for verdict in verdicts)
         return worst._replace(num_lost=num_lost, num_repeated=sum(verdict.num_repeated for verdict in verdicts))
-    starts_s = [life.of("batch")[0]["at_s"] - life.of("began")[0]["at_s"] for life in resumed if life.of("batch")]
+    # The first event of a life is that it began.
+    starts_s = [found[0]["at_s"] - life.events[0]["at_s"] for life in resumed if (found := _of(life.events, "batch"))]
     return worst._replace(seconds=max(starts_s, default=None)) if worst.kind == "exact" else worst
 
 
@@ -226,7 +223,7 @@ def _number(count: int, word: str, plural: str) -> str:
 def _last_strike_s(life: Life) -> float | None:
     if life.struck_s is not None:
         return life.struck_s
-    struck = life.of("struck")
+    struck = _of(life.events, "struck")
     return struck[-1]["at_s"] if struck else None
 
 
@@ -259,20 +256,3 @@ def text_of(verdict: Verdict) -> str:
     if verdict.seconds is None:
         return said
     return f"{said}, {verdict.seconds:.1f} s" if verdict.seconds >= 0.05 else f"{said}, at once"
-
-
-def table(
-    verdicts: Mapping[tuple[str, str], Verdict], contestants: Mapping[str, str], faults: Mapping[str, str]
-) -> str:
-    """Return the table in Markdown.
-
-    Args:
-        verdicts: By contestant and fault.
-        contestants: Titles by name.
-        faults: Titles by name.
-    """
-    rows: list[Sequence[str]] = [["", *contestants.values()], ["---"] * (len(contestants) + 1)]
-    for fault, title in faults.items():
-        cells = [verdicts.get((contestant, fault)) for contestant in contestants]
-        rows.append([title, *("" if cell is None else text_of(cell) for cell in cells)])
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)

@@ -15,14 +15,10 @@ CONTESTANTS = {
     "latency": {"ours", "torch"},
     "start": {"ours, template", "ours, spawn", "torch", "ours and torch in turn"},
     "formats": {"ours, MDS", "ours, Parquet"},
-    "streaming": {"ours, MDS", "ours, Parquet"},
     "plans": {"ours"},
     "overlap": {"ours", "ours, traced", "torch"},
-    "tokens": {
-        *("ours, one worker", "ours, in process", "torch, one worker", "a loop over a memory map", "first batch"),
-    },
     "language": {"ours, 2 workers", "ours, 1 worker", "torch, 2 workers"},
-    "cache": {"calls", "100", "10,000", "100,000"},
+    "cache": {"100", "10,000", "100,000"},
     "state": {"10 shards", "10,000 shards", "10,000 shards, redistributed"},
     "shared": {"ours", "torch"},
     "scaling": {"ours", "torch"},
@@ -30,8 +26,8 @@ CONTESTANTS = {
 }
 RUNS = (
     ["peers", "overlap", "state"],
-    ["latency", "start", "formats", "cache", "tokens", "language"],
-    ["streaming", "plans", "shared", "scaling", "import"],
+    ["latency", "start", "formats", "cache", "language"],
+    ["plans", "shared", "scaling", "import"],
 )
 
 

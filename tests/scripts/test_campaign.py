@@ -14,10 +14,9 @@ SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 sys.path.insert(0, str(SCRIPTS))
 
 from fault_campaign.case import draw  # noqa: E402
-from fault_campaign.conductor import files_left  # noqa: E402
+from fault_campaign.conductor import complaint_about_end, files_left  # noqa: E402
 from fault_campaign.ledger import Audit, Ledger, audit, entries  # noqa: E402
 from fault_campaign.outcome import Hit  # noqa: E402
-from fault_campaign.trainer_end import complaint_about_end  # noqa: E402
 
 
 @given(st.integers(0, 1 << 32), st.integers(0, 1 << 20))

@@ -95,17 +95,18 @@ def test_the_shards_are_made_anew_where_something_has_changed(prepare_data, sour
 
 @pytest.mark.usefixtures("processes")
 def test_a_killed_preparation_leaves_no_manifest_and_is_made_up_for(source, prepare_data, tmp_path):
-    # The process kills itself when the second shard is about to get its name.
+    # The process kills itself in the middle of the second shard.
     program = """
 import os, pathlib, signal, sys
 sys.path.insert(0, sys.argv[1])
 import prepare_data
-rename = pathlib.Path.rename
-def deadly(path, target):
+write_table = prepare_data.pq.write_table
+def deadly(table, path, **options):
     if "shard-00001" in path.name:
+        path.write_bytes(b"PAR1")
         os.kill(os.getpid(), signal.SIGKILL)
-    return rename(path, target)
-pathlib.Path.rename = deadly
+    write_table(table, path, **options)
+prepare_data.pq.write_table = deadly
 prepare_data.prepare(pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[3]), sequence_length=9, num_shards=3)
 """
     data = tmp_path / "data"
