@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from dataset_examples import CountedKeyed, Keyed, generators
+from dataset_examples import CountedKeyed, Keyed
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -102,13 +102,6 @@ def test_keys_that_do_not_compare_are_named_with_their_place(keys):
         dataset[2]
 
 
-def test_no_global_generator_is_moved_where_a_seed_is_given():
-    before = generators()
-    dataset = BufferSortedDataset(Keyed(range(9)), 4, 2, 5)
-    assert sorted(dataset) == list(range(9))
-    assert generators() == before
-
-
 def test_a_seed_that_is_not_given_is_drawn_and_kept_in_the_state():
     first, second = (BufferSortedDataset(Keyed(range(50)), 50, 5) for _ in range(2))
     assert list(first) != list(second)
@@ -160,22 +153,6 @@ def test_a_state_of_another_set_up_is_refused_and_changes_nothing(field, value):
         with pytest.raises(StateMismatchError, match=f"'{field}': saved <missing>"):
             dataset.load_state_dict({name: kept for name, kept in dataset.state_dict().items() if name != field})
     assert list(dataset) == order
-
-
-@pytest.mark.parametrize(
-    ("argument", "arguments"),
-    [
-        ("base_dataset", (list(range(5)), 2, 1)),
-        ("base_dataset", (None, 2, 1)),
-        ("buffer_size", (Keyed([]), 0, 1)),
-        ("buffer_size", (Keyed([]), 2.5, 1)),
-        ("pack_size", (Keyed([]), 2, 0)),
-        ("init_seed", (Keyed([]), 2, 1, "0")),
-    ],
-)
-def test_arguments_that_cannot_work_are_named(argument, arguments):
-    with pytest.raises(ConfigurationError, match=f"^{argument} = "):
-        BufferSortedDataset(*arguments)
 
 
 def test_it_saves_the_padding_that_random_batches_need():

@@ -4,7 +4,6 @@ import pytest
 from dataset_examples import Together
 
 from fkat_data.datasets import DictDataset
-from fkat_data.errors import ConfigurationError
 
 
 def rows(name, count):
@@ -52,26 +51,3 @@ def test_a_sample_that_cannot_be_labelled_is_named():
         DictDataset({"a": [1]})["a", 0]
     with pytest.raises(ValueError, match="already has a field 'row'"):
         DictDataset({"a": rows("a", 1)}, key="row")["a", 0]
-
-
-@pytest.mark.parametrize(
-    ("argument", "given"),
-    [
-        ("datasets", ({},)),
-        ("datasets", ([1],)),
-        ("datasets", ({1: [1]},)),
-        (r"datasets\['a'\]", ({"a": iter([1])},)),
-        ("key", ({"a": [1]}, None)),
-    ],
-)
-def test_a_wrong_argument_is_named(argument, given):
-    with pytest.raises(ConfigurationError, match=argument):
-        DictDataset(*given)
-    with pytest.raises(ConfigurationError, match=r"dataset_generators\['a'\]"):
-        DictDataset.over({"a": [1]})
-
-
-@pytest.mark.parametrize("generators", [{}, [list], {1: list}], ids=repr)
-def test_what_is_no_mapping_of_generators_is_refused(generators):
-    with pytest.raises(ConfigurationError, match="dataset_generators = "):
-        DictDataset.over(generators)

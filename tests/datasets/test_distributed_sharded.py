@@ -9,13 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dataset_examples import generators
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from fkat_data.datasets import DistributedShardedDataset
-from fkat_data.errors import ConfigurationError, ShardCorruptError, StateMismatchError
+from fkat_data.errors import ConfigurationError, ShardCorruptError
 
 # See test_buffer_sorted.py: this file may not change.
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "dataset_orders.json").read_text())["distributed"]
@@ -289,12 +288,6 @@ print(dataset[0], begun.wait(30))
     assert done.stderr == ""
 
 
-def test_no_global_generator_is_read_or_moved():
-    before = generators()
-    list(DistributedShardedDataset(list, params([5] * 4), rank=0, world_size=1, shuffle=True, seed=3))
-    assert generators() == before
-
-
 def test_the_state_brings_the_epoch_and_is_the_same_on_every_rank():
     first, second = ranks([5, 6, 7], 2, shuffle=True)
     first.set_epoch(4)
@@ -302,19 +295,6 @@ def test_the_state_brings_the_epoch_and_is_the_same_on_every_rank():
     second.load_state_dict(state)
     assert second.state_dict() == state
     assert second.shard_keys == first.shard_keys
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        *[("version", 2), ("epoch", -1), ("world_size", 2), ("shuffle", False), ("shuffle_samples", False)],
-        *[("seed", 1), ("total_samples", 17), ("shards", "0")],
-    ],
-)
-def test_a_state_that_does_not_fit_is_refused(field, value):
-    dataset = DistributedShardedDataset(list, params([5, 6, 7]), rank=0, world_size=1, shuffle=True)
-    with pytest.raises(StateMismatchError, match=f"^state field '{field}'"):
-        dataset.load_state_dict(dataset.state_dict() | {field: value})
 
 
 def test_an_index_outside_raises_index_error():
@@ -325,33 +305,6 @@ def test_an_index_outside_raises_index_error():
         with pytest.raises(IndexError):
             dataset.rank_index_to_shard_index(index)
     assert dataset[np.int64(-1)] == ("shard 0", 4)
-
-
-@pytest.mark.parametrize(
-    ("argument", "options"),
-    [
-        ("dataset_type", {"dataset_type": "list"}),
-        ("shard_params", {"shard_params": {}}),
-        ("shard_params", {"shard_params": ["a"]}),
-        (r"shard_params\['a'\]", {"shard_params": {"a": ("path", {})}}),
-        (r"shard_params\['a'\]", {"shard_params": {"a": (["path"],)}}),
-        ("rank", {"rank": 1}),
-        ("world_size", {"world_size": 0}),
-        ("world_size", {"world_size": 3}),
-        ("shuffle", {"shuffle": None}),
-        ("shuffle_samples", {"shuffle_samples": 1}),
-        ("seed", {"seed": None}),
-        ("prefetch", {"prefetch": 1}),
-        ("num_counting_threads", {"num_counting_threads": 0}),
-        ("shard_sizes", {"shard_sizes": {"b": 1}}),
-        ("shard_sizes", {"shard_sizes": [1]}),
-        (r"shard_sizes\['a'\]", {"shard_sizes": {"a": -1}}),
-    ],
-)
-def test_arguments_that_cannot_work_are_named(argument, options):
-    given = {"dataset_type": list, "shard_params": {"a": (([1, 2],), {})}, "rank": 0, "world_size": 1}
-    with pytest.raises(ConfigurationError, match=f"^{argument} = "):
-        DistributedShardedDataset(**given | options)
 
 
 def test_a_key_that_is_no_text_has_a_place_in_the_state():

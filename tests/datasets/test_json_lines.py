@@ -144,15 +144,6 @@ def test_a_file_that_was_cut_after_it_was_indexed_is_named(tmp_path):
         dataset[50]
 
 
-@pytest.mark.parametrize("kind", [JsonDataset, IterableJsonDataset])
-@pytest.mark.parametrize(
-    ("argument", "value"), [("paths", []), ("paths", 3), ("paths", ["a", "a"]), ("max_line_bytes", 0)]
-)
-def test_a_wrong_argument_is_named(path, kind, argument, value):
-    with pytest.raises(ConfigurationError, match=argument):
-        kind(**{"paths": path, argument: value})
-
-
 def test_zeros_are_damage_and_not_a_blank_line(tmp_path):
     path = tmp_path / "hole.jsonl"
     path.write_bytes(bytes(20) + b"\n" + text_of(SAMPLES))

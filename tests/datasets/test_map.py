@@ -48,12 +48,3 @@ def test_over_makes_the_dataset_of_a_shard(kind):
     if kind is MapDataset:
         assert [microbatch.tolist() for microbatch in factory("cab")] == [[97, 98], [99]]
     assert list(kind.over(sorted, ord)("cab")) == [97, 98, 99]
-
-
-@pytest.mark.parametrize("kind", [MapDataset, IterableMapDataset])
-@pytest.mark.parametrize(("argument", "given"), [("dataset", (3, abs)), ("fn", ([1], "abs"))])
-def test_a_wrong_argument_is_named(kind, argument, given):
-    with pytest.raises(ConfigurationError, match=f"^{argument} ="):
-        kind(*given)
-    with pytest.raises(ConfigurationError, match="dataset_generator"):
-        kind.over("parquet", abs)

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from dataset_examples import CountedKeyed, Documents, generators
+from dataset_examples import CountedKeyed, Documents
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, DistributedSampler
@@ -228,19 +228,6 @@ def test_the_state_brings_epoch_and_seed_and_passes_through():
     assert [other.fragments(index) for index in range(15)] == [dataset.fragments(index) for index in range(15)]
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        *[("version", 3), ("seed", 2), ("epoch", -1), ("sequence_length", 7), ("window_size", 21)],
-        *[("shuffle", False), ("num_documents", 41), ("num_tokens", 1), ("too_long", "split")],
-    ],
-)
-def test_a_state_that_does_not_fit_is_refused(field, value):
-    dataset = PackedDataset(Documents([3] * 40), 6, 20, seed=1)
-    with pytest.raises(StateMismatchError, match=f"^state field '{field}'"):
-        dataset.load_state_dict(dataset.state_dict() | {field: value})
-
-
 @given(lengths=LENGTHS, options=SETTINGS, epoch=st.integers(0, 3))
 @settings(max_examples=60)
 def test_ranks_take_the_sequences_of_one_plan_in_turn_and_halve_only_the_last(lengths, options, epoch):
@@ -291,40 +278,8 @@ def test_a_state_of_the_old_order_of_several_ranks_is_refused_by_name():
         dataset.load_state_dict(old | {"world_size": 2})
 
 
-@pytest.mark.parametrize(
-    ("argument", "dp_size", "dp_rank"), [("dp_rank", 2, 2), ("world_size", 0, 0), ("window_size", 9, 0)]
-)
-def test_a_rank_that_cannot_be_is_named(argument, dp_size, dp_rank):
-    with pytest.raises(ConfigurationError, match=f"^{argument} = "):
-        PackedDataset(Documents([1] * 10), 4, 8, seed=0).for_rank(dp_size, dp_rank)
-
-
 def test_an_index_outside_raises_index_error():
     dataset = PackedDataset(Documents([3] * 4), 6, seed=1)
     for index in (2, -3):
         with pytest.raises(IndexError):
             dataset[index]
-
-
-def test_no_global_generator_is_moved_where_a_seed_is_given():
-    before = generators()
-    list(PackedDataset(Documents([3] * 40), 6, 20, seed=1))
-    assert generators() == before
-
-
-@pytest.mark.parametrize(
-    ("argument", "options"),
-    [
-        ("base_dataset", {"base_dataset": iter([])}),
-        ("sequence_length", {"sequence_length": 0}),
-        ("lengths", {"lengths": [1]}),
-        ("lengths", {"base_dataset": [torch.ones(1)]}),
-        ("fields", {"fields": []}),
-        ("too_long", {"too_long": "cut"}),
-        ("rank", {"rank": 1}),
-        ("world_size", {"base_dataset": Documents([0, 0])}),
-    ],
-)
-def test_arguments_that_cannot_work_are_named(argument, options):
-    with pytest.raises(ConfigurationError, match=f"^{argument} = "):
-        PackedDataset(**{"base_dataset": Documents([1, 2]), "sequence_length": 4, "seed": 0, **options})

@@ -28,22 +28,6 @@ def test_rows_hold_their_items_and_padding_and_are_as_short_as_can_be(lengths, m
         assert torch.equal(row[: len(item)] if side == "right" else row[width - len(item) :], item)
 
 
-@pytest.mark.parametrize(
-    ("argument", "arguments"),
-    [
-        ("items", ([], 0)),
-        (r"items\[1\]", ([torch.ones(1), torch.ones(1, 1)], 0)),
-        (r"items\[1\]", ([torch.ones(1), torch.ones(1, dtype=torch.int32)], 0)),
-        (r"items\[0\]", ([[1, 2]], 0)),
-        ("padding_side", ([torch.ones(1)], 0, "top")),
-        ("pad_to_multiple_of", ([torch.ones(1)], 0, "left", 0)),
-    ],
-)
-def test_arguments_that_cannot_work_are_named(argument, arguments):
-    with pytest.raises(ConfigurationError, match=f"^{argument} = "):
-        pad_stack_1d(*arguments)
-
-
 ITEMS = [
     {"tokens": torch.tensor([1, 2, 3]), "mask": torch.tensor([1.0, 1, 1]), "label": 5, "name": "a"},
     {"tokens": torch.tensor([4]), "mask": torch.tensor([1.0]), "label": 6, "name": "b"},
@@ -76,15 +60,6 @@ def test_a_collate_takes_bare_tensors_and_pickles():
 def test_a_collate_names_entries_that_are_no_sequences(pad_value):
     with pytest.raises(ConfigurationError):
         PaddingCollate(pad_value)([{"tokens": torch.zeros(2), "label": 5}])
-
-
-@pytest.mark.parametrize(
-    ("argument", "arguments"),
-    [("pad_value", ("0",)), ("pad_value", ({},)), ("padding_side", (0, "up")), ("pad_to_multiple_of", (0, "left", -1))],
-)
-def test_a_collates_arguments_are_checked_when_it_is_made(argument, arguments):
-    with pytest.raises(ConfigurationError, match=f"^{argument} = "):
-        PaddingCollate(*arguments)
 
 
 @pytest.mark.parametrize(

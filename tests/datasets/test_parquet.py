@@ -136,21 +136,6 @@ def test_files_that_differ_in_a_columns_type_are_refused(tmp_path, path, kind):
         list(kind([path, str(tmp_path / "other.parquet")], ["label"]))
 
 
-@pytest.mark.parametrize(
-    ("kind", "argument", "value"),
-    [
-        *((kind, "paths", value) for kind in (ParquetDataset, IterableParquetDataset) for value in ([], 3, ["a", 3])),
-        *((kind, "columns", value) for kind in (ParquetDataset, IterableParquetDataset) for value in ([], ["a", "a"])),
-        (ParquetDataset, "row_groups_kept", 0),
-        (ParquetDataset, "row_groups_kept", True),
-        (IterableParquetDataset, "rows_at_once", 0),
-    ],
-)
-def test_a_wrong_argument_is_named(path, kind, argument, value):
-    with pytest.raises(ConfigurationError, match=argument):
-        kind(**{"paths": path, argument: value})
-
-
 INTEGERS = {f"{sign}int{bits}": (sign, bits) for sign in ("", "u") for bits in (8, 16, 32, 64)}
 
 

@@ -7,7 +7,7 @@ from loader_examples import following
 from torch.utils.data import DataLoader
 
 from fkat_data.datasets import ResumableSequentialSampler
-from fkat_data.errors import ConfigurationError, StaleIteratorError, StateMismatchError
+from fkat_data.errors import StaleIteratorError
 
 
 @given(length=st.integers(1, 12), start=st.integers(0, 12))
@@ -59,22 +59,3 @@ def test_only_the_newest_iterator_lives():
     assert next(iter(sampler)) == 1
     with pytest.raises(StaleIteratorError):
         next(first)
-
-
-@pytest.mark.parametrize(
-    ("field", "value"), [("version", 2), ("length", 6), ("index", 6), ("index", -1), ("index", None)]
-)
-def test_a_state_that_does_not_fit_is_refused(field, value):
-    sampler = ResumableSequentialSampler(range(5), 2)
-    with pytest.raises(StateMismatchError, match=f"^state field '{field}'"):
-        sampler.load_state_dict(sampler.state_dict() | {field: value})
-    assert list(sampler) == [2, 3, 4]
-
-
-@pytest.mark.parametrize(
-    ("argument", "arguments"),
-    [("data_source", (iter([]),)), ("start_index", ([1], -1)), ("start_index", ([1], 2)), ("start_index", ([1], "0"))],
-)
-def test_arguments_that_cannot_work_are_named(argument, arguments):
-    with pytest.raises(ConfigurationError, match=f"^{argument} = "):
-        ResumableSequentialSampler(*arguments)

@@ -94,21 +94,6 @@ def test_a_state_of_another_packing_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "name"),
-    [
-        ((0,), "sequence_length"),
-        ((8, "first_fit"), "method"),
-        ((8, "best_fit", "drop"), "too_long"),
-        ((8, "best_fit", None, []), "fields"),
-        ((8, "best_fit", None, ["tokens"], {"labels": 1}), "padding"),
-    ],
-)
-def test_invalid_arguments_are_refused_by_name(arguments, name):
-    with pytest.raises(ConfigurationError, match=name):
-        Pack(*arguments)
-
-
-@pytest.mark.parametrize(
     ("samples", "fields", "words"),
     [
         ([[1], [1, 2, 3]], ["tokens"], "3 tokens at place 1"),

@@ -1,13 +1,11 @@
 import json
 
 import pytest
-import torch
 from dataset_examples import CountedKeyed, Keyed
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fkat_data.datasets import BufferSortedDataset, ShardedDataset, ShardIndexingMode
-from fkat_data.errors import ConfigurationError, StateMismatchError
 
 COUNTS = st.integers(0, 40)
 TOTALS = st.integers(1, 9)
@@ -50,45 +48,11 @@ def test_the_state_passes_through_and_is_plain():
     assert other.visits == 4
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("version", 0),
-        ("total_shards", 4),
-        ("current_shard", 0),
-        ("indexing_mode", "chunked"),
-        ("pad_to_equal_size_across_shards", False),
-        ("pad_to_equal_size_across_shards", 1),
-        ("base_dataset", {}),
-    ],
-)
-def test_another_views_state_is_refused(field, value):
-    view = ShardedDataset(Keyed(range(9)), 3, 1, "sequential", True)
-    with pytest.raises(StateMismatchError, match=f"^state field '{field}'"):
-        view.load_state_dict(view.state_dict() | {field: value})
-
-
 def test_the_epoch_passes_through():
     base = BufferSortedDataset(Keyed(range(9)), 9, 2, 0)
     ShardedDataset(base, 3, 1, "sequential", True).set_epoch(5)
     assert base.state_dict()["epoch"] == 5
     ShardedDataset(Keyed([]), 3, 1, "sequential", True).set_epoch(5)
-
-
-@pytest.mark.parametrize(
-    ("argument", "arguments"),
-    [
-        ("dataset", (iter([1]), 2, 0, "chunked", True)),
-        ("total_shards", ([1], 0, 0, "chunked", True)),
-        ("current_shard", ([1], 2, 2, "chunked", True)),
-        ("current_shard", ([1], 2, -1, "chunked", True)),
-        ("indexing_mode", ([1], 2, 0, "round_robin", True)),
-        ("pad_to_equal_size_across_shards", ([1], 2, 0, "chunked", "yes")),
-    ],
-)
-def test_arguments_that_cannot_work_are_named(argument, arguments):
-    with pytest.raises(ConfigurationError, match=f"^{argument} = "):
-        ShardedDataset(*arguments)
 
 
 MESH = """
@@ -120,8 +84,3 @@ def test_a_device_mesh_says_which_view_it_is(prepared, tmp_path):
     assert [each[1] for each in found] == [[0, 2, 4], [1, 3, 4]] * 2
     assert [each[2] for each in found] == [[0, 1, 2]] * 2 + [[3, 4]] * 2
     assert all("dim = 'pp'" in each[3] and "'dp', 'tp'" in each[3] for each in found)
-
-
-def test_what_is_no_mesh_is_refused():
-    with pytest.raises(ConfigurationError, match=r"^device_mesh = "):
-        ShardedDataset.from_mesh([1], torch.zeros(2))

@@ -1,4 +1,3 @@
-import copy
 import json
 from itertools import islice
 from pathlib import Path
@@ -6,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from dataset_examples import generators
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -210,28 +208,6 @@ def test_a_seed_that_is_not_given_is_drawn_and_kept_in_the_state():
     assert list(second) == order
 
 
-def test_no_global_generator_is_moved_where_a_seed_is_given():
-    before = generators()
-    list(TokenBudgetBatchSampler([1] * 50, 4, seed=1))
-    assert generators() == before
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        *[("version", 3), ("epoch", -1), ("index", 11), ("index", None), ("seed", 2), ("max_tokens", 13)],
-        *[("window_size", 21), ("world_size", 0), ("shuffle", False), ("num_samples", 41), ("max_batch_size", 1)],
-        *[("lengths", 5), ("dealt", 5), ("dealt", [3]), ("dealt", [[2, 3]]), ("dealt", [[2, 0]])],
-    ],
-)
-def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(field, value):
-    sampler = small()
-    whole = list(copy.deepcopy(sampler))
-    with pytest.raises(StateMismatchError, match=f"^state field '{field}'"):
-        sampler.load_state_dict(sampler.state_dict() | {field: value})
-    assert list(sampler) == whole
-
-
 def test_an_index_past_the_end_is_refused_whatever_the_number_of_ranks():
     sampler = small()
     with pytest.raises(StateMismatchError, match=r"^state field 'index'.*at most 5"):
@@ -267,39 +243,3 @@ def test_a_state_within_an_epoch_of_the_old_order_of_several_ranks_is_refused_by
         with pytest.raises(StateMismatchError, match=r"order of several ranks has changed.*begin the next epoch"):
             sampler.load_state_dict(state | {"index": 3})
         assert sampler.state_dict() == before
-
-
-@pytest.mark.parametrize(
-    ("argument", "dp_size", "dp_rank"), [("dp_rank", 2, 2), ("world_size", 0, 0), ("window_size", 9, 0)]
-)
-def test_a_rank_that_cannot_be_is_named(argument, dp_size, dp_rank):
-    with pytest.raises(ConfigurationError, match=f"^{argument} = "):
-        TokenBudgetBatchSampler([1] * 10, 10, 8, seed=0).for_rank(dp_size, dp_rank)
-
-
-@pytest.mark.parametrize(
-    ("argument", "options"),
-    [
-        ("max_tokens", {"max_tokens": 0}),
-        ("pad_to_multiple_of", {"pad_to_multiple_of": 0}),
-        ("max_batch_size", {"max_batch_size": 0}),
-        ("too_long", {"too_long": "drop"}),
-        ("rank", {"rank": 1}),
-        ("world_size", {"world_size": 0}),
-        ("world_size", {"world_size": 3}),  # two samples
-        ("window_size", {"window_size": 0}),
-        ("window_size", {"window_size": 1, "world_size": 2}),  # a window has a sample for each rank
-        ("shuffle", {"shuffle": 1}),
-        ("seed", {"seed": "1"}),
-        ("seed", {"seed": None, "world_size": 2}),  # each rank would draw its own
-        ("lengths", {"lengths": "abc"}),
-        ("lengths", {"lengths": [1.5]}),
-        ("lengths", {"lengths": [[1]]}),
-        (r"lengths\[1\]", {"lengths": [1, -1]}),
-        (r"lengths\[0\]", {"lengths": [10], "max_tokens": 11, "pad_to_multiple_of": 4}),
-        ("lengths", {"lengths": 5}),
-    ],
-)
-def test_arguments_that_cannot_work_are_named(argument, options):
-    with pytest.raises(ConfigurationError, match=f"^{argument} = "):
-        TokenBudgetBatchSampler(**{"lengths": [1, 2], "max_tokens": 10, "seed": 0, **options})

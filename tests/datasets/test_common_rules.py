@@ -1,0 +1,223 @@
+"""Rules that all datasets and samplers keep: what cannot work is refused by name, and a seed is all that decides."""
+
+import pytest
+import torch
+from dataset_examples import Documents, Keyed, generators
+
+from fkat_data.datasets import (
+    BufferSortedDataset,
+    DatasetChain,
+    DictDataset,
+    DistributedShardedDataset,
+    IterableJsonDataset,
+    IterableMapDataset,
+    IterableParquetDataset,
+    JsonDataset,
+    MapDataset,
+    Pack,
+    PackedDataset,
+    PaddingCollate,
+    ParquetDataset,
+    ResumableSequentialSampler,
+    ShardedDataset,
+    TokenBudgetBatchSampler,
+    pad_stack_1d,
+)
+from fkat_data.errors import ConfigurationError, StateMismatchError
+
+
+def of_shards(**options):
+    known = {"dataset_type": list, "shard_params": {"a": (([1, 2],), {})}, "rank": 0, "world_size": 1}
+    return DistributedShardedDataset(**known | options)
+
+
+def packed(**options):
+    return PackedDataset(**{"base_dataset": Documents([1, 2]), "sequence_length": 4, "seed": 0, **options})
+
+
+def budget(**options):
+    return TokenBudgetBatchSampler(**{"lengths": [1, 2], "max_tokens": 10, "seed": 0, **options})
+
+
+def view(dataset=(1,), total=2, current=0, mode="chunked", padded=True):
+    return ShardedDataset(list(dataset), total, current, mode, padded)
+
+
+ONE = torch.ones(1)
+ARGUMENTS = [
+    ("base_dataset", lambda: BufferSortedDataset(list(range(5)), 2, 1)),
+    ("base_dataset", lambda: BufferSortedDataset(None, 2, 1)),
+    ("buffer_size", lambda: BufferSortedDataset(Keyed([]), 0, 1)),
+    ("buffer_size", lambda: BufferSortedDataset(Keyed([]), 2.5, 1)),
+    ("pack_size", lambda: BufferSortedDataset(Keyed([]), 2, 0)),
+    ("init_seed", lambda: BufferSortedDataset(Keyed([]), 2, 1, "0")),
+    ("generators", lambda: DatasetChain([])),
+    ("generators", lambda: DatasetChain(5)),
+    (r"generators\[1\]", lambda: DatasetChain([list, "list"])),
+    ("datasets", lambda: DictDataset({})),
+    ("datasets", lambda: DictDataset([1])),
+    ("datasets", lambda: DictDataset({1: [1]})),
+    (r"datasets\['a'\]", lambda: DictDataset({"a": iter([1])})),
+    ("key", lambda: DictDataset({"a": [1]}, None)),
+    (r"dataset_generators\['a'\]", lambda: DictDataset.over({"a": [1]})),
+    ("dataset_generators", lambda: DictDataset.over({})),
+    ("dataset_generators", lambda: DictDataset.over([list])),
+    ("dataset_generators", lambda: DictDataset.over({1: list})),
+    ("dataset_type", lambda: of_shards(dataset_type="list")),
+    ("shard_params", lambda: of_shards(shard_params={})),
+    ("shard_params", lambda: of_shards(shard_params=["a"])),
+    (r"shard_params\['a'\]", lambda: of_shards(shard_params={"a": ("path", {})})),
+    (r"shard_params\['a'\]", lambda: of_shards(shard_params={"a": (["path"],)})),
+    ("rank", lambda: of_shards(rank=1)),
+    ("world_size", lambda: of_shards(world_size=0)),
+    ("world_size", lambda: of_shards(world_size=3)),
+    ("shuffle", lambda: of_shards(shuffle=None)),
+    ("shuffle_samples", lambda: of_shards(shuffle_samples=1)),
+    ("seed", lambda: of_shards(seed=None)),
+    ("prefetch", lambda: of_shards(prefetch=1)),
+    ("num_counting_threads", lambda: of_shards(num_counting_threads=0)),
+    ("shard_sizes", lambda: of_shards(shard_sizes={"b": 1})),
+    ("shard_sizes", lambda: of_shards(shard_sizes=[1])),
+    (r"shard_sizes\['a'\]", lambda: of_shards(shard_sizes={"a": -1})),
+    ("max_line_bytes", lambda: JsonDataset("a", max_line_bytes=0)),
+    ("max_line_bytes", lambda: IterableJsonDataset("a", max_line_bytes=0)),
+    ("row_groups_kept", lambda: ParquetDataset("a", row_groups_kept=0)),
+    ("row_groups_kept", lambda: ParquetDataset("a", row_groups_kept=True)),
+    ("rows_at_once", lambda: IterableParquetDataset("a", rows_at_once=0)),
+    *(
+        ("paths", lambda kind=kind, paths=paths: kind(paths))
+        for kind in (JsonDataset, IterableJsonDataset, ParquetDataset, IterableParquetDataset)
+        for paths in ([], 3, ["a", 3], ["a", "a"])
+    ),
+    *(
+        ("columns", lambda kind=kind, columns=columns: kind("a", columns))
+        for kind in (ParquetDataset, IterableParquetDataset)
+        for columns in ([], ["a", "a"])
+    ),
+    ("dataset", lambda: MapDataset(3, abs)),
+    ("dataset", lambda: IterableMapDataset(3, abs)),
+    ("fn", lambda: MapDataset([1], "abs")),
+    ("fn", lambda: IterableMapDataset([1], "abs")),
+    ("dataset_generator", lambda: MapDataset.over("parquet", abs)),
+    ("dataset_generator", lambda: IterableMapDataset.over("parquet", abs)),
+    ("base_dataset", lambda: packed(base_dataset=iter([]))),
+    ("sequence_length", lambda: packed(sequence_length=0)),
+    ("lengths", lambda: packed(lengths=[1])),
+    ("lengths", lambda: packed(base_dataset=[ONE])),
+    ("fields", lambda: packed(fields=[])),
+    ("too_long", lambda: packed(too_long="cut")),
+    ("rank", lambda: packed(rank=1)),
+    ("world_size", lambda: packed(base_dataset=Documents([0, 0]))),
+    ("dp_rank", lambda: packed().for_rank(2, 2)),
+    ("world_size", lambda: packed().for_rank(0, 0)),
+    ("window_size", lambda: packed(base_dataset=Documents([1] * 10), window_size=8).for_rank(9, 0)),
+    ("items", lambda: pad_stack_1d([], 0)),
+    (r"items\[1\]", lambda: pad_stack_1d([ONE, torch.ones(1, 1)], 0)),
+    (r"items\[1\]", lambda: pad_stack_1d([ONE, torch.ones(1, dtype=torch.int32)], 0)),
+    (r"items\[0\]", lambda: pad_stack_1d([[1, 2]], 0)),
+    ("padding_side", lambda: pad_stack_1d([ONE], 0, "top")),
+    ("pad_to_multiple_of", lambda: pad_stack_1d([ONE], 0, "left", 0)),
+    ("pad_value", lambda: PaddingCollate("0")),
+    ("pad_value", lambda: PaddingCollate({})),
+    ("padding_side", lambda: PaddingCollate(0, "up")),
+    ("pad_to_multiple_of", lambda: PaddingCollate(0, "left", -1)),
+    ("data_source", lambda: ResumableSequentialSampler(iter([]))),
+    ("start_index", lambda: ResumableSequentialSampler([1], -1)),
+    ("start_index", lambda: ResumableSequentialSampler([1], 2)),
+    ("start_index", lambda: ResumableSequentialSampler([1], "0")),
+    ("sequence_length", lambda: Pack(0)),
+    ("method", lambda: Pack(8, "first_fit")),
+    ("too_long", lambda: Pack(8, "best_fit", "drop")),
+    ("fields", lambda: Pack(8, "best_fit", None, [])),
+    ("padding", lambda: Pack(8, "best_fit", None, ["tokens"], {"labels": 1})),
+    ("dataset", lambda: ShardedDataset(iter([1]), 2, 0, "chunked", True)),
+    ("total_shards", lambda: view(total=0)),
+    ("current_shard", lambda: view(current=2)),
+    ("current_shard", lambda: view(current=-1)),
+    ("indexing_mode", lambda: view(mode="round_robin")),
+    ("pad_to_equal_size_across_shards", lambda: view(padded="yes")),
+    ("device_mesh", lambda: ShardedDataset.from_mesh([1], torch.zeros(2))),
+    ("max_tokens", lambda: budget(max_tokens=0)),
+    ("pad_to_multiple_of", lambda: budget(pad_to_multiple_of=0)),
+    ("max_batch_size", lambda: budget(max_batch_size=0)),
+    ("too_long", lambda: budget(too_long="drop")),
+    ("rank", lambda: budget(rank=1)),
+    ("world_size", lambda: budget(world_size=0)),
+    ("world_size", lambda: budget(world_size=3)),  # two samples
+    ("window_size", lambda: budget(window_size=0)),
+    ("window_size", lambda: budget(window_size=1, world_size=2)),  # a window has a sample for each rank
+    ("shuffle", lambda: budget(shuffle=1)),
+    ("seed", lambda: budget(seed="1")),
+    ("seed", lambda: budget(seed=None, world_size=2)),  # each rank would draw its own
+    ("lengths", lambda: budget(lengths="abc")),
+    ("lengths", lambda: budget(lengths=[1.5])),
+    ("lengths", lambda: budget(lengths=[[1]])),
+    ("lengths", lambda: budget(lengths=5)),
+    (r"lengths\[1\]", lambda: budget(lengths=[1, -1])),
+    (r"lengths\[0\]", lambda: budget(lengths=[10], max_tokens=11, pad_to_multiple_of=4)),
+    ("dp_rank", lambda: budget().for_rank(2, 2)),
+    ("world_size", lambda: budget().for_rank(0, 0)),
+    ("window_size", lambda: budget(lengths=[1] * 10, window_size=8).for_rank(9, 0)),
+]
+
+
+@pytest.mark.parametrize(("name", "make"), ARGUMENTS, ids=lambda value: value if isinstance(value, str) else "")
+def test_an_argument_that_cannot_work_is_named(name, make):
+    with pytest.raises(ConfigurationError, match=f"^{name} = "):
+        make()
+
+
+#: What has a state, and values of its fields that do not fit.
+STATES = [
+    (
+        lambda: of_shards(shard_params={"a": ((range(18),), {})}, shuffle=True),
+        *[("version", 2), ("epoch", -1), ("world_size", 2), ("shuffle", False), ("shuffle_samples", False)],
+        *[("seed", 1), ("total_samples", 17), ("shards", "0")],
+    ),
+    (
+        lambda: PackedDataset(Documents([3] * 40), 6, 20, seed=1),
+        *[("version", 3), ("seed", 2), ("epoch", -1), ("sequence_length", 7), ("window_size", 21)],
+        *[("shuffle", False), ("num_documents", 41), ("num_tokens", 1), ("too_long", "split")],
+    ),
+    (
+        lambda: ResumableSequentialSampler(range(5), 2),
+        *[("version", 2), ("length", 6), ("index", 6), ("index", -1), ("index", None)],
+    ),
+    (
+        lambda: ShardedDataset(Keyed(range(9)), 3, 1, "sequential", True),
+        *[("version", 0), ("total_shards", 4), ("current_shard", 0), ("indexing_mode", "chunked")],
+        *[("pad_to_equal_size_across_shards", value) for value in (False, 1)],
+        ("base_dataset", {}),
+    ),
+    (
+        lambda: TokenBudgetBatchSampler([3] * 40, 12, 20, seed=1),
+        *[("version", 3), ("epoch", -1), ("index", 11), ("index", None), ("seed", 2), ("max_tokens", 13)],
+        *[("window_size", 21), ("world_size", 0), ("shuffle", False), ("num_samples", 41), ("max_batch_size", 1)],
+        *[("lengths", 5), ("dealt", 5), ("dealt", [3]), ("dealt", [[2, 3]]), ("dealt", [[2, 0]])],
+    ),
+]
+
+
+@pytest.mark.parametrize(("make", "field", "value"), [(make, *wrong) for make, *fields in STATES for wrong in fields])
+def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(make, field, value):
+    made = make()
+    before = made.state_dict()
+    with pytest.raises(StateMismatchError, match=f"^state field '{field}'"):
+        made.load_state_dict(before | {field: value})
+    assert made.state_dict() == before
+    assert repr(list(made)) == repr(list(make()))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: BufferSortedDataset(Keyed(range(9)), 4, 2, 5),
+        lambda: of_shards(shard_params={"a": ((range(20),), {})}, shuffle=True, seed=3),
+        lambda: PackedDataset(Documents([3] * 40), 6, 20, seed=1),
+        lambda: TokenBudgetBatchSampler([1] * 50, 4, seed=1),
+    ],
+)
+def test_no_global_generator_is_moved_where_a_seed_is_given(make):
+    before = generators()
+    assert list(make())
+    assert generators() == before
