@@ -96,13 +96,10 @@ class Outcomes(unittest.TestResult):
         signal.alarm(0)
         super().stopTest(test)
         known = self.known_of(test)
-        if self.outcome == "passed" and known is not None and known.may_pass:
-            self.outcome = known.kind
-        elif self.outcome == "passed" and known is not None:
-            self.outcome = "failed"
-            print(
-                f"failed: {name_of(test)}: passes, but torch_suites.toml says that it fails: {known.error}", flush=True
-            )
+        if self.outcome == "passed" and known is not None:
+            self.outcome = known.kind if known.may_pass else "failed"
+            if not known.may_pass:
+                print(f"failed: {name_of(test)}: passes, unlike torch_suites.toml says: {known.error}", flush=True)
         self.counts[self.outcome] += 1
 
     def addSkip(self, test: unittest.TestCase, reason: str) -> None:  # noqa: N802 - unittest's name
@@ -150,8 +147,7 @@ def main(paths: list[str]) -> int:
         for kind, tests in table.items()
         for name, test in tests.items()
     ]
-    pattern = os.environ.get("TESTS", "*")
-    outcomes = Outcomes(known)
+    pattern, outcomes = os.environ.get("TESTS", "*"), Outcomes(known)
     with tempfile.TemporaryDirectory() as folder:
         for name, text in SHIMS.items():
             path = Path(folder, name)
@@ -167,9 +163,8 @@ def main(paths: list[str]) -> int:
             # Workers need not import the tests, and what those import.
             cloudpickle.register_pickle_by_value(module)
             for case in unittest.defaultTestLoader.loadTestsFromModule(module):
-                for test in case:
-                    if fnmatchcase(name_of(test), f"*{pattern}*"):
-                        test.run(outcomes)
+                for test in (test for test in case if fnmatchcase(name_of(test), f"*{pattern}*")):
+                    test.run(outcomes)
     print(", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.counts.items())))
     return int(outcomes.counts["failed"] > 0)
 
