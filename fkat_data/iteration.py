@@ -35,6 +35,11 @@ class Cursor:
         # The position before the last microbatch, and after it.
         self._last: tuple[Position, Position] | None = None
 
+    @property
+    def before_last(self) -> Position | None:
+        """The position of the last microbatch that was delivered; None: none was."""
+        return None if self._last is None else self._last[0]
+
     def load(self, position: Position) -> None:
         """Go to a saved position; the next iteration begins there."""
         self._loaded = (position,)

@@ -15,7 +15,7 @@ from fkat_data.arguments import STATE_VERSION
 from fkat_data.datasets.dealt_order import DealtBatches, DealtItems
 from fkat_data.device.accelerator import device_of
 from fkat_data.distributed import gather
-from fkat_data.drop_in.dataset_plan import DatasetPlan
+from fkat_data.drop_in.dataset_plan import DatasetPlan, Provenance
 from fkat_data.drop_in.drawn_plan import DrawnPlan
 from fkat_data.drop_in.epochs_of_ranks import EpochsOfRanks
 from fkat_data.drop_in.frameworks import is_begun_by_fabric, original_of
@@ -32,6 +32,7 @@ from fkat_data.interruption import genuine
 from fkat_data.iteration import Closing
 from fkat_data.loader.engine import Engine
 from fkat_data.observe.statistics import DataLoaderStatistics, LoaderStatistics
+from fkat_data.sample_errors import place_of_sample
 from fkat_data.seeding import next_number
 from fkat_data.transport.definitions import digest_of_shipment
 from fkat_data.types import BatchStream, Microbatch_co, Profiler
@@ -444,6 +445,25 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         is_known = not self._is_iterable and (self._is_free_of_states() or isinstance(self._dealing(), DealtBatches))
         if is_known and self._plan_to_begin().is_over(loaded):
             self.end_epoch()  # a caller's set_epoch(), and what an iteration draws, are for the next one
+
+    def provenance(self) -> list[Provenance]:
+        """Return what the last microbatch that the engine delivered was made of: its samples, window by window.
+
+        A microbatch of rows has an entry for each window. Where accelerate drives the loop, the last one is ahead of the
+        loop's by one.
+
+        Raises:
+            ConfigurationError: None was delivered since the loader was made, loaded or sent to another epoch; or nothing
+                says its samples: an iterable dataset, or samplers of the caller's own.
+        """
+        engine = self._engine
+        position = None if engine is None else engine.before_last
+        found = [] if position is None or self._plan is None else self._plan.made_of(position)
+        if not found:
+            expected = "a microbatch that was just delivered, of a dataset with indices or a stream, in an order of the loader's"
+            raise ConfigurationError("provenance", position, expected)
+        places = partial(place_of_sample, self.dataset)
+        return [each._replace(places=[places(sample) for sample in each.samples]) for each in found]
 
     def statistics(self) -> LoaderStatistics:
         """Return what was done since the first iteration, or the newest loaded state; cheap enough for every step."""

@@ -2,11 +2,27 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from fkat_data.drop_in.states import state_at_epoch
 from fkat_data.plan.place import START, Place, Position
 from fkat_data.plan.shard_plan import ShardPlan
+
+
+class Provenance(NamedTuple):
+    """What a microbatch, or a part of it, was made of.
+
+    Attributes:
+        samples: Indices of the samples, in order; of a stream, their numbers.
+        places: Where the dataset has each of them from: file, row, key; None where it does not say.
+        window: The number of the window whose samples they are; None: the loader cuts none.
+        rows: The first of the window's rows in the microbatch, and their end; None for the end: all that follow.
+    """
+
+    samples: list[Any]
+    places: list[str | None]
+    window: int | None = None
+    rows: tuple[int, int | None] | None = None
 
 
 class DatasetPlan(ShardPlan):
@@ -43,6 +59,11 @@ class DatasetPlan(ShardPlan):
     def epoch_and_step(self, position: Position) -> tuple[int, int]:
         """Return epoch and step of a position, as a state says them."""
         return position.epoch, position.step
+
+    def made_of(self, position: Position) -> list[Provenance]:
+        """Return what the microbatch at a position that was delivered is made of, without places; none: it is not known."""
+        del position
+        return []
 
     @abstractmethod
     def saved(self, position: Position) -> dict[str, Any]:

@@ -9,11 +9,12 @@ import torch
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
 from fkat_data.datasets.dealt_order import DealtItems
-from fkat_data.drop_in.dataset_plan import IndexPlan
+from fkat_data.drop_in.dataset_plan import IndexPlan, Provenance
 from fkat_data.drop_in.layers_of_ranks import Layer, LeftOver, first_step, in_the_first, layers_in, left_overs, of_epoch
 from fkat_data.drop_in.rank_share import RankShare
 from fkat_data.errors import StateMismatchError
 from fkat_data.permutation import keys_of, permutation, permuted
+from fkat_data.plan.place import Position
 from fkat_data.worker.batches import NumberedBatches
 
 _PURPOSE = b"fkat DataLoader"
@@ -323,6 +324,13 @@ class NumberedPlan(IndexPlan):
             return False
         order = self._order_of(state["epoch"], num_samples)
         return order.is_over if 0 < order.first == state["step"] else state["step"] == len(order)
+
+    def made_of(self, position: Position) -> list[Provenance]:
+        """Return the indices of a microbatch."""
+        epoch = position.epoch
+        shuffle = (self._seed, epoch) if isinstance(self._sampler, EpochShuffle) else None
+        batch = self._order_of(epoch, self._num_samples(epoch), shuffle).batch(position.microbatch)
+        return [Provenance([batch] if self._batch_size is None else batch, [])]
 
     def first_microbatch(self, state: Mapping[str, Any]) -> int:
         """Return where a saved place is in its epoch's shard.

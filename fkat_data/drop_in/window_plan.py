@@ -16,7 +16,7 @@ from typing import Any, Protocol, cast
 from torch.utils.data import IterableDataset
 
 from fkat_data.distributed import Exchange, is_initialized, rank_and_world_size
-from fkat_data.drop_in.dataset_plan import IndexPlan
+from fkat_data.drop_in.dataset_plan import IndexPlan, Provenance
 from fkat_data.drop_in.numbered_plan import EpochShuffle, SampleOrder, is_numbered
 from fkat_data.drop_in.rank_share import RankShare
 from fkat_data.drop_in.window_states import DealtWindows, WindowPlace, dealt_windows
@@ -202,6 +202,19 @@ class WindowPlan(IndexPlan):
         while len(self._places) > _MOST_KEPT:
             del self._places[next(iter(self._places))]
         self._num_behind.pop(self._num_handed_out - _MOST_KEPT, None)
+
+    def made_of(self, position: Position) -> list[Provenance]:
+        """Return the windows whose rows a microbatch has, and their samples."""
+        first, last = (self._places.get((position.epoch, position.step + behind)) for behind in (0, 1))
+        if first is None or last is None or position.epoch != self._epoch:
+            return []
+        samples_of = self._order.samples(self._epoch, self._terms)
+        found: list[Provenance] = []
+        for index in range(first.window, last.window + (last.row > 0)):
+            number, first_row = self._windows[index]
+            rows = max(first_row, first.row if index == first.window else 0), last.row if index == last.window else None
+            found.append(Provenance(samples_of(number), [], number, rows))
+        return found
 
     def end_shard(self, task: Task, epilogue: bytes) -> None:
         """Count the samples that were left out of a window that no microbatch ends with."""

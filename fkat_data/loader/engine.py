@@ -133,6 +133,11 @@ class Engine(Generic[Microbatch_co]):
         return self._cursor.position
 
     @property
+    def before_last(self) -> Position | None:
+        """Position of the last microbatch that was delivered; None: none was."""
+        return self._cursor.before_last
+
+    @property
     def step(self) -> int:
         """Microbatches of the present epoch that were delivered; where one is replayed, how often it was."""
         self._finish_loading()

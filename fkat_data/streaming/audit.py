@@ -136,7 +136,7 @@ def records_of(
     is_left_out = bool(skips.is_skipped(point.epoch, steps)[0])
     kept = skips.without(ids)
     return [
-        SampleRecord(point.epoch, step, rank, *_where(catalog, sample), is_left_out or int(kept[rank, column]) < 0)
+        SampleRecord(point.epoch, step, rank, *where_is(catalog, sample), is_left_out or int(kept[rank, column]) < 0)
         for rank, batch in enumerate(ids.tolist())
         for column, sample in enumerate(batch)
         if sample >= 0
@@ -211,6 +211,7 @@ def _global_batches(epochs: Epochs, point: ResumePoint, num_steps: int) -> Itera
         yield indices, plan.global_batches(indices)
 
 
-def _where(catalog: Catalog, sample: int) -> tuple[int, str, int, int]:
+def where_is(catalog: Catalog, sample: int) -> tuple[int, str, int, int]:
+    """Return a sample's stream, the name of its shard, its row there, and its number."""
     shard, row = catalog.spanner[sample]
     return int(catalog.stream_per_shard[shard]), catalog.entries[shard].name, row, sample

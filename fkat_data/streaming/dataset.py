@@ -17,7 +17,7 @@ from fkat_data.drop_in.worker_side import Strand
 from fkat_data.errors import ConfigurationError, StaleIteratorError
 from fkat_data.files.formats import DECODED_LIMIT_BYTES
 from fkat_data.files.tar import DecoderName
-from fkat_data.streaming.audit import Coverage, SampleRecord, coverage_of, records_of
+from fkat_data.streaming.audit import Coverage, SampleRecord, coverage_of, records_of, where_is
 from fkat_data.streaming.epoch.epochs import Epochs, WeightSchedule
 from fkat_data.streaming.epoch.rank_batches import PickedSamples, RankBatches, SampleSkips, joined
 from fkat_data.streaming.epoch.resume_point import LARGEST_NUMBER, ResumePoint, SharedResumePoint, iteration_here
@@ -330,6 +330,11 @@ class StreamingDataset(Described, DatasetProperties, SampleAccess, IterableDatas
     def num_together(self, sample_ids: npt.NDArray[np.int64]) -> int:
         """Return how many of the first samples to read together, so that a small cache holds the shards of all."""
         return self._shards.num_together(sample_ids)
+
+    def sample_place(self, index: int) -> str:
+        """Return the shard of a sample, and its row there."""
+        _, shard, row, _ = where_is(self.catalog, index)
+        return f"row {row} of {shard}"
 
     def loader_plan(self, dp_rank: int, *, drop_last: bool, num_workers: int, collate_fn: Any) -> StreamEpochs:
         """Return the plan of this rank's batches, for a loader."""

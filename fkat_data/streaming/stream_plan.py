@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 from torch.utils import data
 
-from fkat_data.drop_in.dataset_plan import DatasetPlan
+from fkat_data.drop_in.dataset_plan import DatasetPlan, Provenance
 from fkat_data.drop_in.drawn_plan import DrawnBatches
 from fkat_data.plan.place import Piece, Place, Position
 from fkat_data.sample_errors import collated
@@ -192,6 +192,15 @@ class StreamPlan(StreamEpochs):
         """Return where a part begins: the numbers of its batches are those in the epoch."""
         part = self.shard(epoch, index)
         return None if part is None else Piece(self._dp_rank, 0, part.first)
+
+    def made_of(self, position: Position) -> list[Provenance]:
+        """Return the numbers of a batch's samples."""
+        step = position.step + 1
+        first_step = max((first for first in self._known if first < step), default=None)
+        if position.epoch != self._begun.epoch or first_step is None:
+            return []
+        batches = self._known[first_step].batches[step - first_step - 1 :]
+        return [Provenance(picks.ids.tolist(), []) for picks in batches[:1]]
 
     def _num_samples_before(self, position: Position) -> int:
         known = self._part_before(position)
