@@ -99,7 +99,8 @@ class Outcomes(unittest.TestResult):
         if self.outcome == "passed" and known is not None:
             self.outcome = known.kind if known.may_pass else "failed"
             if not known.may_pass:
-                print(f"failed: {name_of(test)}: passes, unlike torch_suites.toml says: {known.error}", flush=True)
+                says = f"passes, but torch_suites.toml says that it fails: {known.error}"
+                print(f"failed: {name_of(test)}: {says}", flush=True)
         self.counts[self.outcome] += 1
 
     def addSkip(self, test: unittest.TestCase, reason: str) -> None:  # noqa: N802 - unittest's name
@@ -160,8 +161,7 @@ def main(paths: list[str]) -> int:
             shutil.copy(path, Path(folder, f"{module_name}.py"))
             module = importlib.import_module(module_name)
             vars(module).pop("load_tests", None)  # picks tests for one of several machines
-            # Workers need not import the tests, and what those import.
-            cloudpickle.register_pickle_by_value(module)
+            cloudpickle.register_pickle_by_value(module)  # workers need not import the tests
             for case in unittest.defaultTestLoader.loadTestsFromModule(module):
                 for test in (test for test in case if fnmatchcase(name_of(test), f"*{pattern}*")):
                     test.run(outcomes)
