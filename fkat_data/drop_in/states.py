@@ -58,7 +58,7 @@ def merged_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _place(state: Mapping[str, Any]) -> str:
-    rows = [state["sampler"].get(field) for field in ("window", "row", "num_skipped")]
+    rows = [state["sampler"].get(field) for field in ("window", "row", "left_out", "num_skipped")]
     return repr([*(state.get(field) for field in _PLACE), checks_in(state["sampler"]), *rows])
 
 

@@ -6,7 +6,8 @@ were begun go on at their rows. A state says it so, in the field ``sampler``::
 
     {"num_samples": 5000, "shuffle": True, "window": 3, "row": 17, "begun": [[8, 17], [9, 0]], "layers": [[4, 5]]}
 
-Of a stream, it says as well how windows lie in the canonical nodes' parts of the order, and what the order follows from.
+Where samples were left out of a window that was begun, ``left_out``, and a third entry in ``begun``, has their places in
+it, so that its rows are the same when it is made again. Of a stream, it says as well how windows lie in the canonical nodes' parts of the order, and what the order follows from.
 """
 
 import logging
@@ -19,7 +20,7 @@ from fkat_data.distributed import Exchange, is_initialized, rank_and_world_size
 from fkat_data.drop_in.dataset_plan import IndexPlan, Provenance
 from fkat_data.drop_in.numbered_plan import EpochShuffle, SampleOrder, is_numbered
 from fkat_data.drop_in.rank_share import RankShare
-from fkat_data.drop_in.window_states import DealtWindows, WindowPlace, dealt_windows
+from fkat_data.drop_in.window_states import DealtWindows, WindowPlace, dealt_windows, place_in
 from fkat_data.errors import ConfigurationError, RankMismatchError, SkippedSamplesError, StateMismatchError
 from fkat_data.interruption import genuine
 from fkat_data.plan.place import Piece, Place, Position, Task
@@ -119,7 +120,8 @@ class WindowPlan(IndexPlan):
         max_skipped: int | None = None,
     ) -> None:
         self._max_skipped = max_skipped
-        # By epoch and window: how many samples were left out of those that were passed.
+        # By epoch and window: places of samples that were left out, here and before a resume; and how many were here.
+        self._left_out: dict[tuple[int, int], tuple[int, ...]] = {}
         self._skipped: dict[tuple[int, int], int] = {}
         self._order = order
         self._window_size = window_size
@@ -180,10 +182,13 @@ class WindowPlan(IndexPlan):
     def _windows_from(self, first: int) -> Iterator[Window]:
         samples_of = self._order.samples(self._epoch, self._terms)
         for index in range(first, len(self._windows)):
-            number, first_row = self._windows[index]
-            if index == self._begin.window:
-                first_row = max(first_row, self._begin.row)
-            yield Window(self._epoch, number, samples_of(number), first_row, index + 1 == len(self._windows))
+            number, first_row, left_out = self._windows[index]
+            if index == self._begin.window and self._begin.row > first_row:
+                first_row, left_out = self._begin.row, self._begin.left_out
+            if left_out:
+                self._left_out[self._epoch, index] = left_out
+            is_last = index + 1 == len(self._windows)
+            yield Window(self._epoch, number, samples_of(number), first_row, is_last, left_out)
 
     def piece(self, epoch: int, index: int) -> Piece:
         """Return what says where random streams come from: a window's are those of its number, on every rank."""
@@ -197,7 +202,10 @@ class WindowPlan(IndexPlan):
         self._leave_out(task, skipped)
         self._num_handed_out += 1
         self._num_behind[self._num_handed_out] = num_behind
-        place = WindowPlace(task.shard_index, row) if row >= 0 else WindowPlace(task.shard_index + 1, 0)
+        place = WindowPlace(task.shard_index + 1, 0)
+        if row >= 0:
+            left_out = self._left_out.get((task.epoch, task.shard_index), ())
+            place = WindowPlace(task.shard_index, row, left_out)
         self._places[task.epoch, self._num_handed_out] = place
         while len(self._places) > _MOST_KEPT:
             del self._places[next(iter(self._places))]
@@ -211,17 +219,17 @@ class WindowPlan(IndexPlan):
         samples_of = self._order.samples(self._epoch, self._terms)
         found: list[Provenance] = []
         for index in range(first.window, last.window + (last.row > 0)):
-            number, first_row = self._windows[index]
+            number, first_row, _ = self._windows[index]
             rows = max(first_row, first.row if index == first.window else 0), last.row if index == last.window else None
             found.append(Provenance(samples_of(number), [], number, rows))
         return found
 
     def end_shard(self, task: Task, epilogue: bytes) -> None:
-        """Count the samples that were left out of a window that no microbatch ends with."""
+        """Count the samples that were left out of a window that no microbatch ends in."""
         self._leave_out(task, read_skipped(epilogue))
 
     def _leave_out(self, task: Task, skipped: list[Skipped]) -> None:
-        """Count and log samples of a window that is passed.
+        """Count and log samples that were left out of a window.
 
         Raises:
             SkippedSamplesError: They are too many.
@@ -229,24 +237,26 @@ class WindowPlan(IndexPlan):
         if not skipped or self._max_skipped is None:
             return
         window = task.epoch, task.shard_index
-        if window not in self._skipped:  # else it is passed again, after an interruption
+        if window not in self._skipped:  # else another microbatch says it, or it is made again
             self.num_skipped_samples += len(skipped)
             self._skipped = {key: count for key, count in self._skipped.items() if key[0] == task.epoch}
+            self._left_out = {key: places for key, places in self._left_out.items() if key[0] == task.epoch}
             self._skipped[window] = len(skipped)
-            for number, reason in skipped:
+            self._left_out[window] = tuple(place for place, _, _ in skipped)
+            for _, number, reason in skipped:
                 _logger.warning("sample %s of epoch %d is left out: %s", number, task.epoch, reason)
         saved = self._loaded_at(task.epoch) or {}
-        num_skipped = self._num_skipped(task.epoch, task.shard_index + 1) + saved.get("skipped_before", 0)
+        num_skipped = self._num_skipped(task.epoch, WindowPlace(task.shard_index + 1, 0))
+        num_skipped += saved.get("skipped_before", 0)
         if num_skipped > self._max_skipped:
             last = f"sample {skipped[-1].number}: {skipped[-1].reason}"
             raise SkippedSamplesError(task.epoch, num_skipped, self._max_skipped, last)
 
-    def _num_skipped(self, epoch: int, window: int) -> int:
-        """Return how many samples were left out of this rank's windows before one of an epoch."""
-        saved = self._loaded_at(epoch) or {}
-        return saved.get("num_skipped", 0) + sum(
-            count for (of, number), count in self._skipped.items() if of == epoch and number < window
-        )
+    def _num_skipped(self, epoch: int, place: WindowPlace) -> int:
+        """Return how many samples were left out of this rank's windows before a place, those of a begun one too."""
+        saved, end = self._loaded_at(epoch) or {}, place.window + (place.row > 0)
+        counts = (count for (of, number), count in self._skipped.items() if of == epoch and number < end)
+        return saved.get("num_skipped", 0) + sum(counts)
 
     def watched(self, take: Callable[[], Any], engine: Any) -> Callable[[], Any]:
         """Return what takes microbatches as long as every rank has one, and says where an epoch has none."""
@@ -284,8 +294,10 @@ class WindowPlan(IndexPlan):
         place = self._place_at(Position(epoch, 0, 0, step))
         terms = self._terms if epoch == self._epoch else self._order.terms(epoch, self._loaded_at(epoch))
         state = {**terms, "window": place.window, "row": place.row, **self._split_of(epoch)}
+        if place.left_out:
+            state["left_out"] = list(place.left_out)
         if self._max_skipped is not None:
-            state["num_skipped"] = self._num_skipped(epoch, place.window)
+            state["num_skipped"] = self._num_skipped(epoch, place)
         return state
 
     def _place_at(self, position: Position) -> WindowPlace:
@@ -294,7 +306,7 @@ class WindowPlan(IndexPlan):
             return place
         saved = self._loaded_at(position.epoch)
         if saved is not None and position.step == saved.get("step", 0):
-            return WindowPlace(saved["window"], saved["row"])
+            return place_in(saved)
         if position.step:
             # Never the epoch's beginning instead: rows would come again in silence.
             hint = f"ask for a place at most {_MOST_KEPT} microbatches after it was the present one"
@@ -343,6 +355,7 @@ class WindowPlan(IndexPlan):
         self._loaded = None if state is None else (epoch, state)
         self._epoch = -1
         self._kept.clear()
+        self._left_out.clear()
         self._skipped.clear()
         self._places.clear()
         self._num_behind.clear()

@@ -88,10 +88,30 @@ class WindowPlace(NamedTuple):
     Attributes:
         window: The window, among those of this rank.
         row: The row of it.
+        left_out: Places of the samples that were left out of that window, if rows of it were delivered.
     """
 
     window: int
     row: int
+    left_out: tuple[int, ...] = ()
+
+
+class BegunWindow(NamedTuple):
+    """A window that a rank has begun.
+
+    Attributes:
+        number: The window's, in the whole epoch.
+        row: The first row of it that was not delivered.
+        left_out: As of a ``WindowPlace``.
+    """
+
+    number: int
+    row: int
+    left_out: tuple[int, ...] = ()
+
+    def plain(self) -> list[Any]:
+        """Return this as a state keeps it."""
+        return [self.number, self.row, list(self.left_out)] if self.left_out else [self.number, self.row]
 
 
 class DealtWindows:
@@ -100,7 +120,7 @@ class DealtWindows:
     Args:
         num_windows: Windows of the whole epoch.
         share: The ranks, and which of them this one is; None: there is one.
-        begun: Windows that ranks before had begun when their number changed, each with its first row, in order.
+        begun: Windows that ranks before had begun when their number changed, in order.
         layers: How many other windows each rank had by then, at each change.
         numbers: The windows in the order in which they are dealt out; None: in that of their numbers.
     """
@@ -109,7 +129,7 @@ class DealtWindows:
         self,
         num_windows: int,
         share: RankShare | None,
-        begun: Sequence[tuple[int, int]] = (),
+        begun: Sequence[BegunWindow] = (),
         layers: Sequence[Sequence[int]] = (),
         numbers: _Integers | None = None,
     ) -> None:
@@ -125,26 +145,26 @@ class DealtWindows:
     def __len__(self) -> int:
         return len(self._begun) + len(range(self._rank, self._num_left, self._num_ranks))
 
-    def __getitem__(self, index: int) -> tuple[int, int]:
-        """Return the number of this rank's window at an index, in the whole epoch, and its first row."""
+    def __getitem__(self, index: int) -> BegunWindow:
+        """Return this rank's window at an index; one that no rank has begun has row 0."""
         if not 0 <= index < len(self):
             raise IndexError(f"window {index} of {len(self)}")
         if index < len(self._begun):
             return self._begun[index]
         place = (index - len(self._begun)) * self._num_ranks + self._rank
         place = in_the_first(self._rests, place, place + 1)[0][0]
-        return place if self._numbers is None else int(self._numbers[place]), 0
+        return BegunWindow(place if self._numbers is None else int(self._numbers[place]), 0)
 
-    def left_at(self, place: WindowPlace) -> tuple[list[tuple[int, int]], int]:
+    def left_at(self, place: WindowPlace) -> tuple[list[BegunWindow], int]:
         """Return the begun windows that this rank has left at a place, and how many of the others it has had."""
         begun = self._begun[place.window :]
         num_had = max(0, place.window - len(self._begun))
         if place.row and place.window < len(self):
-            number, _ = self[place.window]
+            window = BegunWindow(self[place.window].number, place.row, place.left_out)
             if begun:
-                begun[0] = number, place.row
+                begun[0] = window
             else:
-                begun, num_had = [(number, place.row)], num_had + 1
+                begun, num_had = [window], num_had + 1
         return begun, num_had
 
 
@@ -156,7 +176,7 @@ def dealt_windows(saved: Mapping[str, Any], window_size: int, share: RankShare |
         window_size: Samples of a window.
         share: As for ``DealtWindows``.
     """
-    begun = [(int(number), int(row)) for number, row in saved.get("begun", ())]
+    begun = [BegunWindow(int(number), int(row), *map(tuple, rest)) for number, row, *rest in saved.get("begun", ())]
     num_windows, numbers = -(-saved["num_samples"] // window_size), None
     if "spread" in saved:
         numbers = Spread.saved(saved["spread"]).dealt(window_size)
@@ -191,18 +211,24 @@ def windows_of_rest(of_ranks: Sequence[Mapping[str, Any]], epoch: int) -> dict[s
         hint = "finish the epoch with the number of ranks that saved"
         raise StateMismatchError("epoch", found, "<ranks in one epoch>", hint)
     sampler: Mapping[str, Any] = base["sampler"]
-    begun: list[tuple[int, int]] = []
+    begun: list[BegunWindow] = []
     counts: list[int] = []
     for rank, state in enumerate(of_ranks):
         windows = windows_of({**base, "num_ranks": len(of_ranks)}, rank)
         own = state["sampler"]
-        place = WindowPlace(own["window"], own["row"]) if state["epoch"] == epoch else WindowPlace(len(windows), 0)
+        place = place_in(own) if state["epoch"] == epoch else WindowPlace(len(windows), 0)
         left, num_had = windows.left_at(place)
         begun += left
         counts.append(num_had)
-    rest = {name: value for name, value in sampler.items() if name not in ("window", "row", "begun", "layers")}
+    of_place = ("window", "row", "left_out", "begun", "layers")
+    rest = {name: value for name, value in sampler.items() if name not in of_place}
     if "num_skipped" in rest:
         in_epoch = (state["sampler"]["num_skipped"] for state in of_ranks if state["epoch"] == epoch)
         rest |= {"num_skipped": 0, "skipped_before": rest.get("skipped_before", 0) + sum(in_epoch)}
     layers = [*map(list, sampler.get("layers", ())), counts]
-    return {**rest, "window": 0, "row": 0, "begun": [list(each) for each in sorted(begun)], "layers": layers}
+    return {**rest, "window": 0, "row": 0, "begun": [each.plain() for each in sorted(begun)], "layers": layers}
+
+
+def place_in(saved: Mapping[str, Any]) -> WindowPlace:
+    """Return the place that a state says, in the field ``sampler``."""
+    return WindowPlace(saved["window"], saved["row"], tuple(saved.get("left_out", ())))

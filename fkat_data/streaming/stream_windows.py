@@ -41,7 +41,7 @@ class StreamWindows:
         sizes = tuple(int(shares.epoch_size) for shares in dataset.epochs.phases(epoch))
         world = dataset.epochs.sizes()
         spread = Spread(sizes, cast("int", settled.num_canonical_nodes), world.num_nodes, world.ranks_per_node)
-        if saved is not None and (saved["window"] or saved["row"] or "begun" in saved):
+        if saved is not None:
             spread = Spread.saved(saved["spread"])  # the nodes that began the epoch decide how it is dealt out
         commits = saved_commits(dataset.catalog.commits)
         return {

@@ -54,6 +54,11 @@ _LEAF_ENVELOPE_BYTES = 256
 _SHORT_ENVELOPE_BYTES = 8192
 
 
+def collates_as_known() -> bool:
+    """Return whether no user has registered another way to collate."""
+    return _FUNCTIONS == _KNOWN
+
+
 class SegmentCollate:
     """Does what ``default_collate`` does, into memory that it asks for.
 
@@ -75,7 +80,7 @@ class SegmentCollate:
         """
         plan = _Plan()
         try:
-            form = plan.add(batch) if _FUNCTIONS == _KNOWN else None
+            form = plan.add(batch) if collates_as_known() else None
         except genuine(Exception):  # default_collate raises its own below
             form = None
         if form is None:
@@ -115,7 +120,7 @@ class FreshCollate:
         """
         self._newest = None
         microbatch = collated(batch)
-        if _FUNCTIONS == _KNOWN and type(batch) in (list, tuple) and _is_stacked(batch):
+        if collates_as_known() and type(batch) in (list, tuple) and _is_stacked(batch):
             self._newest = microbatch
         return microbatch
 

@@ -9,6 +9,7 @@ from torch.utils.data import default_collate  # pyright: ignore[reportUnknownVar
 
 from fkat_data.sample_errors import note_places
 from fkat_data.worker.batches import NumberedBatches
+from fkat_data.worker.collate import collates_as_known
 
 
 @runtime_checkable
@@ -23,6 +24,10 @@ class StackedItems(Protocol):
     @property
     def item_dtype(self) -> torch.dtype:
         """The dtype of an item."""
+        ...
+
+    def __getitems__(self, indices: list[int]) -> list[torch.Tensor]:
+        """Return the items at some indices."""
         ...
 
     def stack_into(self, indices: Sequence[int], out: npt.NDArray[Any]) -> None:
@@ -80,6 +85,8 @@ class StackedBatches:
             Exception: What the dataset raises.
         """
         indices: list[int] = self._batches.batch(index)
+        if not collates_as_known():
+            return default_collate(self._dataset.__getitems__(indices))
         shape = (len(indices), *(self._dataset.item_shape or ()))
         made = (torch.empty if stack is None else stack)(shape, dtype=self._dataset.item_dtype)
         try:

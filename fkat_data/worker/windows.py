@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias, cast
 
 from torch.utils.data import default_collate  # pyright: ignore[reportUnknownVariableType]  # torch leaves its elements open
 
-from fkat_data.errors import ConfigurationError, StateMismatchError
+from fkat_data.errors import CacheFullError, ConfigurationError, DownloadError, StateMismatchError
 from fkat_data.interruption import genuine, is_interruption
 from fkat_data.sample_errors import note_misfit, note_places
 from fkat_data.seeding import ShardStreams
@@ -37,6 +37,7 @@ class Window(NamedTuple):
         indices: Those of its samples.
         first_row: Rows of it that were delivered before.
         is_last: Whether no other window of this rank follows in the epoch.
+        left_out: Places of the samples that were left out when those rows were made.
     """
 
     epoch: int
@@ -44,6 +45,7 @@ class Window(NamedTuple):
     indices: list[int]
     first_row: int
     is_last: bool
+    left_out: tuple[int, ...] = ()
 
     @property
     def in_words(self) -> str:
@@ -67,12 +69,18 @@ class Skipped(NamedTuple):
     """A sample that was left out.
 
     Attributes:
+        place: Its place in the window.
         number: The sample's index.
         reason: What it raised, with the file, row or key that the dataset has it from.
     """
 
-    number: int
+    place: int
+    number: Any
     reason: str
+
+
+# They are of the machine, the store or the dataset.
+_NOT_THE_SAMPLES = (CacheFullError, ConfigurationError, DownloadError, MemoryError, StateMismatchError)
 
 
 class _Skipping:
@@ -90,10 +98,10 @@ class _Skipping:
         try:
             return self._dataset.window_samples([index])[0] if self._is_stream else self._dataset[index]
         except genuine(Exception) as error:
-            if isinstance(error, (ConfigurationError, MemoryError, StateMismatchError)):
-                raise  # of the dataset, not of a sample
+            if isinstance(error, _NOT_THE_SAMPLES):
+                raise
             note_places(error, self._dataset, [index])
-            return Skipped(index, "; ".join([f"{type(error).__name__}: {error}", *notes_of(error)]))
+            return Skipped(-1, index, "; ".join([f"{type(error).__name__}: {error}", *notes_of(error)]))
 
 
 class WindowProduct:
@@ -141,7 +149,7 @@ class WindowProduct:
     ) -> Iterator[Marked | Epilogue]:
         """Yield the microbatches, each with a mark: see ``read_mark``.
 
-        Where no microbatch ends with the window's last row, what was left out comes behind them: see ``read_skipped``.
+        Where no microbatch ends in the window, what was left out of it comes alone: see ``read_skipped``.
 
         Args:
             take_carry: Waits for the rows that the windows before have left over.
@@ -176,11 +184,11 @@ class WindowProduct:
             batch = left[first : first + self._batch_size]
             mark = self._mark(batch[-1].place + 1, num_rows, -(-(num_whole - first) // self._batch_size) - 1)
             yield Marked(self._collated([row.value for row in batch], batch[0], collate), mark)
-        if not own or num_whole < len(left):
+        if not num_whole:
             yield from self._epilogue()
 
     def _epilogue(self) -> Iterator[Epilogue]:
-        """Yield what says which samples were left out, where no mark says it."""
+        """Yield what says which samples were left out."""
         if self._skipped:
             yield Epilogue(dumps(self._skipped))
 
@@ -197,22 +205,32 @@ class WindowProduct:
         return rows
 
     def _samples(self, threads: ItemThreads | None) -> list[Any]:
-        dataset, indices = self._dataset, self._window.indices
+        dataset, window = self._dataset, self._window
+        places = [place for place in range(len(window.indices)) if place not in window.left_out]
+        indices = [window.indices[place] for place in places] if window.left_out else window.indices
+        # Rows that were delivered are counted: none before them may be left out now.
+        skips = self._skips and not window.first_row
         one_by_one = items_in_turn if threads is None else threads.items
         try:
             if isinstance(dataset, BatchStream):
                 return dataset.window_samples(indices)
             if gives_items_together(dataset):
                 return [*dataset.__getitems__(indices)]
-            if not self._skips:
+            if not skips:
                 return one_by_one(dataset, indices)
         except Exception as error:
-            if not self._skips or is_interruption(error):
+            if not skips or is_interruption(error):
                 note_places(error, dataset, indices)
+                if self._skips and not skips:
+                    add_note(
+                        error, f"not left out: rows of {window.in_words} were delivered with it, before the resume"
+                    )
                 raise
-            self._streams(self._window.number).seed_opening()
+            self._streams(window.number).seed_opening()
         found = one_by_one(_Skipping(dataset), indices)
-        self._skipped = [each for each in found if isinstance(each, Skipped)]
+        self._skipped = [
+            each._replace(place=place) for place, each in zip(places, found, strict=True) if isinstance(each, Skipped)
+        ]
         return [each for each in found if not isinstance(each, Skipped)] if self._skipped else found
 
     def _collated(self, rows: Any, first: _Row, collate: Callable[[Any], Any] | None) -> Any:
@@ -226,9 +244,8 @@ class WindowProduct:
             raise
 
     def _mark(self, num_rows: int, num_all: int, num_behind: int) -> bytes:
-        if num_rows != num_all:
-            return _MARK.pack(num_rows, num_behind)
-        return _MARK.pack(-1, num_behind) + (dumps(self._skipped) if self._skipped else b"")
+        mark = _MARK.pack(-1 if num_rows == num_all else num_rows, num_behind)
+        return mark + dumps(self._skipped) if self._skipped else mark
 
     def _streams(self, window: int) -> ShardStreams:
         # Of no rank: with another number of ranks, a window draws the same.
@@ -250,8 +267,8 @@ def read_mark(mark: bytes) -> tuple[int, int, list[Skipped]]:
     """Return how far a microbatch goes in a window.
 
     Returns:
-        The rows of the window up to its end, -1 for all; the window's microbatches behind it; and, with all rows, the
-        samples that were left out.
+        The rows of the window up to its end, -1 for all; the window's microbatches behind it; and the samples that were
+        left out of the window.
     """
     num_rows, num_behind = _MARK.unpack_from(mark)
     return num_rows, num_behind, read_skipped(mark[_MARK.size :])

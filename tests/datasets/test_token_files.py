@@ -401,3 +401,10 @@ def test_a_microbatch_that_windows_are_read_into_moves_no_generator(tmp_path):
     before = torch.get_rng_state()
     next(iterator)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_collate_function_that_users_register_makes_microbatches_of_windows_too(tmp_path, monkeypatch):
+    path = str(bare(tmp_path / "a", np.arange(500, dtype=np.uint16), [500]))
+    functions = torch.utils.data._utils.collate.default_collate_fn_map
+    monkeypatch.setitem(functions, torch.Tensor, lambda batch, *, collate_fn_map=None: ("mine", len(batch)))
+    assert next(iter(DataLoader(TokenWindows(path, 50, dtype="uint16"), 4))) == ("mine", 4)

@@ -13,7 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from own_workers import worker_pids
 
-from fkat_data import ConfigurationError, DataLoader, SkippedSamplesError, StateMismatchError
+from fkat_data import (
+    CacheFullError,
+    ConfigurationError,
+    DataLoader,
+    DownloadError,
+    SkippedSamplesError,
+    StateMismatchError,
+)
 from fkat_data.datasets import JsonDataset
 from fkat_data.streaming import StreamingDataLoader, StreamingDataset, World
 
@@ -93,6 +100,47 @@ def test_a_state_at_any_cut_counts_each_sample_that_was_left_out_once(kind, shap
             had += rest
             assert num_skipped + loader.statistics().skipped_samples == len(shape[1])
     assert had == whole
+
+
+def doubled(samples):
+    return [(sample, row) for sample in samples for row in (0, 1)]
+
+
+@given(broken, st.integers(2, 9), st.integers(0, 60), st.integers(1, 3), st.booleans())
+def test_a_sample_that_can_be_read_again_after_a_resume_moves_no_row(shape, window_size, cut, num_ranks, is_rows):
+    """What was left out of a window that was begun stays so; the windows behind it have all of their samples."""
+    num_samples, bad = shape
+    options = {"window_size": window_size, **({"window_fn": doubled} if is_rows else {})}
+    loader = make(Broken(num_samples, bad), 2, **options)
+    had = list(islice(loader, cut))
+    state = saved([loader])
+    if state["epoch"] or num_ranks > -(-num_samples // window_size):
+        return
+    rest = []
+    for rank in range(num_ranks):
+        other = make(Broken(num_samples, []), 2, ranks=(num_ranks, rank), **options)
+        other.load_state_dict(state)
+        iterator = iter(other)
+        rest += iterator if other.epoch == 0 else []
+    rows = [*chain.from_iterable([*had, *rest])]
+    assert len(set(rows)) == len(rows)
+    missing = set(range(num_samples)) - {row[0] if is_rows else row for row in rows}
+    assert len(rows) == (num_samples - len(missing)) * (1 + is_rows)
+    order = [*chain.from_iterable(DataLoader(range(num_samples), 7, shuffle=True, seed=5, collate_fn=listed))]
+    sampler = state["sampler"]
+    begun = order[: (sampler["window"] + (sampler["row"] > 0)) * window_size]
+    assert missing == bad & set(begun)
+    assert sampler["num_skipped"] == len(missing)
+
+
+def test_a_sample_that_was_delivered_and_cannot_be_read_again_is_an_error_not_a_row_less():
+    loader = make(Broken(40, [1]), 3, shuffle=False, window_size=10)
+    list(islice(loader, 2))
+    other = make(Broken(40, [1, 2]), 3, shuffle=False, window_size=10)
+    other.load_state_dict(saved([loader]))
+    with pytest.raises(OSError, match="no 2") as caught:
+        list(other)
+    assert any("before the resume" in note for note in caught.value.__notes__)
 
 
 def test_ranks_count_what_all_had_left_out_before_their_number_changed():
@@ -188,14 +236,25 @@ def test_a_stream_leaves_out_what_a_subclass_cannot_make(tmp_path, num_workers):
             assert torch.equal(found["number"], expected["number"])
 
 
-class Misconfigured(Broken):
+class Raising(Broken):
     def __getitem__(self, index):
-        raise ConfigurationError("path", "here", "there")
+        raise self.error
 
 
-def test_what_is_wrong_with_the_dataset_is_no_samples_fault():
-    with pytest.raises(ConfigurationError, match="path"):
-        list(make(Misconfigured(9, [])))
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConfigurationError("path", "here", "there"),
+        CacheFullError("path", 3, 2, "no file to evict"),
+        DownloadError("s3://b/a.mds", [("status 503", 0.2)]),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_is_wrong_with_dataset_store_or_machine_is_no_samples_fault(error):
+    dataset = Raising(9, [])
+    dataset.error = error
+    with pytest.raises(type(error)):
+        list(make(dataset))
 
 
 @pytest.mark.parametrize(
