@@ -268,11 +268,20 @@ size_bytes, count = int(sys.argv[2]), int(sys.argv[3])
 def load(shard):
     return (torch.full((size_bytes // 8,), index) for index in range(count))
 
+def wait_until_full():
+    used_bytes, since_s = 0, time.monotonic()
+    while time.monotonic() - since_s < 2:
+        with open(sys.argv[1] + "/memory.usage_in_bytes") as file:
+            now_bytes = int(file.read())
+        if now_bytes > used_bytes + (1 << 20):
+            used_bytes, since_s = now_bytes, time.monotonic()
+        time.sleep(0.05)
+
 loader = ShardedDataLoader(0, ["0"], load, num_microbatch_prefetches=count, memory_limit_bytes=4 << 30)
 try:
     for index, microbatch in enumerate(loader):
         if index == 0:
-            time.sleep(2)  # the worker makes all that it has room for
+            wait_until_full()  # the worker makes all that it has room for
         assert bool((microbatch == index).all())
     assert index == count - 1
     print("received", loader.statistics().segment_bytes, flush=True)

@@ -30,6 +30,8 @@ def main(folder, num_ranks, way, num_steps, *before):
     # What comes after the checkpoint, the next ranks train on.
     seen = [int(row[0]) // 2 for batch in model.seen[: num_steps or None] for row in batch]
     (folder / f"{way}-{num_ranks}-{dist.get_rank()}.json").write_text(json.dumps(seen))
+    # Torch's threads may outlive the interpreter otherwise, and abort the process.
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
