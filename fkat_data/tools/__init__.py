@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fkat_data.tools.report import page
     from fkat_data.tools.resume_check import ResumeReport, verify_resume
     from fkat_data.tools.saved_place import places_in, read_checkpoint
-    from fkat_data.tools.simulate import simulate_dataset, simulate_resplit
+    from fkat_data.tools.simulate import simulate_dataset
     from fkat_data.tools.traced_run import read_run
 
 __all__ = [
@@ -34,7 +34,6 @@ __all__ = [
     "read_checkpoint",
     "read_run",
     "simulate_dataset",
-    "simulate_resplit",
     "verify_resume",
 ]
 
@@ -46,7 +45,7 @@ _MODULES = {
     "read_run": "traced_run",
     **dict.fromkeys(("ResumeReport", "verify_resume"), "resume_check"),
     **dict.fromkeys(("places_in", "read_checkpoint"), "saved_place"),
-    **dict.fromkeys(("simulate_dataset", "simulate_resplit"), "simulate"),
+    "simulate_dataset": "simulate",
 }
 
 

@@ -170,7 +170,6 @@ class Simulation:
         epoch_starts: The first step of each epoch.
         duration_s: How long the run took.
         nodes: The totals of each node.
-        cached: For each node, the shards in its cache at the end, the least recently used first.
         num_shards: The number of shards that any node fetched.
         whole_bytes: The size on disk of all shards that a node used, for the node where it is largest.
     """
@@ -180,7 +179,6 @@ class Simulation:
     epoch_starts: tuple[int, ...]
     duration_s: float
     nodes: tuple[NodeTotals, ...]
-    cached: tuple[tuple[int, ...], ...]
     num_shards: int
     whole_bytes: int
 
@@ -235,7 +233,6 @@ def play(
     costs: Sequence[ShardCosts],
     setup: Setup,
     num_ranks: int,
-    cached: Sequence[Iterable[int]] = (),
 ) -> Simulation:
     """Play a run.
 
@@ -244,14 +241,9 @@ def play(
         costs: What each shard costs.
         setup: The run.
         num_ranks: The number of ranks in the parts, less than the run has if several ranks read the same.
-        cached: For each node from the first one on, the shards that it has when the run starts, the most recently used
-            last.
     """
     run = _Run(setup)
     nodes = [_Node(setup, costs, run, number) for number in range(setup.num_nodes)]
-    for node, shards in zip(nodes, cached, strict=False):
-        for shard in shards:
-            node.keep(shard, node.reserve(costs[shard].kept_bytes))
     wait_s: list[float] = []
     starts: list[int] = []
     # Ranks that read the same have consecutive numbers.
@@ -279,7 +271,6 @@ def play(
         epoch_starts=tuple(starts),
         duration_s=run.now_s,
         nodes=tuple(node.totals for node in nodes),
-        cached=tuple(tuple(node.cache) for node in nodes),
         num_shards=len(set[int]().union(*(node.fetched for node in nodes))),
         whole_bytes=max(sum(costs[shard].kept_bytes for shard in node.fetched) for node in nodes),
     )

@@ -1,17 +1,15 @@
-"""Simulate a run, or an epoch that another number of nodes finishes, from a dataset's order and index."""
+"""Simulate a run from a dataset's order and index."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from itertools import pairwise
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fkat_data import arguments
 from fkat_data.errors import ConfigurationError
 from fkat_data.streaming.dataset import StreamingDataset
-from fkat_data.streaming.epoch import Epochs, ResumePoint, SampleSkips, World, batches_in_chunk
+from fkat_data.streaming.epoch import Epochs, ResumePoint, SampleSkips, batches_in_chunk
 from fkat_data.streaming.order import Plan, Spanner
 from fkat_data.streaming.reading import PART_TOGETHER
 from fkat_data.streaming.stream_plan import batches_together
@@ -21,46 +19,6 @@ _Integers = npt.NDArray[np.int64]
 
 #: Samples to plan at once.
 _CHUNK = 1 << 19
-
-
-@dataclass(frozen=True)
-class SampleCounts:
-    """How often an epoch with a re-split delivers its samples.
-
-    Attributes:
-        num_before: Samples delivered before the re-split.
-        num_after: Samples delivered after it.
-        num_due: Samples that the epoch has to deliver, those included that it repeats by weight.
-        num_missing: Samples that it delivers less often than due.
-        num_repeated: Deliveries beyond those due, such as those that fill up the last step.
-    """
-
-    num_before: int
-    num_after: int
-    num_due: int
-    num_missing: int
-    num_repeated: int
-
-
-@dataclass(frozen=True)
-class Resplit:
-    """An epoch that some nodes begin and others finish.
-
-    Attributes:
-        step: The step before which the number of nodes changes.
-        before: The run up to this step.
-        after: The rest of the epoch. Nodes that stay keep their caches, and others start with empty ones.
-        samples: How often the samples are delivered.
-    """
-
-    step: int
-    before: Simulation
-    after: Simulation
-    samples: SampleCounts
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the numbers as JSON values, without those of ``before``."""
-        return {"step": self.step, "after": self.after.as_dict(), "samples": asdict(self.samples)}
 
 
 def simulate_dataset(dataset: StreamingDataset, *, workers_per_rank: int = 0, **numbers: Any) -> Simulation:
@@ -78,46 +36,27 @@ def simulate_dataset(dataset: StreamingDataset, *, workers_per_rank: int = 0, **
     """
     if numbers.get("num_steps") is None and numbers.get("num_epochs") is None:
         numbers["num_epochs"] = 1
-    return _played(dataset, dataset.epochs, _setup_of(dataset, workers_per_rank, numbers), ResumePoint())
-
-
-def simulate_resplit(
-    dataset: StreamingDataset, *, step: int, num_nodes_after: int, workers_per_rank: int = 0, **numbers: Any
-) -> Resplit:
-    """Return what an epoch would wait for and fetch if another number of nodes finished it.
-
-    Args:
-        dataset: The dataset, with the ``world`` of the run's start.
-        step: The step of epoch 0 before which the number of nodes changes.
-        num_nodes_after: The number of nodes from then on.
-        workers_per_rank: The number of workers of each rank's ``StreamingDataLoader``.
-        **numbers: Arguments of ``Setup`` for the run's start, as for ``simulate_dataset``; without ``num_steps`` and
-            ``num_epochs``.
-
-    Raises:
-        ConfigurationError: A number is invalid, the epoch has no such step, the order does not allow this number of
-            nodes, or the dataset skips samples.
-    """
-    arguments.integer("num_nodes_after", num_nodes_after, minimum=1)
-    if dataset.skips:
-        raise ConfigurationError("skip", dataset.skips.plain(), "none, to simulate a re-split")
-    epochs = dataset.epochs
-    start = epochs.settled(ResumePoint())
-    batching = epochs.batching(start)
-    arguments.integer("step", step, minimum=1, maximum=batching.num_even_batches - 1)
-    setup = _setup_of(dataset, workers_per_rank, {**numbers, "num_steps": step})
-    counts = np.zeros(dataset.catalog.spanner.size, np.uint16)
-
-    def count(ids: npt.NDArray[np.int64]) -> None:
-        np.add.at(counts, ids, np.uint16(1))
-
-    before = _played(dataset, epochs, setup, start, count=count)
-    num_before = int(counts.sum())
-    others = replace(epochs, fixed_world=World(num_nodes_after, setup.ranks_per_node))
-    point = replace(start, sample_in_epoch=batching.num_rank_samples(step) * epochs.grid().num_ranks)
-    rest = replace(setup, num_nodes=num_nodes_after, num_steps=None, num_epochs=1)
-    after = _played(dataset, others, rest, point, before.cached, count)
-    return Resplit(step, before, after, _sample_counts(dataset, counts, num_before))
+    setup, epochs, catalog = _setup_of(dataset, workers_per_rank, numbers), dataset.epochs, dataset.catalog
+    num_ranks = epochs.grid().num_ranks
+    world_size = num_ranks * (epochs.replication or 1)
+    if setup.num_nodes * setup.ranks_per_node != world_size:
+        expected = f"nodes with {world_size} ranks in total, the world size of the dataset"
+        raise ConfigurationError("num_nodes", setup.num_nodes, expected)
+    streams: list[int] = catalog.stream_per_shard.tolist()
+    keeps_zip = [bool(dataset.streams[stream].keep_zip) for stream in streams]
+    costs = [
+        ShardCosts(entry.stored_bytes, entry.raw_bytes, entry.compression is not None, keep, len(entry.files))
+        for entry, keep in zip(catalog.entries, keeps_zip, strict=True)
+    ]
+    largest = max(cost.making_bytes for cost in costs)
+    if setup.cache_limit_bytes is not None and setup.cache_limit_bytes < largest:
+        expected = f"at least {largest} bytes, the size of the largest shard"
+        raise ConfigurationError("cache_limit", setup.cache_limit_bytes, expected)
+    needs = Needs(epochs, catalog.spanner, dataset.skips, setup.batches_together, setup.batches_per_chunk)
+    found = play(needs.by_epoch(setup.num_steps, setup.num_epochs), costs, setup, num_ranks)
+    if not found.num_steps:
+        raise ConfigurationError("batch_size", epochs.batch_size, "an epoch with at least one global batch")
+    return found
 
 
 def _setup_of(dataset: StreamingDataset, workers_per_rank: int, numbers: dict[str, Any]) -> Setup:
@@ -141,61 +80,16 @@ def _setup_of(dataset: StreamingDataset, workers_per_rank: int, numbers: dict[st
     return replace(setup, batches_together=together)
 
 
-def _played(
-    dataset: StreamingDataset,
-    epochs: Epochs,
-    setup: Setup,
-    start: ResumePoint,
-    cached: Sequence[Iterable[int]] = (),
-    count: Callable[[_Integers], None] | None = None,
-) -> Simulation:
-    catalog, num_ranks = dataset.catalog, epochs.grid().num_ranks
-    world_size = num_ranks * (epochs.replication or 1)
-    if setup.num_nodes * setup.ranks_per_node != world_size:
-        expected = f"nodes with {world_size} ranks in total, the world size of the dataset"
-        raise ConfigurationError("num_nodes", setup.num_nodes, expected)
-    streams: list[int] = catalog.stream_per_shard.tolist()
-    keeps_zip = [bool(dataset.streams[stream].keep_zip) for stream in streams]
-    costs = [
-        ShardCosts(entry.stored_bytes, entry.raw_bytes, entry.compression is not None, keep, len(entry.files))
-        for entry, keep in zip(catalog.entries, keeps_zip, strict=True)
-    ]
-    largest = max(cost.making_bytes for cost in costs)
-    if setup.cache_limit_bytes is not None and setup.cache_limit_bytes < largest:
-        expected = f"at least {largest} bytes, the size of the largest shard"
-        raise ConfigurationError("cache_limit", setup.cache_limit_bytes, expected)
-    needs = Needs(epochs, catalog.spanner, dataset.skips, setup.batches_together, setup.batches_per_chunk, count)
-    found = play(needs.by_epoch(start, setup.num_steps, setup.num_epochs), costs, setup, num_ranks, cached)
-    if not found.num_steps:
-        raise ConfigurationError("batch_size", epochs.batch_size, "an epoch with at least one global batch")
-    return found
-
-
-def _sample_counts(dataset: StreamingDataset, counts: npt.NDArray[np.uint16], num_before: int) -> SampleCounts:
-    phases = dataset.epochs.phases(0)
-    edges = [*dataset.catalog.sample_offset_per_stream.tolist(), dataset.catalog.num_samples]
-    num_missing = 0
-    for stream, (start, stop) in enumerate(pairwise(edges)):
-        # Each phase delivers every sample once before it repeats one.
-        fewest = sum(phase.choose[stream] // max(1, stop - start) for phase in phases)
-        num_missing += int(np.maximum(fewest - counts[start:stop].astype(np.int64), 0).sum())
-    num_delivered, num_due = int(counts.sum()), sum(phase.epoch_size for phase in phases)
-    num_missing = max(num_missing, num_due - num_delivered)
-    num_repeated = num_delivered + num_missing - num_due
-    return SampleCounts(num_before, num_delivered - num_before, num_due, num_missing, num_repeated)
-
-
 class Needs:
     """The shards that the ranks of a run need, epoch by epoch. Replicated ranks count as one.
 
     Args:
         epochs: The configuration of the order.
         spanner: Where the shards begin.
-        skips: The samples and batches that are not delivered, none if the run starts within an epoch.
+        skips: The samples and batches that are not delivered.
         batches_together: The number of batches that a rank reads at once, at most: an epoch begins with one, then two,
             then four, ...
         batches_per_chunk: Batches of different chunks are never read at once.
-        count: Called with the ids of the delivered samples, part by part.
     """
 
     def __init__(
@@ -205,16 +99,14 @@ class Needs:
         skips: SampleSkips,
         batches_together: int,
         batches_per_chunk: int,
-        count: Callable[[_Integers], None] | None = None,
     ) -> None:
         self._epochs = epochs
         self._spanner = spanner
         self._skips = skips
         self._most = batches_together
         self._chunk = batches_per_chunk
-        self._count = count
 
-    def by_epoch(self, start: ResumePoint, num_steps: int | None, num_epochs: int | None) -> Iterator[list[Part]]:
+    def by_epoch(self, num_steps: int | None, num_epochs: int | None) -> Iterator[list[Part]]:
         """Yield the parts of each epoch from a place on, for a number of steps or epochs.
 
         Raises:
@@ -222,7 +114,7 @@ class Needs:
         """
         num_left, number = num_steps, 0
         while num_left != 0 and number != num_epochs:
-            point = self._epochs.settled(start if not number else ResumePoint(start.epoch + number))
+            point = self._epochs.settled(ResumePoint(number))
             parts = list(self._parts(self._epochs.plan(point), point.epoch, num_left))
             if not parts:
                 return
@@ -261,8 +153,6 @@ class Needs:
         num_ranks, num_shards = plan.grid.num_ranks, len(self._spanner.starts)
         ids = self._skips.without(plan.global_batches(batches))
         is_read = ids >= 0
-        if self._count is not None:
-            self._count(ids[is_read])
         readers = np.repeat(np.arange(len(lengths)), lengths)[:, None] * num_ranks + np.arange(num_ranks)
         readers = np.broadcast_to(readers[:, :, None], ids.shape)[is_read]
         visits = np.unique(readers * num_shards + self._spanner.shards(ids[is_read]))

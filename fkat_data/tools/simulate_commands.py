@@ -19,8 +19,8 @@ from fkat_data.streaming.dataset import StreamingDataset
 from fkat_data.tools.composition import Config, Key, Nodes, Overrides, Ranks, streaming_dataset
 from fkat_data.tools.play import Simulation
 from fkat_data.tools.presentation import exit_on_failure, long_work, say, terminal
-from fkat_data.tools.simulate import Resplit, simulate_dataset, simulate_resplit
-from fkat_data.wording import counted, readable_bytes, readable_duration
+from fkat_data.tools.simulate import simulate_dataset
+from fkat_data.wording import readable_bytes, readable_duration
 
 _NUM_PIECES = 8
 _BAR_WIDTH = 40
@@ -52,9 +52,6 @@ def simulate_command(
     samples_per_shard: Annotated[int, typer.Option(help="Samples in a synthetic shard.", min=1)] = 4096,
     shard_bytes: Annotated[str, typer.Option(help="Size of a synthetic shard.")] = "64mb",
     compressed_bytes: Annotated[str | None, typer.Option(help="Compressed size of a synthetic shard.")] = None,
-    resplit: Annotated[
-        str | None, typer.Option(help="STEP:NODES: from this step on, that many nodes finish epoch 0.")
-    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
     key: Key = None,
 ) -> None:
@@ -89,30 +86,15 @@ def simulate_command(
             "decompress_bytes_per_s": _rate("--decompression", decompression),
             "latency_s": latency,
         }
-        found = None
-        if resplit is None:
-            result = simulate_dataset(dataset, num_nodes=nodes, num_steps=steps, num_epochs=epochs, **numbers)
-        else:
-            found = _resplit(dataset, resplit, nodes, (steps, epochs), numbers)
-            result = found.before
+        result = simulate_dataset(dataset, num_nodes=nodes, num_steps=steps, num_epochs=epochs, **numbers)
     if as_json:
-        split = {} if found is None else {"resplit": found.as_dict()}
-        say(console, json.dumps(result.as_dict() | split, allow_nan=False))
+        say(console, json.dumps(result.as_dict(), allow_nan=False))
         return
-    if found is None:
-        show_numbers(console, f"{result.num_steps:,} steps, simulated", result)
-        show_waits(console, result)
-    else:
-        show_resplit(console, found)
-
-
-def show_numbers(console: Console, title: str, *runs: Simulation) -> None:
-    """Print the numbers of runs, side by side."""
-    heads = [""] if len(runs) == 1 else ["before", "after"]
-    table = Table("", *heads, show_header=len(runs) > 1, title=title)
-    for lines in zip(*map(_numbers, runs), strict=True):
-        table.add_row(lines[0][0], *(value for _, value in lines))
+    table = Table("", "", show_header=False, title=f"{result.num_steps:,} steps, simulated")
+    for name, value in _numbers(result):
+        table.add_row(name, value)
     console.print(table)
+    show_waits(console, result)
 
 
 def show_waits(console: Console, result: Simulation) -> None:
@@ -126,21 +108,6 @@ def show_waits(console: Console, result: Simulation) -> None:
         bar = "█" * round(_BAR_WIDTH * share)
         table.add_row(f"{first:,} to {stop:,}", readable_duration(waited_s), f"{share:.1%}", bar)
     console.print(table)
-
-
-def show_resplit(console: Console, found: Resplit) -> None:
-    """Print an epoch that another number of nodes finishes: both parts side by side, and how often samples come."""
-    samples = found.samples
-    show_numbers(console, f"re-split at step {found.step:,}", found.before, found.after)
-    kept = sum(len(shards) for shards in found.before.cached[: found.after.setup.num_nodes])
-    say(console, f"samples delivered: {samples.num_before:,} before, {samples.num_after:,} after")
-    say(console, f"in the caches of nodes that stay: {counted(kept, 'shard')}")
-    if samples.num_missing:
-        say(console, f"{samples.num_missing:,} samples of the epoch's {samples.num_due:,} are not delivered.", "red")
-    else:
-        say(console, f"All {samples.num_due:,} samples of the epoch are delivered.", "green")
-    if samples.num_repeated:
-        say(console, f"{samples.num_repeated:,} are delivered again, so that all ranks read the same number.")
 
 
 def _numbers(result: Simulation) -> list[tuple[str, str]]:
@@ -163,17 +130,6 @@ def _numbers(result: Simulation) -> list[tuple[str, str]]:
         ("on one node's disk, at most", readable_bytes(max(node.most_bytes for node in nodes))),
         ("used by one node, at most", readable_bytes(result.whole_bytes)),
     ]
-
-
-def _resplit(
-    dataset: StreamingDataset, given: str, num_nodes: int, duration: tuple[int | None, ...], numbers: dict[str, Any]
-) -> Resplit:
-    if any(number is not None for number in duration):
-        raise ConfigurationError("--resplit", given, "no --steps and no --epochs beside it: the epoch is simulated")
-    step, _, nodes_after = given.partition(":")
-    if not (step.isdecimal() and nodes_after.isdecimal()):
-        raise ConfigurationError("--resplit", given, "STEP:NODES, such as 1200:896")
-    return simulate_resplit(dataset, step=int(step), num_nodes_after=int(nodes_after), num_nodes=num_nodes, **numbers)
 
 
 def _limit(dataset: StreamingDataset, given: str | None) -> int | None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fkat_data.errors import ConfigurationError
 from fkat_data.streaming import StreamingDataset, World
-from fkat_data.tools import simulate_dataset, simulate_resplit
+from fkat_data.tools import simulate_dataset
 
 
 def invent(folder, num_shards, samples_per_shard, shard_bytes):
@@ -231,45 +231,3 @@ def test_no_run_is_faster_than_its_lines_and_a_small_cache_only_fetches_more(
 def test_a_number_that_cannot_be_simulated_is_refused_by_name(simulated, changes, argument):
     with pytest.raises(ConfigurationError, match=argument):
         simulated(**changes)
-
-
-def resplit(folder, step, nodes, *, skip=None, num_shards=10):
-    dataset = StreamingDataset(
-        local=invent(folder, num_shards, 10, 2048),
-        world=World(nodes[0], 1),
-        batch_size=1,
-        shuffle=True,
-        shuffle_algo="block",
-        skip=skip,
-    )
-    numbers = {"step_s": 1.0, "bandwidth_bytes_per_s": 1e6, "predownload": 0}
-    return simulate_resplit(dataset, step=step, num_nodes_after=nodes[1], num_nodes=nodes[0], **numbers)
-
-
-@pytest.mark.parametrize("nodes", [(2, 1), (1, 3), (4, 3), (3, 4)])
-def test_other_nodes_deliver_what_is_left_of_an_epoch(tmp_path, nodes):
-    found = resplit(tmp_path, 12, nodes)
-    samples = found.samples
-    assert samples.num_before == 12 * nodes[0]
-    assert samples.num_after == found.after.num_steps * nodes[1]
-    assert (samples.num_due, samples.num_missing) == (100, 0)
-    assert samples.num_before + samples.num_after - samples.num_repeated == 100
-    assert samples.num_repeated < nodes[0] + nodes[1]
-    # Nodes that stay keep their caches, and fetch no shard again.
-    for before, cached, after in zip(found.before.nodes, found.before.cached, found.after.nodes, strict=False):
-        assert before.num_shards == len(cached)
-        assert after.num_shards <= 10 - len(cached)
-
-
-@pytest.mark.parametrize(
-    ("step", "nodes", "skip", "match"),
-    [
-        (0, (2, 1), None, "step"),
-        (50, (2, 1), None, "step"),
-        (20, (2, 0), None, "num_nodes_after"),
-        (20, (2, 1), [{"samples": [3]}], "skip"),
-    ],
-)
-def test_what_cannot_be_split_again_is_refused(tmp_path, step, nodes, skip, match):
-    with pytest.raises(ConfigurationError, match=match):
-        resplit(tmp_path, step, nodes, skip=skip)

@@ -79,29 +79,6 @@ def test_the_terminal_shows_numbers_time_and_nodes(config):
 
 
 @pytest.mark.long
-def test_an_epoch_that_other_nodes_finish(config):
-    given = (config, *INVENTED, *LINE, "--nodes", 4, "--resplit", "60:3")
-    found = numbers(*given)
-    assert found["num_steps"] == 60
-    assert len(found["nodes"]) == 4
-    split = found["resplit"]
-    assert split["step"] == 60
-    assert len(split["after"]["nodes"]) == 3
-    # 2,800 samples are left, and the last step fills up to as many for each rank.
-    assert split["samples"] == {
-        "num_before": 1200,
-        "num_after": 2802,
-        "num_due": 4000,
-        "num_missing": 0,
-        "num_repeated": 2,
-    }
-    code, output = run(*given)
-    assert code == 0, output
-    for words in ("re-split at step 60", "before", "after", "All 4,000 samples of the epoch are delivered."):
-        assert words in output
-
-
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -109,9 +86,6 @@ def test_an_epoch_that_other_nodes_finish(config):
         (("--bandwidth", "0"), "bandwidth_bytes_per_s"),
         (("--steps", 5, "--epochs", 2), "num_steps"),
         (("--cache-limit", "10kb"), "cache_limit"),
-        (("--resplit", "60"), "STEP:NODES"),
-        (("--resplit", "60:2", "--steps", 100), "--resplit"),
-        (("--resplit", "800:2"), "step"),
         (("--shard-bytes", "1kb"), "--shard-bytes"),
         (("dataset.shuffle_algo=best",), "shuffle_algo"),
         (("~dataset.batch_size",), "batch_size"),

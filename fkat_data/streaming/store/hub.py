@@ -1,22 +1,19 @@
 """Read the URL of a directory on the Hugging Face hub."""
 
 import asyncio
-import importlib
 import json
 import logging
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from hashlib import blake2s
-from importlib.util import find_spec
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, cast
 from urllib.parse import quote, unquote, urljoin, urlsplit, urlunsplit
 
-from fkat_data.background import in_loop, in_thread
+from fkat_data.background import in_loop
 from fkat_data.distributed import RankValue, first_value, known_value
 from fkat_data.errors import ConfigurationError
-from fkat_data.interruption import genuine, suppress
 from fkat_data.machine import required
 from fkat_data.streaming.store.client import (
     Body,
@@ -121,18 +118,12 @@ class _HubFile(NamedTuple):
         url: Their URL.
         is_hub: Whether that is the hub itself, which takes the token.
         version: The hub's name for the content.
-        content_hash: The name in the storage of chunks; "" if it is not there.
-        access_url: Where the hub grants access to that storage.
-        size_bytes: The size of the file; None: not stated.
         until_s: How long this is valid.
     """
 
     url: str
     is_hub: bool
     version: str
-    content_hash: str
-    access_url: str
-    size_bytes: int | None
     until_s: float
 
 
@@ -182,7 +173,6 @@ class HubClient:
         # A signed URL must stay as it is.
         client_kwargs = {"trust_env": True, "requote_redirect_url": False}
         self._session = WebSession({"encoded": True, "client_kwargs": client_kwargs}, "hf")
-        self._chunks = ChunkTransfer(self._headers)
         self._opener = opener
         self._location = opener.location
         self._commit_lock = asyncio.Lock()
@@ -193,20 +183,10 @@ class HubClient:
     def open(self, name: str, start: int, version: str, timeout_s: float, stop: int | None = None) -> Body:
         """Request a file; see ``Client``. The version of a range states the commit, too."""
         until_s = time.monotonic() + timeout_s
-        is_whole = stop is None and start == 0
         place, commit = in_loop(self._session.loop, self._found(name, version), timeout_s)
         found = place.version if stop is None else f"{place.version}@{commit}"
         # The same content of another commit is the same version.
         found = version if version.partition("@")[0] == place.version else found
-        if (
-            is_whole
-            and place.content_hash
-            and place.access_url
-            and place.size_bytes is not None
-            and self._chunks.is_usable
-        ):
-            left_s = max(0.0, until_s - time.monotonic())
-            return self._chunks.open(place.content_hash, place.access_url, place.size_bytes, found, left_s)
         left_s = max(0.0, until_s - time.monotonic())
         return in_loop(self._session.loop, self._opened(name, commit, place, found, start, stop), left_s)
 
@@ -286,16 +266,7 @@ class HubClient:
             is_hub = _origin(target) == _origin(self._endpoint)
             version = _plain(headers.get("X-Linked-ETag") or headers.get("ETag") or "")
             if not headers.get("Location") or not is_hub or headers.get("X-Linked-ETag"):
-                size = headers.get("X-Linked-Size") or ("" if target != url else headers.get("Content-Length", ""))
-                place = _HubFile(
-                    target,
-                    is_hub,
-                    version,
-                    headers.get("X-Xet-Hash", ""),
-                    self._access_url(response),
-                    int(size) if size.isdecimal() else None,
-                    time.monotonic() + _REDIRECT_S,
-                )
+                place = _HubFile(target, is_hub, version, time.monotonic() + _REDIRECT_S)
                 self._places[name, commit] = place
                 return place
             # A repository that was renamed.
@@ -365,11 +336,6 @@ class HubClient:
         finally:
             response.close()
 
-    def _access_url(self, response: Any) -> str:
-        link = str(response.links.get("xet-auth", {}).get("url", ""))
-        url = urljoin(self._endpoint, link or response.headers.get("X-Xet-Refresh-Route", ""))
-        return url if _origin(url) == _origin(self._endpoint) else ""
-
     def _error(self, response: Any) -> StatusError:
         """Return the error for a response of the hub, in the hub's words."""
         words = [response.headers.get("X-Error-Code", ""), response.headers.get("X-Error-Message", "")]
@@ -400,90 +366,3 @@ def _plain(etag: str) -> str:
 def _oid(item: Mapping[str, Any]) -> str:
     """Return the hub's name for the content of a listed file: as the ETag when it is read."""
     return str((item.get("lfs") or item)["oid"])
-
-
-_Result = TypeVar("_Result")
-_ON = ("1", "ON", "YES", "TRUE")
-
-
-class ChunkTransfer:
-    """The connections of a process to the hub's storage of chunks.
-
-    Args:
-        headers: The headers of requests for access to the storage.
-
-    Attributes:
-        is_usable: Whether files may be read by chunks. After a failure the process reads over HTTP.
-    """
-
-    def __init__(self, headers: Mapping[str, str]) -> None:
-        self._headers = dict(headers)
-        self._session: Any = None
-        disabled = os.environ.get("HF_HUB_DISABLE_XET", "").upper() in _ON
-        self.is_usable: bool = not disabled and find_spec("hf_xet") is not None
-
-    def open(self, content_hash: str, access_url: str, size_bytes: int, version: str, timeout_s: float) -> Body:
-        """Begin to read a file; see ``Client``.
-
-        Args:
-            content_hash: The storage's name for the content.
-            access_url: Where the hub grants access to the storage.
-            size_bytes: The size of the file.
-            version: The version of the file.
-            timeout_s: Seconds until the storage must have answered.
-
-        Raises:
-            TimeoutError: It did not.
-            TransferError: It refused, or hf_xet is too old.
-        """
-
-        def begin() -> Any:
-            hf_xet = importlib.import_module("hf_xet")
-            self._session = self._session or hf_xet.XetSession()
-            group = self._session.new_download_stream_group(
-                token_refresh_url=access_url, token_refresh_headers=self._headers
-            )
-            return group.download_stream(hf_xet.XetFileInfo(content_hash, size_bytes))
-
-        return _ChunkBody(self, self.tried(begin, timeout_s), size_bytes, version)
-
-    def tried(self, function: Callable[[], _Result], timeout_s: float) -> _Result:
-        """Return a function's result, computed within a limit of time; after a failure, chunks are not usable.
-
-        Raises:
-            TimeoutError: The function did not return in time.
-            TransferError: It failed.
-        """
-        try:
-            return in_thread(function, timeout_s)
-        except genuine(TimeoutError):
-            self._give_up("no answer in time")
-            raise
-        except genuine(Exception) as error:
-            # hf_xet documents no errors; all of its own mean that this way is closed.
-            reason = f"{type(error).__name__}: {error}"
-            self._give_up(reason)
-            # It may be chained to an error with secrets.
-            raise TransferError(f"the transfer of chunks failed, {reason}") from None
-
-    def _give_up(self, reason: str) -> None:
-        if self.is_usable:
-            self.is_usable = False
-            _logger.warning("the hub's transfer of chunks failed; files come over HTTP from now on (%s)", reason)
-
-
-class _ChunkBody:
-    def __init__(self, transfer: ChunkTransfer, stream: Any, size_bytes: int, version: str) -> None:
-        self._transfer = transfer
-        self._stream = stream
-        self.start: int = 0
-        self.size_bytes: int | None = size_bytes
-        self.version = version
-
-    def read(self, timeout_s: float) -> bytes:
-        return self._transfer.tried(lambda: bytes(next(self._stream, b"")), timeout_s)
-
-    def close(self) -> None:
-        # It cannot be cancelled while a thread that was left behind still reads from it.
-        with suppress(RuntimeError):
-            self._stream.cancel()

@@ -4,16 +4,14 @@ import hashlib
 import importlib
 import json
 import re
-import struct
 import threading
-import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 __all__ = ["Hub", "be_the_hub", "hub_server"]
 
-_API = re.compile(r"/api/datasets/(?P<name>[^/]+/[^/]+)/(?P<verb>revision|tree|xet-read-token)/(?P<rest>.+)")
+_API = re.compile(r"/api/datasets/(?P<name>[^/]+/[^/]+)/(?P<verb>revision|tree)/(?P<rest>.+)")
 _FILE = re.compile(r"/datasets/(?P<name>[^/]+/[^/]+)/resolve/(?P<commit>[^/]+)/(?P<path>.+)")
 _RANGE = re.compile(r"bytes=(\d+)-(\d*)")
 SIGNATURE = "X-Amz-Signature=0123456789abcdef"
@@ -27,10 +25,8 @@ class Hub:
         self.branches = {}  # (name, revision) -> commit
         self.token = None
         self.faults = []  # (text in the URL, status, headers): each once
-        self.torn_after_bytes = None  # chunks behind this many bytes of a file are refused, after a moment
         self.requests = []  # (method, URL, Authorization, Range)
         self.page_size = 1000
-        self.has_chunks = False
         self.cdn_lives = True
         self.url = self.cdn_url = ""
         self.lock = threading.Lock()
@@ -79,8 +75,6 @@ class _Handler(BaseHTTPRequestHandler):
         url = urlsplit(self.path)
         if url.path.startswith("/cdn/"):
             return self._cdn(url)
-        if url.path.startswith("/cas/"):
-            return self._chunks(url.path)
         if hub.token is not None and self.headers.get("Authorization") != f"Bearer {hub.token}":
             return self._error(401, "RepoNotFound", "Repository not found")
         found = _API.fullmatch(url.path)
@@ -103,8 +97,6 @@ class _Handler(BaseHTTPRequestHandler):
             if commit is None:
                 return self._error(404, "RevisionNotFound", f"Invalid rev id: {revision}")
             return self._json({"id": name, "sha": commit, "private": False})
-        if verb == "xet-read-token":
-            return self._json({"accessToken": "chunks", "exp": 4102444800, "casUrl": f"{hub.cdn_url}/cas"})
         commit, _, folder = rest.partition("/")
         if commit not in commits:
             return self._error(404, "RevisionNotFound", f"Invalid rev id: {commit}")
@@ -160,9 +152,6 @@ class _Handler(BaseHTTPRequestHandler):
         if not is_large(path):
             return self._content(content, headers | {"ETag": f'"{oid_of(content)}"'})
         headers |= {"X-Linked-ETag": f'"{hash_of(content)}"', "X-Linked-Size": str(len(content))}
-        if hub.has_chunks:
-            route = f"{hub.url}/api/datasets/{found['name']}/xet-read-token/{commit}"
-            headers |= {"X-Xet-Hash": hash_of(content), "Link": f'<{route}>; rel="xet-auth"'}
         signed = f"{hub.cdn_url}/cdn/{quote(found['name'])}/{commit}/{quote(path)}?{SIGNATURE}"
         return self._send(302, b"", headers | {"Location": signed})
 
@@ -173,39 +162,6 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(403, b"")
         content = hub.repositories[f"{owner}/{name}"][commit][unquote(path)]
         return self._content(content, {"ETag": '"of-the-cdn"'})
-
-    def _chunks(self, path):
-        """The storage of chunks: one file is one xorb, in raw chunks of 64 KiB."""
-        hub = self.server.hub
-        if path.startswith("/cas/v2/"):
-            return self._send(404, b"")
-        contents = {
-            hash_of(data): data
-            for commits in hub.repositories.values()
-            for f in commits.values()
-            for data in f.values()
-        }
-        content = contents[path.rpartition("/")[2]]
-        pieces = [content[start : start + 65536] for start in range(0, len(content), 65536)]
-        xorb = b"".join(_chunk_header(piece) + piece for piece in pieces)
-        if "/xorb/" in path:
-            start = int((_RANGE.fullmatch(self.headers.get("Range", "")) or [0, 0])[1])
-            if hub.torn_after_bytes is not None and start >= hub.torn_after_bytes:
-                time.sleep(0.3)
-                return self._send(404, b"")
-            return self._content(xorb, {})
-        name, edge = hash_of(content), len(pieces) if hub.torn_after_bytes is None else 1
-        terms, fetches = [], []
-        for start, end in ((0, edge), (edge, len(pieces))):
-            if start == end:
-                continue
-            sizes = [sum(len(piece) + 8 for piece in pieces[:index]) for index in (start, end)]
-            span = {"start": start, "end": end}
-            url_range = {"start": sizes[0], "end": sizes[1] - 1}
-            fetches.append({"range": span, "url": f"{hub.cdn_url}/cas/xorb/{name}", "url_range": url_range})
-            length = sum(map(len, pieces[start:end]))
-            terms.append({"hash": name, "unpacked_length": length, "range": span})
-        return self._json({"offset_into_first_range": 0, "terms": terms, "fetch_info": {name: fetches}})
 
     def _content(self, content, headers):
         found = _RANGE.fullmatch(self.headers.get("Range", ""))
@@ -231,11 +187,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
-
-
-def _chunk_header(piece):
-    size = struct.pack("<I", len(piece))[:3]
-    return b"\0" + size + b"\0" + size
 
 
 class _Server(ThreadingHTTPServer):
@@ -266,7 +217,7 @@ def hub_server():
 
 def be_the_hub(hub, monkeypatch, folder):
     """Have the hub's library know this hub, and no token."""
-    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_DISABLE_XET"):
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     constants = importlib.import_module("huggingface_hub.constants")
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(folder / "token"))

@@ -187,36 +187,3 @@ def test_a_commit_is_taken_at_its_word(hub, opened):
     assert len(opened(URL.replace("name", f"name@{commit}")).listing()) == 4
     assert len(opened(revision=commit).listing()) == 4
     assert not hub.asked("/revision/")
-
-
-def test_whole_files_come_by_chunks(hub, opened):
-    pytest.importorskip("hf_xet")
-    hub.has_chunks = True
-    hub.token = TOKEN
-    store = opened(token=TOKEN)
-    assert downloaded(store, "a.mds", LARGE) == LARGE
-    assert hub.asked("/cas/xorb/")
-    assert not hub.asked("/cdn/")
-    assert {asked[2] for asked in hub.asked("/cas/")} <= {None, "Bearer chunks"}
-
-
-def test_without_their_storage_files_come_over_http(hub, opened, caplog):
-    pytest.importorskip("hf_xet")
-    hub.has_chunks = True
-    hub.faults = [("xet-read-token", 403, {})]
-    store = opened()
-    assert downloaded(store, "a.mds", LARGE) == LARGE
-    assert downloaded(store, "sub/b.mds", LARGE[:1000]) == LARGE[:1000]
-    assert not hub.asked("/cas/xorb/")
-    assert caplog.text.count("files come over HTTP from now on") == 1
-
-
-def test_a_transfer_of_chunks_that_breaks_in_the_middle_goes_on_over_http(hub, opened, caplog):
-    pytest.importorskip("hf_xet")
-    hub.has_chunks, hub.torn_after_bytes = True, 1
-    store = opened()
-    assert downloaded(store, "a.mds", LARGE) == LARGE
-    assert hub.asked("/cas/xorb/")
-    # The rest alone, of the same commit and compared with the same hash.
-    assert [asked[3] for asked in hub.asked("/cdn/")] == ["bytes=65536-"]
-    assert caplog.text.count("files come over HTTP from now on") == 1
