@@ -32,6 +32,7 @@ from fkat_data.interruption import genuine
 from fkat_data.iteration import Closing
 from fkat_data.loader.engine import Engine
 from fkat_data.observe.statistics import DataLoaderStatistics, LoaderStatistics
+from fkat_data.plan.state import sealed, unsealed
 from fkat_data.sample_errors import place_of_sample
 from fkat_data.seeding import next_number
 from fkat_data.transport.definitions import digest_of_shipment
@@ -355,8 +356,9 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         Collective where torch.distributed is initialised and the loader is dealt out: every rank must call it. Plain
         values, if the states of a dataset and a sampler of the user's are: see ``fkat_data.drop_in.states``.
         """
-        own = self.local_state_dict()
-        return own if self._share is None and not self._is_collective else self.merge_state_dicts(gather(own))
+        own = self._local_state()
+        is_own = self._share is None and not self._is_collective
+        return sealed(own if is_own else merged_states(gather(own)))
 
     def local_state_dict(self) -> dict[str, Any]:
         """Return this process's position. Not collective.
@@ -365,6 +367,9 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
             ConfigurationError: A stream's own ``__iter__`` yields samples in another way than its order, so that no
                 state can say what it would yield next.
         """
+        return sealed(self._local_state())
+
+    def _local_state(self) -> dict[str, Any]:
         self._follow_ranks()
         state = self._whole_state()
         check_known(state, self.dataset)
@@ -394,7 +399,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         Raises:
             StateMismatchError: There are none.
         """
-        return merged_states(local_state_dicts)
+        return sealed(merged_states([unsealed(each) for each in local_state_dicts]))
 
     def end_epoch(self) -> None:
         """Count the rest of the epoch as delivered: the next iteration begins the next epoch.
@@ -436,6 +441,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         Raises:
             StateMismatchError: It does not fit, or does not say what other ranks had left; nothing has changed then.
         """
+        state_dict = unsealed(state_dict)
         if self._stream is not None:
             self._load_stream(state_dict, self._stream)
             return

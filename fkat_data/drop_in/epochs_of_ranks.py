@@ -123,7 +123,7 @@ class EpochsOfRanks(AccelerateSide):
         return self.window_fn is not None or self.on_sample_error == "skip"
 
     @abstractmethod
-    def local_state_dict(self) -> dict[str, Any]:
+    def _local_state(self) -> dict[str, Any]:
         """Return this process's position."""
 
     @abstractmethod
@@ -210,7 +210,7 @@ class EpochsOfRanks(AccelerateSide):
         self._load_order_of_dataset(agreed)
         if self._loaded is None:
             self._go_to({**state_at_epoch(agreed, 0), **shared_fields(share)}, is_untouched=True)
-        check_share(self.local_state_dict(), share)
+        check_share(self._local_state(), share)
         vars(self).update(_share=share)
 
     def _deal_strands_out(self, num_ranks: int, rank: int) -> None:

@@ -11,6 +11,7 @@ from fkat_data.distributed import gather
 from fkat_data.errors import ConfigurationError
 from fkat_data.lightning.feed import EvaluationFeed, FeedPosition, FeedState, FirstPlaces, TrainFeed, fed, is_ours
 from fkat_data.lightning.framework import Flavoured, package_of
+from fkat_data.plan.state import unsealed
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback
@@ -206,7 +207,7 @@ def _check_ranks(trainer: Any, feed: TrainFeed) -> None:
     kwargs: dict[str, Any] = trainer.distributed_sampler_kwargs or {}
     num_ranks, rank = kwargs.get("num_replicas", 1), kwargs.get("rank", 0)
     for loader in (part for combined in feed.flattened for part in _parts(combined)):
-        state = (loader.local_state_dict() if is_ours(loader) else None) or {}
+        state: dict[str, Any] = unsealed(loader.local_state_dict() if is_ours(loader) else None) or {}
         found = state.get("fingerprint", {}).get("dp_size")
         if found is None and rank and _is_of_first_rank(loader, state):
             _logger.warning(

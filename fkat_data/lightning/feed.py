@@ -15,6 +15,7 @@ from typing import Any, TypeGuard, cast
 from fkat_data.distributed import gather
 from fkat_data.errors import StateMismatchError
 from fkat_data.interruption import genuine
+from fkat_data.plan.state import unsealed
 from fkat_data.types import ResumableLoader, Stateful
 
 _logger = logging.getLogger(__name__)
@@ -433,7 +434,7 @@ def _set_epoch(loader: Any, epoch: int) -> None:
 
 def _warn_of_first_epochs(loaders: list[Any], epoch: int) -> None:
     for loader in filter(is_ours, loaders):
-        state = loader.local_state_dict() or {}
+        state: dict[str, Any] = unsealed(loader.local_state_dict()) or {}
         # One without a seed draws another.
         if state.get("epoch") == 0 and getattr(loader, "seed", 0) is not None:
             _logger.warning(

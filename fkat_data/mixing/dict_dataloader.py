@@ -13,6 +13,7 @@ from fkat_data.iteration import Closing, EpochIterator, Iterations
 from fkat_data.mixing.mixed_source import MixedSource
 from fkat_data.mixing.strategies import OnExhausted, SamplerStrategy, Schedule
 from fkat_data.observe.statistics import LoaderStatistics
+from fkat_data.plan.state import unsealed
 from fkat_data.types import Microbatch, Stateful
 from fkat_data.wording import Described
 
@@ -155,7 +156,7 @@ class DictDataLoader(Described, Closing):
         ``ShardedDataLoader``'s is, this is too: every rank must call it.
         """
         own = self._state_with({name: source.state_dict() for name, source in self._settled_sources().items()})
-        states: list[object] = [source["state"] for source in own["sources"].values()]
+        states: list[object] = [unsealed(source["state"]) for source in own["sources"].values()]
         fields = {field for state in states if isinstance(state, Mapping) for field in cast("Mapping[str, Any]", state)}
         is_collective = not _OF_ALL_RANKS.isdisjoint(fields)
         return _with_places(own, gather(_place_in(own))) if is_collective else own

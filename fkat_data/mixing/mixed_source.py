@@ -11,6 +11,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 
 from fkat_data import arguments
 from fkat_data.errors import StateMismatchError
+from fkat_data.plan.state import unsealed
 from fkat_data.types import Microbatch, Stateful
 
 
@@ -143,7 +144,9 @@ class MixedSource:
         # A pass that has begun ahead of the mixture keeps the state that was loaded, which is that of all ranks.
         names = {"all_rank_indices", "all_rank_states"}
         is_whole = any(
-            names.intersection(cast("Mapping[str, Any]", state)) for state in states if isinstance(state, Mapping)
+            names.intersection(cast("Mapping[str, Any]", state))
+            for state in map(unsealed, states)
+            if isinstance(state, Mapping)
         )
         state = merge(states) if callable(merge) and not is_whole else states[0]
         return {**local_state_dicts[0], "state": state}

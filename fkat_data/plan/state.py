@@ -42,6 +42,34 @@ from fkat_data.errors import StateMismatchError
 from fkat_data.modes import without_modes
 from fkat_data.plan.place import Layer, Place, Position, without_idle
 
+#: The field of a sealed state that has all of it.
+_SEALED = "place"
+
+
+def sealed(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a state whose parts vary with its place as one that has the same parts at every place."""
+    return {"version": STATE_VERSION, _SEALED: (dict(state),)}
+
+
+def unsealed(state_dict: Any) -> Any:
+    """Return what was sealed; any other value as it is.
+
+    Raises:
+        StateMismatchError: A newer version sealed it, or a field was added to it, which nothing would read.
+    """
+    if not isinstance(state_dict, Mapping) or not {"version", _SEALED} <= set(cast("Mapping[str, Any]", state_dict)):
+        return cast("Any", state_dict)
+    state = cast("Mapping[str, Any]", state_dict)
+    saved_version(state, STATE_VERSION)
+    found: Any = state[_SEALED]
+    if not isinstance(found, (tuple, list)) or len(cast("Sequence[Any]", found)) != 1:  # JSON makes a list of a tuple
+        raise StateMismatchError(_SEALED, cast("object", found), "<a tuple of one state>")
+    for field in state:
+        if field not in ("version", _SEALED):
+            hint = f"all of a state is in state[{_SEALED!r}][0], where a change has an effect"
+            raise StateMismatchError(field, state[field], "<no such field>", hint)
+    return cast("Any", found)[0]
+
 
 def saved_place(place: Place) -> dict[str, Any]:
     """Return a place as plain values, the state of one rank."""

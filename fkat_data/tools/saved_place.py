@@ -16,7 +16,7 @@ from fkat_data.drop_in.window_states import is_of_windows, windows_of
 from fkat_data.errors import ConfigurationError
 from fkat_data.interruption import genuine
 from fkat_data.plan.place import Place
-from fkat_data.plan.state import read
+from fkat_data.plan.state import read, unsealed
 from fkat_data.wording import counted
 
 _ANY = "any number of ranks"
@@ -83,6 +83,7 @@ def places_in(checkpoint: object, where: str = "") -> Iterator[SavedPlace]:
     Raises:
         StateMismatchError: A state is damaged, or of a newer version.
     """
+    checkpoint = unsealed(checkpoint)
     if isinstance(checkpoint, Mapping):
         state = cast("Mapping[Any, Any]", checkpoint)
         found = next((explain for fields, explain in _FORMS if fields <= set(state)), None)

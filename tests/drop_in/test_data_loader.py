@@ -491,7 +491,7 @@ def test_a_loader_knows_what_it_has_done():
         assert loader.statistics().delivered == 0
         list(loader)
         assert loader.statistics().delivered == 3
-    assert json.loads(json.dumps(loader.state_dict()))["epoch"] == 1
+    assert json.loads(json.dumps(loader.state_dict()))["place"][0]["epoch"] == 1
 
 
 @pytest.mark.parametrize("dataset", [{"shuffle": True}, {"sampler": Lazy(14)}, {"iterable": True}])

@@ -73,7 +73,7 @@ def test_an_epoch_of_other_ranks_is_refused_and_the_next_one_begins(make):
 
 def old(state, num_samples):
     """The state that was saved while the number of ranks shaped the plan."""
-    fields = {name: value for name, value in state.items() if name != "dataset_ranks"}
+    fields = {name: value for name, value in state["place"][0].items() if name != "dataset_ranks"}
     if "num_samples" in fields["sampler"]:
         return {**fields, "sampler": {**fields["sampler"], "num_samples": num_samples}}
     (saved,) = fields["sampler"]["samplers"]

@@ -184,7 +184,7 @@ def test_ranks_in_step_have_a_state_that_says_so_and_goes_on_from_the_next_batch
     (whole,) = Job("shuffled", 50, 2, 1).deliver([100])
     job.deliver([3] * 4)
     state = job.save()
-    assert state["gathered"]
+    assert state["place"][0]["gathered"]
     three = Job("shuffled", 50, 2, 3, state)
     assert three.places == [(0, 3)] * 3
     assert [len(loader) for loader in three.loaders] == [3 + 5] * 3
@@ -202,7 +202,7 @@ def test_the_state_of_one_rank_is_refused_on_another_number_with_the_way_out():
     for ranks in (1, 3):
         with pytest.raises(StateMismatchError, match=r"num_ranks.*merge_state_dicts\(\).*each rank's local_state_dict"):
             Job("shuffled", 50, 2, ranks, job.loaders[0].local_state_dict())
-    for newer in (job.save(), {"all_rank_states": [job.save()] * 2}):
+    for newer in (job.save(), job.save()["place"][0], {"all_rank_states": [job.save()["place"][0]] * 2}):
         with pytest.raises(StateMismatchError, match="version"):
             Job("shuffled", 50, 2, 3, {**newer, "version": 99})
     part = DataLoader.merge_state_dicts([loader.local_state_dict() for loader in Job("shuffled", 50, 2, 3).loaders][:2])
@@ -297,7 +297,7 @@ def test_the_rest_of_an_epoch_that_others_began_may_be_left():
 def test_a_damaged_record_of_a_re_split_is_named(damage):
     loader = Job("shuffled", 40, 2, 1).loaders[0]
     with pytest.raises(StateMismatchError, match="resplits"):
-        loader.load_state_dict({**loader.state_dict(), **damage})
+        loader.load_state_dict({**loader.state_dict()["place"][0], **damage})
 
 
 #: What a loader of 17 samples in batches of 2 saved after two steps of two ranks, before states had a digest of each batch.

@@ -217,8 +217,12 @@ def test_a_sampler_of_another_epoch_is_an_error_instead_of_other_data():
 
 def test_what_does_not_fit_is_refused_by_name():
     loader = DataLoader(Items(9, "int"), 2, seed=7)
-    state = loader.state_dict()
+    sealed = loader.state_dict()
+    state = sealed["place"][0]
     for other, field in (
+        ({**sealed, "version": 99}, "version"),
+        ({**sealed, "step": 3}, "step"),
+        ({**sealed, "place": ()}, "place"),
         ({**state, "version": 99}, "version"),
         ({**state, "seed": 8}, "seed"),
         ({**state, "batch_size": 3}, "batch_size"),
@@ -247,7 +251,8 @@ def test_a_state_holds_the_seed_and_small_plain_values():
     loader = made(11, 5)
     next(iter(loader))
     state = json.loads(json.dumps(loader.state_dict()))
-    assert len(base64.b64decode(state["sampler"]["generators"][0])) == len(torch.Generator().get_state())
+    generators = state["place"][0]["sampler"]["generators"]
+    assert len(base64.b64decode(generators[0])) == len(torch.Generator().get_state())
     other = made(12, 6)
     other.load_state_dict(state)
     assert [digest(microbatch) for microbatch in other] == [digest(microbatch) for microbatch in list(made(11, 5))[1:]]
@@ -260,12 +265,12 @@ def test_a_state_of_several_ranks_gives_each_rank_its_own():
     for loader in loaders:
         next(iter(loader))
     merged = DataLoader.merge_state_dicts([loader.local_state_dict() for loader in loaders])
-    for rank, state in enumerate(merged["all_rank_states"]):
+    for rank, state in enumerate(merged["place"][0]["all_rank_states"]):
         loaders[rank].load_state_dict(state)
         assert [microbatch.tolist() for microbatch in loaders[rank]] == rests[rank][1:]
         loaders[rank].load_state_dict(merged)
         assert [microbatch.tolist() for microbatch in loaders[rank]] == rests[rank][1:]
-    assert DataLoader.merge_state_dicts([state]) == state
+    assert DataLoader.merge_state_dicts([state])["place"] == (state,)
 
 
 @pytest.mark.parametrize("dataset", [Drawing, Counting, Remembering])
@@ -356,7 +361,7 @@ def test_a_state_that_does_not_say_how_its_epoch_began_is_followed_by_whole_ones
     with DataLoader(Remembering(12), **options) as loader:
         list(itertools.islice(loader, 3))
         state = loader.state_dict()
-    for strand in state["strands"]:
+    for strand in state["place"][0]["strands"]:
         strand.pop("begun", None)  # as versions wrote it that did not look ahead to this
     with DataLoader(Remembering(12), **options) as resumed:
         resumed.load_state_dict(state)
@@ -453,8 +458,8 @@ def test_workers_that_stay_get_the_order_of_the_epoch(processes):
 
 def test_an_order_that_a_state_does_not_say_is_an_error_instead_of_other_data():
     drawn, seeded = bucketed()[0].state_dict(), bucketed(init_seed=3)[0].state_dict()
-    assert "dataset" in drawn
-    assert "dataset" not in seeded
+    assert "dataset" in drawn["place"][0]
+    assert "dataset" not in seeded["place"][0]
     for state, arguments in [(seeded, {}), (drawn, {"init_seed": 3})]:
         with pytest.raises(StateMismatchError, match="seed"):
             bucketed(**arguments)[0].load_state_dict(state)

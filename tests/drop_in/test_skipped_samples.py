@@ -90,10 +90,10 @@ def test_a_state_at_any_cut_counts_each_sample_that_was_left_out_once(kind, shap
         if loader.epoch:
             break
         state = saved([loader])
-        num_skipped = state["sampler"]["num_skipped"]
+        num_skipped = state["place"][0]["sampler"]["num_skipped"]
         loader = make(kind(*shape), size)
         loader.load_state_dict(state)
-        assert saved([loader])["sampler"] == state["sampler"]
+        assert saved([loader])["place"][0]["sampler"] == state["place"][0]["sampler"]
     if not loader.epoch:
         rest = list(loader)
         if loader.epoch == 1:
@@ -113,7 +113,7 @@ def test_a_sample_that_can_be_read_again_after_a_resume_moves_no_row(shape, wind
     options = {"window_size": window_size, **({"window_fn": doubled} if is_rows else {})}
     loader = make(Broken(num_samples, bad), 2, **options)
     had = list(islice(loader, cut))
-    state = saved([loader])
+    state = saved([loader])["place"][0]
     if state["epoch"] or num_ranks > -(-num_samples // window_size):
         return
     rest = []
@@ -148,12 +148,12 @@ def test_ranks_count_what_all_had_left_out_before_their_number_changed():
     loaders = [make(dataset, 2, ranks=(3, rank)) for rank in range(3)]
     had = [list(islice(loader, 4)) for loader in loaders]
     state = saved(loaders)
-    before = sum(each["sampler"]["num_skipped"] for each in state["all_rank_states"])
+    before = sum(each["sampler"]["num_skipped"] for each in state["place"][0]["all_rank_states"])
     assert before > 0
     others = [make(dataset, 2, ranks=(2, rank)) for rank in range(2)]
     for loader in others:
         loader.load_state_dict(state)
-        assert loader.local_state_dict()["sampler"]["skipped_before"] == before
+        assert loader.local_state_dict()["place"][0]["sampler"]["skipped_before"] == before
         had.append(list(loader))
     rows = sorted(chain.from_iterable(chain.from_iterable(had)))
     assert rows == [number for number in range(60) if number % 3]

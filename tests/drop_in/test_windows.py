@@ -118,7 +118,7 @@ def test_a_state_goes_on_with_the_next_row_at_every_cut(shape, data):
         state = saved([loader])
         loader = make(**shape)
         loader.load_state_dict(state)
-        assert (loader.epoch, loader.step) == (state["epoch"], state["step"])
+        assert (loader.epoch, loader.step) == (state["place"][0]["epoch"], state["place"][0]["step"])
     # Where only windows without a row are left, the next epoch may begin at once.
     assert had + delivered(loader, None) == whole
 

@@ -7,6 +7,7 @@ from elastic_examples import inside, outside, rank_loader, rest
 from loader_examples import make
 from walks import gathered
 
+from fkat_data import DataLoader
 from fkat_data.mixing import DictDataLoader, RoundRobin
 
 # The import of torch.distributed.checkpoint takes longer than the tests: the fast lane leaves both out.
@@ -102,3 +103,72 @@ def test_what_a_fresh_loader_has_not_yet_is_read_too(tmp_path, make_loader, num_
     assert fresh.state_dict() == state
     loader.load_state_dict(state)
     assert [list(fresh) for _ in range(2)] == [list(loader) for _ in range(2)]
+
+
+def rows_of(samples):
+    return [(sample, row) for sample in samples for row in range(sample % 3)]
+
+
+class Indices:
+    def __len__(self):
+        return 60
+
+    def __getitem__(self, index):
+        return index
+
+
+class Broken(Indices):
+    def __getitem__(self, index):
+        if index % 7 == 3:
+            raise OSError(index)
+        return index
+
+
+DATA_LOADERS = {
+    "windows": lambda: DataLoader(
+        range(60), 3, shuffle=True, seed=1, window_fn=rows_of, window_size=8, collate_fn=list
+    ),
+    "skipped samples": lambda: DataLoader(
+        Broken(), 3, shuffle=True, seed=1, on_sample_error="skip", window_size=8, collate_fn=list
+    ),
+    "own sampler": lambda: DataLoader(Indices(), 1, sampler=OwnSampler(), seed=1, collate_fn=list),
+    "shuffled": lambda: DataLoader(range(60), 3, shuffle=True, seed=1, collate_fn=list),
+}
+
+
+@pytest.mark.parametrize("kind", DATA_LOADERS)
+@pytest.mark.parametrize("num_shown", [0, 4])
+def test_a_data_loader_resumes_whatever_the_loader_shows_that_reads_the_checkpoint(tmp_path, kind, num_shown):
+    loader, shown, resumed = (DATA_LOADERS[kind]() for _ in range(3))
+    list(islice(chain.from_iterable(repeat(loader)), 8))
+    list(islice(chain.from_iterable(repeat(shown)), num_shown))
+    state = loader.state_dict()
+    resumed.load_state_dict(state)
+    shown.load_state_dict(through(state, shown.state_dict(), tmp_path))
+    assert [list(shown) for _ in range(2)] == [list(resumed) for _ in range(2)]
+
+
+@pytest.mark.parametrize("kind", ["windows", "skipped samples", "shuffled"])
+def test_ranks_of_a_data_loader_go_on_as_others_again_and_again(tmp_path, kind):
+    """Ranks are not in step, and their number has changed before: a fresh loader shows neither."""
+
+    def ranks_of(count):
+        loaders = [DATA_LOADERS[kind]() for _ in range(count)]
+        for rank, loader in enumerate(loaders):
+            loader.deal_out(count, rank)
+        return loaders
+
+    def saved(loaders):
+        return DataLoader.merge_state_dicts([loader.local_state_dict() for loader in loaders])
+
+    ranks, had = ranks_of(3), []
+    for number, count in enumerate((2, 2, 1)):
+        for rank, loader in enumerate(ranks):
+            had += islice(loader, 1 + rank % 2)
+        fresh = ranks_of(count)
+        state = through(saved(ranks), saved(fresh), tmp_path / str(number))
+        for loader in fresh:
+            loader.load_state_dict(state)
+        ranks = fresh
+    rows = list(chain.from_iterable([*had, *ranks[0]]))
+    assert sorted(rows) == sorted(chain.from_iterable(DATA_LOADERS[kind]()))

@@ -134,7 +134,7 @@ def test_another_batch_size_is_refused_and_a_missing_one_taken(data):
 def test_batches_out_of_order_are_refused(data):
     with pytest.raises(ConfigurationError, match="in_order"):
         StreamingDataLoader(make(data), num_workers=2, in_order=False)
-    assert StreamingDataLoader(TensorDataset(torch.arange(6)), in_order=False).state_dict()["step"] == 0
+    assert StreamingDataLoader(TensorDataset(torch.arange(6)), in_order=False).state_dict()["place"][0]["step"] == 0
 
 
 def test_over_another_dataset_it_is_the_loader_of_such_datasets():

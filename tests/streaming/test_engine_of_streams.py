@@ -37,17 +37,17 @@ def test_what_torchs_own_loader_reads_is_what_both_faces_deliver(data, method, n
 def test_of_batches_that_are_read_together_those_before_a_faulty_one_come_first(tmp_path, num_workers):
     path = write(tmp_path / "numbers", NUM_SAMPLES, columns=("number",))
     with make(path, dataset_options={"shuffle": False}) as loader:
-        states = [loader.state_dict()["stream"]]
+        states = [loader.state_dict()["place"][0]["stream"]]
         whole = []
         for batch in loader:
             whole.append(batch["number"].tolist())
-            states.append(loader.state_dict()["stream"])
+            states.append(loader.state_dict()["place"][0]["stream"])
     shards = sorted((tmp_path / "numbers").glob("shard.*"))
     damaged = shards[-1]
     damaged.write_bytes(damaged.read_bytes()[:-40])
     with make(path, dataset_options={"shuffle": False}, num_workers=num_workers) as loader:
         for first in (0, 2):
-            loader.load_state_dict({**loader.state_dict(), "stream": states[first]})
+            loader.load_state_dict({**loader.state_dict()["place"][0], "stream": states[first]})
             found = []
             iterator = iter(loader)
             with pytest.raises(ShardCorruptError):

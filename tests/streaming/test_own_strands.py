@@ -179,8 +179,9 @@ def test_a_state_is_exact_at_every_cut_and_loads_with_any_workers_into_either_fa
             iterator = iter(loader)
             before = [next(iterator) for _ in range(cut)]
             state = json.loads(json.dumps(loader.state_dict()))
-            assert state["stream"] == json.loads(json.dumps(states[cut]))
-            assert (loader.epoch, loader.step) == (state["epoch"], state["step"]) == (0, cut)
+            (place,) = state["place"]
+            assert place["stream"] == json.loads(json.dumps(states[cut]))
+            assert (loader.epoch, loader.step) == (place["epoch"], place["step"]) == (0, cut)
             other.load_state_dict(state)
             assert (other.epoch, other.step) == (0, cut)
             assert [*before, *other] == expected[0]
@@ -248,7 +249,8 @@ def test_the_place_is_known_in_the_second_epoch_of_an_iteration(data):
                 next(iterator)
             state = loader.state_dict()
             after_break = next(iter(loader))["number"].tolist()
-        assert (state["epoch"], state["step"]) == ((0, cut) if cut <= num_batches else (1, cut - num_batches))
+        (place,) = state["place"]
+        assert (place["epoch"], place["step"]) == ((0, cut) if cut <= num_batches else (1, cut - num_batches))
         assert after_break == expected[num_batches * (1 if cut <= num_batches else 2)]
         with make(data, Endless, StreamingDataLoader) as other:
             other.load_state_dict(state)
@@ -281,7 +283,7 @@ def test_a_strand_that_fails_fails_in_its_turn_and_the_next_epoch_begins(data, n
         with pytest.raises(KeyError, match="in the middle"):
             found.extend(batch["number"].tolist() for batch in loader)
         assert found == numbers(make(data, StreamingDataset))[: 3 * max(1, num_workers) - 1]
-        assert loader.state_dict()["step"] == len(found)
+        assert loader.state_dict()["place"][0]["step"] == len(found)
         with pytest.raises(KeyError, match="in the middle"):
             list(loader)
         assert loader.epoch == 1

@@ -102,7 +102,7 @@ def test_a_state_goes_on_with_the_next_row_at_every_cut_whatever_seed_the_datase
         more = shape["more"] | {"shuffle_seed": draws.draw(st.integers(0, 9)), "num_canonical_nodes": None}
         loader = make(data, **shape | {"more": more})
         loader.load_state_dict(state)
-        assert (loader.epoch, loader.step) == (state["epoch"], state["step"])
+        assert (loader.epoch, loader.step) == (state["place"][0]["epoch"], state["place"][0]["step"])
     rest = [] if loader.epoch else list(loader)
     is_next = loader.epoch > 1  # where only windows without a row are left, the next epoch may begin at once
     assert had + ([] if is_next else rest) == whole

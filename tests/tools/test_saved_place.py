@@ -53,7 +53,7 @@ def test_what_the_program_says_is_left_is_what_comes(tmp_path):
         loader.load_state_dict(state)
         num_left = sum(1 for _ in loader)
         (place,) = places_in({"": state})
-        if state["step"]:
+        if num_delivered:
             assert place.ranks[0].left == f"{num_left} of 4 microbatches", num_delivered
 
 
@@ -94,7 +94,7 @@ def test_what_cannot_be_explained_is_an_error_with_a_way_out(tmp_path):
     assert run(tmp_path / "objects.pt", "--trusted")[0] == 0
     code, output = run(tmp_path / "empty.json")
     assert (code, "state_dict()" in output) == (2, True), output
-    newer = {**dealt(0, 1, 1), "version": 99, "all_rank_indices": [0]}
+    newer = {**dealt(0, 1, 1), "version": 99}
     torch.save(newer, tmp_path / "newer.pt")
     code, output = run(tmp_path / "newer.pt")
     assert (code, "99" in output) == (2, True), output
