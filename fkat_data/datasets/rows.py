@@ -59,6 +59,8 @@ class Pack(Described):
             ``"best_fit"``, ``"split"`` for ``"concatenate"``.
         fields: Entries to pack where samples are mappings; all have as many tokens. Other samples are the only field.
         padding: The value behind the last document, for each field that it names; 0 for the others.
+        max_document_length: Tokens of a document that is not too long, at most ``sequence_length`` with ``"best_fit"``;
+            None: a sequence's.
 
     Raises:
         ConfigurationError: An argument is invalid.
@@ -71,9 +73,14 @@ class Pack(Described):
         too_long: Literal["raise", "skip", "split", "truncate"] | None = None,
         fields: Sequence[str] = ("tokens",),
         padding: Mapping[str, float] | None = None,
+        max_document_length: int | None = None,
     ) -> None:
         self._sequence_length = integer("sequence_length", sequence_length, minimum=1)
         self._method = choice("method", method, _METHODS)
+        self._max_document_length = max_document_length
+        if max_document_length is not None:
+            most = self._sequence_length if method == "best_fit" else None
+            integer("max_document_length", max_document_length, minimum=1, maximum=most)
         default = "raise" if method == "best_fit" else "split"
         self._too_long = default if too_long is None else choice("too_long", too_long, _TOO_LONG)
         self._padding = padding_of(fields, padding)
@@ -86,6 +93,7 @@ class Pack(Described):
             ("too_long", self._too_long),
             ("fields", self._fields),
             ("padding", self._padding),
+            *([("max_document_length", longest)] if (longest := self._max_document_length) is not None else []),
         ]
 
     @property
@@ -124,7 +132,9 @@ class Pack(Described):
         return document
 
     def _parts(self, lengths: list[int]) -> list[_Part]:
-        most, parts = self._sequence_length, list[_Part]()
+        most, parts = self._max_document_length or self._sequence_length, list[_Part]()
+        # Joined documents are cut where a sequence ends, and nowhere else unless the caller says so.
+        is_whole = self._method == "concatenate" and self._max_document_length is None
         for index, length in enumerate(lengths):
             if length > most and self._too_long == "raise":
                 found = f"{length} tokens at place {index} of the window"
@@ -133,10 +143,8 @@ class Pack(Described):
             if length > most and self._too_long == "skip":
                 continue
             kept = min(length, most) if self._too_long == "truncate" else length
-            if self._method == "concatenate":
-                parts += [_Part(index, 0, kept)] if kept else []
-            else:
-                parts += [_Part(index, start, min(most, kept - start)) for start in range(0, kept, most)]
+            size = max(1, kept) if is_whole else most
+            parts += [_Part(index, start, min(size, kept - start)) for start in range(0, kept, size)]
         return parts
 
     def _fitted(self, parts: list[_Part]) -> list[list[_Part]]:
