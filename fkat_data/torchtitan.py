@@ -138,7 +138,7 @@ class EncodeChat:
 
         Raises:
             ConfigurationError: A conversation has no answer; or the template writes earlier turns otherwise once later
-                ones follow, so that no token of theirs could be told apart.
+                ones follow, so that nothing says whose their tokens are.
         """
         chats = [sample["messages"] if self._messages is None else self._messages(sample) for sample in samples]
         return [self._encoded(list(messages), place) for place, messages in enumerate(chats)]

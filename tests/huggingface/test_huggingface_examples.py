@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -47,6 +48,29 @@ def test_a_checkpoint_of_two_ranks_goes_on_with_three_and_with_one(processes, py
             assert rank.returncode == 0, rank.stdout + rank.stderr
     for way in ("accelerate", "prepare", "a DistributedSampler"):
         assert sorted(json.loads((tmp_path / f"{way}.json").read_text())) == list(range(47)), way
+
+
+def test_packed_conversations_are_trained_on_as_if_nothing_had_stopped(processes, python, tmp_path):
+    chats = [[f"<{number}>?", f"{number}{'!' * (number % 9)}"] for number in range(200)]
+    roles = ("user", "assistant")
+    rows = [
+        {"messages": [{"role": role, "content": text} for role, text in zip(roles, chat, strict=True)]}
+        for chat in chats
+    ]
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    program = Path(__file__).with_name("sft_ranks.py")
+
+    def trained(name, max_steps, num_ranks=1):
+        for rank in python.run_ranks(num_ranks, program, tmp_path, name, max_steps, folder=tmp_path, timeout=150):
+            assert rank.returncode == 0, rank.stdout + rank.stderr
+        return [json.loads((tmp_path / f"{name}-{max_steps}-{rank}.json").read_text()) for rank in range(num_ranks)]
+
+    (whole,), (first,), (rest,) = trained("whole", 12), trained("part", 5), trained("part", 12)
+    assert first["rows"] + rest["rows"] == whole["rows"]
+    assert rest["weights"] == whole["weights"]
+    ranks = [*trained("ranks", 4, 2), *trained("ranks", 13)]
+    seen = [number for rank in ranks for rows in rank["rows"] for row in rows for number in re.findall(r"<(\d+)>", row)]
+    assert len(set(seen)) == len(seen) > 120
 
 
 def test_the_example_of_accelerate_uses_each_sample_once_an_epoch_however_often_it_is_stopped(

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from fkat_data import DataLoader
-from fkat_data.datasets import JsonDataset, PackedDataset, collate_packed
+from fkat_data.datasets import JsonDataset, Pack, collate_packed
 
 
 def write_chats(path):
@@ -28,11 +28,17 @@ def write_chats(path):
             print(json.dumps({"messages": messages}), file=file)
 
 
-def encoded(chat):
-    """Return a conversation's tokens, and which of them the assistant says."""
+def encoded(chats):
+    """Return the tokens of a window's conversations, and as labels those that the assistant says."""
+    return [
+        {"tokens": torch.tensor(tokens), "labels": torch.tensor(labels)} for tokens, labels in map(tokens_of, chats)
+    ]
+
+
+def tokens_of(chat):
     parts = [(message["role"] == "assistant", f"{message['content']}\n".encode()) for message in chat["messages"]]
-    is_answer = torch.cat([torch.full((len(content),), says) for says, content in parts])
-    return {"tokens": torch.tensor([byte for _, content in parts for byte in content]), "is_answer": is_answer}
+    tokens = [byte for _, content in parts for byte in content]
+    return tokens, [byte if is_answer else -100 for is_answer, content in parts for byte in content]
 
 
 class Model(nn.Module):
@@ -50,10 +56,9 @@ class Model(nn.Module):
 if not Path("chats.jsonl").exists():
     random.seed(1)
     write_chats(Path("chats.jsonl"))
-chats = [encoded(chat) for chat in JsonDataset("chats.jsonl")]
-lengths = [len(chat["tokens"]) for chat in chats]
-packed = PackedDataset(chats, sequence_length=128, lengths=lengths, fields=("tokens", "is_answer"), seed=1)
-loader = DataLoader(packed, batch_size=4, collate_fn=collate_packed, num_workers=1)  # another order each epoch
+packed = Pack(128, fields=("tokens", "labels"), padding={"labels": -100})
+made = {"window_fn": [encoded, packed], "window_size": 64, "collate_fn": collate_packed, "num_workers": 1}
+loader = DataLoader(JsonDataset("chats.jsonl"), batch_size=4, shuffle=True, seed=1, **made)
 
 torch.manual_seed(1)
 model = Model()
@@ -65,8 +70,7 @@ if Path("checkpoint.pt").exists():
 for epoch in range(loader.epoch, 4):
     for step, batch in enumerate(loader, loader.step + 1):
         scores = model(batch["tokens"], batch["position_ids"], batch["document_ids"])[:, :-1]
-        is_answer = batch["is_answer"][:, 1:]  # False in the padding
-        loss = nn.functional.cross_entropy(scores[is_answer], batch["tokens"][:, 1:][is_answer])
+        loss = nn.functional.cross_entropy(scores.flatten(0, 1), batch["labels"][:, 1:].flatten())  # -100: not counted
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
