@@ -214,7 +214,8 @@ def test_a_worker_that_dies_is_reported_within_a_second_after_what_it_had_made(r
         error, pid = caught.value, int(noted.read_text())
         assert (error.pid, error.exit_code) == (pid, exit_code)
         assert (error.shard, error.epoch, error.microbatch_index) == ("bad", 0, 2)
-        assert str(pid) in str(error)
+        assert f"worker {pid} " in str(error)
+        assert "shard 'bad'" in str(error)
         with pytest.raises(WorkerDiedError):
             next(iterator)
         assert loader.state_dict()["all_rank_microbatches"] == [2]
