@@ -2,7 +2,11 @@
 
 import json
 
-__all__ = ["begun", "gathered", "recorded"]
+import pytest
+
+__all__ = ["begun", "both_modes", "gathered", "recorded"]
+
+both_modes = pytest.mark.parametrize("multiprocessing", [False, True], ids=["in process", "worker process"])
 
 
 def begun(loader, count):

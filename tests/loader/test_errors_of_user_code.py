@@ -7,10 +7,9 @@ import pytest
 import torch
 from loader_examples import make
 from torch.utils.data import DataLoader, IterableDataset
+from walks import both_modes
 
 from fkat_data import ConfigurationError, WorkerDiedError, WorkerError
-
-both_modes = pytest.mark.parametrize("multiprocessing", [False, True], ids=["in process", "worker process"])
 
 #: Rebuilding the second microbatch raises SystemExit, and so does pickling the last error.
 SCRIPT = """

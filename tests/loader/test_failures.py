@@ -17,14 +17,13 @@ import torch
 from loader_examples import bounded, epoch, make
 from own_workers import worker_pids
 from torch.utils.data import DataLoader
+from walks import both_modes
 
 from fkat_data import (
     ConfigurationError,
     MemoryLimitError,
     WorkerDiedError,
 )
-
-both_modes = pytest.mark.parametrize("multiprocessing", [False, True], ids=["in process", "worker process"])
 
 
 def told(error):

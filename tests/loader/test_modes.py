@@ -9,9 +9,7 @@ from loader_examples import make
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader
-from walks import begun
-
-both_modes = pytest.mark.parametrize("multiprocessing", [False, True], ids=["in process", "worker process"])
+from walks import begun, both_modes
 
 
 class Intercepting(TorchFunctionMode):

@@ -2,8 +2,7 @@ import leavings
 import pytest
 import torch
 from loader_examples import MIXED, epoch, make, plain, same_state
-
-both_modes = pytest.mark.parametrize("multiprocessing", [False, True], ids=["in process", "worker process"])
+from walks import both_modes
 
 
 @both_modes

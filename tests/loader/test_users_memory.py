@@ -7,8 +7,7 @@ import pytest
 import torch
 from loader_examples import make
 from torch.utils.data import DataLoader
-
-both_modes = pytest.mark.parametrize("multiprocessing", [False, True], ids=["in process", "worker process"])
+from walks import both_modes
 
 
 def refilled(shard):
