@@ -1,5 +1,6 @@
 """A trainer that is killed takes every process below it along, whatever they are doing at that moment."""
 
+import signal
 import time
 
 import psutil
@@ -83,3 +84,39 @@ def test_all_below_a_killed_trainer_is_gone_within_five_seconds(start, tmp_path,
     program.kill()
     program.check_all_gone(5.0)
     assert program.stderr == ""
+
+
+#: A trainer that has come to its loader; what it is told of is searched first by its workers.
+STARTING = """
+import os, sys, time
+from fkat_data import ShardedDataLoader
+
+os.environ["PYTHONPATH"] = os.pathsep.join([*sys.argv[1:], os.environ["PYTHONPATH"]])
+iterator = iter(ShardedDataLoader(0, ["a", "b", "c"], lambda shard: [shard], num_shard_prefetches=2))
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.2])
+def test_a_trainer_killed_while_its_workers_start_leaves_none(start, delay_s):
+    program = start(STARTING)
+    program.expect("ready")
+    assert program.below()
+    time.sleep(delay_s)
+    program.kill()
+    program.check_all_gone()
+
+
+def test_workers_that_still_import_are_gone_at_once_and_deaf_to_what_ends_others(start, tmp_path):
+    # What the workers import first waits: they stay where they are before any of the package runs in them.
+    (tmp_path / "slow").mkdir()
+    (tmp_path / "slow" / "pickle.py").write_text("import time\ntime.sleep(600)\n")
+    program = start(STARTING, tmp_path / "slow")
+    program.expect("ready")
+    (template,) = program.below()  # the workers are not born yet
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        template.send_signal(number)
+    assert psutil.wait_procs([template], timeout=0.5)[1] == [template]
+    program.kill()
+    program.check_all_gone(1.0)
