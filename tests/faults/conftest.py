@@ -1,9 +1,11 @@
 """Fault tests run over whole programs and over many modules at once, so this folder mirrors no single module."""
 
+import json
 import sys
 from pathlib import Path
 
 import pytest
+from prepared import PreparedInterpreter
 
 # Modules here can be imported by spawned workers, which search the trainer's sys.path.
 sys.path.insert(0, str(Path(__file__).parent))
@@ -30,3 +32,23 @@ def start(processes, tmp_path):
     yield run
     for program in started:
         program.end()
+
+
+@pytest.fixture(scope="module")
+def sweeper(shared_processes):
+    with PreparedInterpreter("psutil", "pytest", "torch") as interpreter:
+        yield interpreter
+
+
+@pytest.fixture
+def swept(sweeper, processes, tmp_path):
+    """Call a function of a module here in a process of its own, and return what it has printed last."""
+
+    def run(function, *arguments):
+        module = function.partition(".")[0]
+        (tmp_path / "script.py").write_text(f"import sys, {module}\n{function}(*sys.argv[1:])")
+        done = sweeper.run(tmp_path / "script.py", *arguments, folder=tmp_path, timeout=7000)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return json.loads(done.stdout.splitlines()[-1])
+
+    return run

@@ -1,19 +1,10 @@
 """What is raised in the caller's thread of a ``fkat_data.DataLoader`` reaches the caller, once, and the loop goes on where it was."""
 
-import json
-from pathlib import Path
-
 import pytest
 from front_door_sweep import WAYS, sweep_beside
 from interruption_sweep import Interruptions, Preempted
 
 IN_PROCESS = [way for way in WAYS if "worker" not in way]
-PROGRAM = """
-import sys
-sys.path[:0] = sys.argv[1:3]
-import front_door_sweep
-front_door_sweep.main(*sys.argv[3:])
-"""
 
 
 @pytest.mark.long
@@ -28,9 +19,7 @@ def test_the_loop_goes_on_where_it_was_in_process(way, share):
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("way", sorted(set(WAYS) - set(IN_PROCESS)))
-def test_the_loop_goes_on_where_it_was_with_workers(way, run_script):
-    folder = Path(__file__).parent
-    done = run_script(PROGRAM, str(folder), str(folder.parent / "drop_in"), way, "KeyboardInterrupt", "1", timeout=7000)
-    found = json.loads(done.stdout.splitlines()[-1])
+def test_the_loop_goes_on_where_it_was_with_workers(way, swept):
+    found = swept("front_door_sweep.main", way, "KeyboardInterrupt", 1)
     assert found["raised"] > 500
     assert not found["left"]

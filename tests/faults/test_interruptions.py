@@ -1,11 +1,8 @@
 """What is raised in the caller's thread reaches the caller, once, and the loop goes on where it was."""
 
-import json
-
 import pytest
 import torch
 from interruption_sweep import SIZES, WAYS, Interruptions, Preempted, go_through, known, sweep
-from prepared import PreparedInterpreter
 
 from fkat_data import ShardedDataLoader
 from fkat_data.mixing import DictDataLoader, RoundRobin
@@ -23,29 +20,12 @@ CASES = [
     ("replay", "known", "FileNotFoundError"),
 ]
 
-PROGRAM = """
-import sys
-import interruption_sweep
-interruption_sweep.main(*sys.argv[1:])
-"""
-
-
-@pytest.fixture(scope="module")
-def python(shared_processes):
-    with PreparedInterpreter("psutil", "pytest", "torch") as interpreter:
-        yield interpreter
-
 
 @pytest.mark.parametrize("share", [200, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.timeout(7200)])])
 @pytest.mark.parametrize(("way", "factory", "error"), CASES)
-def test_after_an_interruption_at_any_instruction_the_loop_goes_on_where_it_was(
-    way, factory, error, share, python, processes, tmp_path
-):
+def test_after_an_interruption_at_any_instruction_the_loop_goes_on_where_it_was(way, factory, error, share, swept):
     """In a process of its own: what is interrupted while it is made may leave a descriptor, and warns of it."""
-    (tmp_path / "script.py").write_text(PROGRAM)
-    done = python.run(tmp_path / "script.py", way, factory, error, share, folder=tmp_path, timeout=7000)
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = swept("interruption_sweep.main", way, factory, error, share)
     if found is None:
         pytest.skip("torch has no place for a simulated device")
     assert found["raised"] > (10 if share > 1 else 500)
@@ -53,13 +33,8 @@ def test_after_an_interruption_at_any_instruction_the_loop_goes_on_where_it_was(
 
 
 @pytest.mark.parametrize("share", [9, pytest.param(1, marks=pytest.mark.slow)])
-def test_no_template_process_is_forgotten_by_an_interrupted_call(share, python, processes, tmp_path):
-    (tmp_path / "script.py").write_text(
-        "import sys, interruption_sweep\ninterruption_sweep.sweep_templates(sys.argv[1])"
-    )
-    done = python.run(tmp_path / "script.py", share, folder=tmp_path, timeout=7000)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert int(done.stdout) > 10
+def test_no_template_process_is_forgotten_by_an_interrupted_call(share, swept):
+    assert swept("interruption_sweep.sweep_templates", share) > 10
 
 
 def mixture():

@@ -14,7 +14,7 @@ import pytest
 import torch
 from own_workers import worker_pids
 from torch.utils.data import DataLoader, Dataset
-from walks import begun
+from walks import begun, both_modes
 
 from fkat_data import ConfigurationError, ShardedDataLoader, StaleIteratorError
 
@@ -254,26 +254,19 @@ def test_closing_from_another_thread_ends_a_wait_with_a_clear_error(remote, clos
     assert loader.state_dict()["all_rank_steps"] == [2]
 
 
-@pytest.mark.parametrize("multiprocessing", [False, True], ids=["in process", "worker process"])
+@both_modes
 def test_a_signals_handler_may_close_the_loader_that_waits_below_it(multiprocessing):
-    ready = threading.Event()
-
     def load(shard):
-        yield 0
-        yield 1
-        ready.set() if not multiprocessing else None
-        time.sleep(0.5 if not multiprocessing else 600)
+        yield from (0, 1)
+        time.sleep(1.0)
         yield 2
 
-    loader = ShardedDataLoader(0, ["a"], load if multiprocessing is False else hanging, multiprocessing=multiprocessing)
+    loader = ShardedDataLoader(0, ["a"], hanging if multiprocessing else load, multiprocessing=multiprocessing)
     before = signal.signal(signal.SIGUSR1, lambda *_: loader.close())
-    main = threading.main_thread().ident
-    timer = threading.Timer(0.5 if multiprocessing else 0.0, lambda: signal.pthread_kill(main, signal.SIGUSR1))
+    timer = threading.Timer(0.5, signal.pthread_kill, (threading.main_thread().ident, signal.SIGUSR1))
     try:
         iterator = iter(loader)
         next(iterator)
-        if not multiprocessing:
-            timer = threading.Thread(target=lambda: (ready.wait(), signal.pthread_kill(main, signal.SIGUSR1)))
         timer.start()
         with pytest.raises(StaleIteratorError):
             list(iterator)
