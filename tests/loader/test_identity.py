@@ -18,11 +18,6 @@ def test_a_loader_has_the_rank_of_its_sampler(dp_rank, around):
     assert epoch(make(around(split(dp_rank)))) == epoch(make(around(split(dp_rank)), dp_rank=dp_rank))
 
 
-def test_ranks_draw_other_random_numbers():
-    first, second = (make(sampler).local_state_dict()["fingerprint"]["dp_rank"] for sampler in (split(0), split(1)))
-    assert (first, second) == (0, 1)
-
-
 @pytest.mark.parametrize(("dp_rank", "of_sampler"), [(0, 1), (1, 0), (5, 1)])
 def test_another_rank_than_the_samplers_is_refused(dp_rank, of_sampler):
     with pytest.raises(ConfigurationError, match=rf"dp_rank = {dp_rank}: expected {of_sampler}, as its shard_sampler"):

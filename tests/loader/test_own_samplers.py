@@ -4,14 +4,12 @@ from itertools import product
 import pytest
 from elastic_examples import rest, written
 from loader_examples import make
-from own_sampler_examples import CHANGING, FIXED, OTHERS, SHARDS, Generated, GloballyShuffled
+from own_sampler_examples import CHANGING, FIXED, OTHERS, GloballyShuffled
 from walks import gathered, recorded
 
 from fkat_data import (
     DistributedDataParallelShardSampler,
-    ShardSampler,
     ShuffledShardSampler,
-    StateMismatchError,
 )
 
 NUM_EPOCHS = 3
@@ -65,43 +63,3 @@ def test_a_subclass_is_split_again_over_other_ranks_at_every_step(sampler):
 def test_workers_make_the_shards_of_a_subclass(remote):
     with remote(GloballyShuffled(), num_shard_prefetches=2) as loader:
         assert list(rest(loader, 2)) == list(rest(make(GloballyShuffled()), 2))
-
-
-def test_other_shards_than_when_the_state_was_saved_are_refused():
-    class Longer(Generated):
-        def __iter__(self):
-            yield from [*SHARDS, "list-z-1"]
-
-    loader = make(Generated())
-    with pytest.raises(StateMismatchError, match="num_shards"):
-        make(Longer()).load_state_dict(loader.state_dict())
-
-
-class Endless(ShardSampler):
-    """Endless, with a state of its own: the loader iterates over this very object."""
-
-    def __init__(self):
-        super().__init__()
-        self.first = 0
-
-    def __iter__(self):
-        while True:
-            self.first += 1
-            yield f"list-{self.first}-2"
-
-    def state_dict(self):
-        return {"first": self.first}
-
-    def load_state_dict(self, state_dict):
-        self.first = state_dict["first"]
-
-
-def test_a_loop_with_a_state_of_its_own_may_be_endless():
-    loader = make(Endless())
-    microbatches = rest(loader, 1)
-    before = [next(microbatches) for _ in range(5)]
-    resumed = make(Endless())
-    resumed.load_state_dict(loader.state_dict())
-    after = rest(resumed, 1)
-    expected = rest(make([f"list-{number}-2" for number in range(1, 8)]), 1)
-    assert before + [next(after) for _ in range(5)] == [next(expected) for _ in range(10)]
