@@ -11,19 +11,25 @@ from walks import both_modes
 
 from fkat_data import ConfigurationError, WorkerDiedError, WorkerError
 
-#: Rebuilding the second microbatch raises SystemExit, and so does pickling the last error.
+#: Rebuilding the second microbatch raises SystemExit, and so does pickling the last error; then a signal's handler does.
 SCRIPT = """
-import sys, signal
+import os, signal, sys
 import torch
 from fkat_data import ShardedDataLoader
 
+signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(5))
+
 class Rebuilt:
+    struck = False
     def __init__(self, number):
         self.number = number
     def __setstate__(self, state):
         self.number = state["number"]
         if self.number == 1:
             sys.exit(3)
+        elif self.number == 2 and not Rebuilt.struck:
+            Rebuilt.struck = True
+            os.kill(os.getpid(), signal.SIGTERM)
 
 class Unpicklable(Exception):
     def __reduce__(self):
@@ -46,41 +52,19 @@ for each in (factory, failing):
                 next(iterator)
             except Exception as error:
                 print(type(error).__name__, str(error).splitlines()[0], "mine" in str(error.__notes__))
+with ShardedDataLoader(0, ["a"], lambda shard: [Rebuilt(2)]) as loader:
+    next(iter(loader))
 """
 
 
-def test_what_calls_sys_exit_while_it_is_pickled_or_rebuilt_is_an_error_in_its_place(run_script):
+def test_what_exits_while_it_is_pickled_or_rebuilt_is_an_error_and_a_signals_handler_that_does_ends_the_program(
+    run_script,
+):
     told = ["WorkerError rebuilding microbatch 1 raised SystemExit(3) False"] * 2 + [
         "WorkerError Unpicklable in a worker; it cannot be rebuilt in this process, its traceback follows True"
     ] * 2
-    assert run_script(SCRIPT).stdout.splitlines() == told
-
-
-def test_a_signal_handler_that_exits_while_a_microbatch_is_rebuilt_ends_the_program(run_script):
-    done = run_script(
-        """
-import os, signal, sys
-from fkat_data import ShardedDataLoader
-
-signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(5))
-
-class Rebuilt:
-    struck = False
-    def __init__(self):
-        self.number = 1
-    def __setstate__(self, state):
-        if not Rebuilt.struck:
-            Rebuilt.struck = True
-            os.kill(os.getpid(), signal.SIGTERM)
-
-def factory(shard):
-    yield Rebuilt()
-
-with ShardedDataLoader(0, ["a"], factory) as loader:
-    next(iter(loader))
-""",
-        check=False,
-    )
+    done = run_script(SCRIPT, check=False)
+    assert done.stdout.splitlines() == told
     assert done.returncode == 5, done.stderr
 
 
@@ -131,12 +115,6 @@ def test_stop_iteration_of_a_collate_fn_does_not_cut_an_iterable_dataset_short(
     assert [batch.tolist() for batch in got] == [[0, 1], [2, 3]]
 
 
-def test_the_users_data_loader_keeps_its_collate_fn():
-    product = DataLoader(Counting(), batch_size=2, collate_fn=torch.tensor)
-    assert len(list(make(["a"], lambda shard: product))) == 5
-    assert product.collate_fn is torch.tensor
-
-
 @both_modes
 def test_a_sampler_that_yields_none_is_an_error_and_no_end(multiprocessing, processes):
     class Sampler:
@@ -151,22 +129,6 @@ def test_a_sampler_that_yields_none_is_an_error_and_no_end(multiprocessing, proc
             with pytest.raises(ConfigurationError, match=r"shard_sampler\[1\] = None"):
                 got.extend(loader)
             assert got == ["a"]
-
-
-def test_a_sampler_that_failed_is_read_from_its_start_again():
-    class Sampler:
-        has_failed = False
-
-        def __iter__(self):
-            if not self.has_failed:
-                self.has_failed = True
-                raise OSError("not mounted yet")
-            yield "a"
-
-    loader = make(Sampler(), lambda shard: [shard])
-    with pytest.raises(OSError, match="not mounted yet"):
-        list(loader)
-    assert list(loader) == ["a"]
 
 
 @both_modes

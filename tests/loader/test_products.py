@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from loader_examples import make
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, WeightedRandomSampler
 
-from fkat_data.errors import WorkerError
 from fkat_data.seeding import preserved_generators
 
 
@@ -81,6 +80,7 @@ def test_a_product_is_not_changed_by_being_iterated():
     sampler = loader.batch_sampler
     assert run(lambda shard: loader) == run(lambda shard: loader)
     assert loader.batch_sampler is sampler
+    assert loader.collate_fn is list
     assert len(loader) == 3
 
 
@@ -90,26 +90,6 @@ def test_a_data_loader_that_iterates_by_itself_is_not_taken_apart():
             yield from "abc"
 
     assert run(lambda shard: Own([1, 2])) == ["a", "b", "c"]
-
-
-def test_a_dataset_that_raises_stop_iteration_does_not_end_its_shard():
-    class Stops(Drawing):
-        def __getitem__(self, index):
-            if index == 4:
-                raise StopIteration
-            return index
-
-    for count in (5, 9):
-        with pytest.raises(WorkerError, match="raised StopIteration"):
-            run(lambda shard: DataLoader(Stops(count)))  # noqa: B023
-
-
-def test_a_factory_that_raises_stop_iteration_is_told_of():
-    def factory(shard):
-        raise StopIteration
-
-    with pytest.raises(WorkerError, match="factory raised StopIteration"):
-        run(factory)
 
 
 @pytest.mark.parametrize("num_good", range(8))
