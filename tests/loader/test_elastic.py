@@ -1,4 +1,3 @@
-import logging
 from pathlib import Path
 
 import pytest
@@ -129,15 +128,6 @@ def test_the_step_and_the_length_go_on_from_the_largest_of_the_ranks_before():
         next(iter(loader))
         loader.load_state_dict(loader.local_state_dict())
         assert (loader.step, len(loader)) == (6, length)
-
-
-def test_what_was_split_anew_is_logged_once(caplog):
-    state = stopped()
-    loader = rank_loader(inside, 2, 0)
-    with caplog.at_level(logging.INFO, logger="fkat_data"):
-        loader.load_state_dict(state)
-    (record,) = caplog.records
-    assert record.getMessage().startswith("state of 3 data-parallel ranks split again over 2, from epoch 0 on: ")
 
 
 class Secretive(ShardSampler):

@@ -62,41 +62,31 @@ def test_a_program_that_never_closes_its_loader_ends_in_silence(run_script):
     assert done.stderr == ""
 
 
-def test_a_programs_own_module_beside_it_is_found_by_the_worker(run_script, tmp_path):
+def test_a_programs_own_module_is_found_by_the_worker_and_its_exceptions_come_back_as_its_own(run_script, tmp_path):
     (tmp_path / "beside.py").write_text("def factory(shard):\n    return [shard, __name__]\n")
     done = run_script(
         """
 import sys
-from beside import factory
-from fkat_data import ShardedDataLoader
-
-with ShardedDataLoader(0, ["a"], factory) as loader:
-    print(list(loader), sys.argv[1:])
-""",
-        "--an-option",
-    )
-    assert done.stdout == "['a', 'beside'] ['--an-option']\n"
-
-
-def test_an_exception_class_of_main_comes_back_as_the_callers_own(run_script):
-    done = run_script(
-        """
+import beside
 from fkat_data import ShardedDataLoader
 
 class MineError(Exception):
     pass
 
 def factory(shard):
+    yield from beside.factory(shard)
     raise MineError("told", 5)
 
 with ShardedDataLoader(0, ["a"], factory) as loader:
     try:
-        next(iter(loader))
+        for microbatch in loader:
+            print(microbatch, *sys.argv[1:])
     except MineError as error:
         print(type(error) is MineError, error.args)
-"""
+""",
+        "--an-option",
     )
-    assert done.stdout == "True ('told', 5)\n"
+    assert done.stdout == "a --an-option\nbeside --an-option\nTrue ('told', 5)\n"
 
 
 NOTEBOOK = """

@@ -2,39 +2,29 @@ import leavings
 import pytest
 import torch
 from loader_examples import MIXED, epoch, make, plain, same_state
-from walks import both_modes
+from walks import begun, both_modes
 
 
 @both_modes
 def test_the_first_microbatch_comes_over_and_over(multiprocessing):
-    expected = epoch(make())[0]
-    with make(multiprocessing=multiprocessing, replay=True) as loader:
-        for microbatch in loader:
-            assert plain(microbatch) == expected
-            if loader.step == 50:
-                break
-        assert loader.epoch == 0
-        assert loader.statistics().delivered == 50
-        assert not leavings.processes()  # the machine is the caller's alone
-
-
-@both_modes
-def test_the_position_stays_where_it_was(multiprocessing):
+    """Also the first after a state that was loaded; the position stays where it was."""
     whole = make()
-    microbatches = iter(whole)
-    taken = [plain(next(microbatches)) for _ in range(4)]
+    microbatches = begun(whole, 4)
     state = whole.state_dict()
     rest = [plain(microbatch) for microbatch in microbatches]
-    with make(multiprocessing=multiprocessing, replay=True) as loader:
-        loader.load_state_dict(state)
-        for index, microbatch in enumerate(loader):
-            assert plain(microbatch) == rest[0] != taken[0]
-            assert same_state(loader.state_dict(), state)
-            if index == 3:
-                break
-        resumed = make()
-        resumed.load_state_dict(loader.state_dict())
-        assert epoch(resumed) == rest
+    for saved, expected in ((make().state_dict(), epoch(make())), (state, rest)):
+        with make(multiprocessing=multiprocessing, replay=True) as loader:
+            loader.load_state_dict(saved)
+            for number, microbatch in enumerate(loader, 1):
+                assert plain(microbatch) == expected[0]
+                assert same_state(loader.state_dict(), saved)
+                if number == 50:
+                    break
+            assert (loader.epoch, loader.statistics().delivered) == (0, 50)
+            assert not leavings.processes()  # the machine is the caller's alone
+            resumed = make()
+            resumed.load_state_dict(loader.state_dict())
+            assert epoch(resumed) == expected
 
 
 def test_what_a_caller_takes_out_of_a_microbatch_is_there_the_next_time():

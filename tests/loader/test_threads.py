@@ -15,11 +15,6 @@ from fkat_data import ConfigurationError
 SHARDS = ["a-7", "b-0", "c-12"]
 
 
-@pytest.fixture(autouse=True)
-def _nothing_left_behind(nothing_left_behind):
-    """Neither a process nor a descriptor may be left."""
-
-
 class Waiting(Dataset):
     """Items that wait, and draw at their places."""
 
@@ -95,14 +90,15 @@ class Large(Waiting):
         return torch.full((1 << 15,), index)
 
 
-def test_segments_that_are_collated_into_fit_the_memory_limit_and_come_back(remote):
-    def factory(shard):
-        return DataLoader(Large(shard), batch_size=4)
+def of_large(shard):
+    return DataLoader(Large(shard), batch_size=4)
 
+
+def test_segments_that_are_collated_into_fit_the_memory_limit_and_come_back(remote):
     # Two segments of a microbatch each: every one is used again and again.
     shards = ["a-40", "bad-40", "c-40"]
     options = {"memory_limit_bytes": 5 << 19, "on_shard_error": "skip", "num_shard_prefetches": 1}
-    with remote(shards, factory, **options) as loader:
+    with remote(shards, of_large, **options) as loader:
         for _ in range(3):
             found = [microbatch[:, 0].tolist() for microbatch in loader]
             rows = [list(range(start, start + 4)) for start in range(0, 40, 4)]
@@ -110,10 +106,7 @@ def test_segments_that_are_collated_into_fit_the_memory_limit_and_come_back(remo
 
 
 def test_a_worker_that_waits_for_memory_to_collate_into_leaves_its_shard_when_it_is_no_longer_wanted(remote):
-    def factory(shard):
-        return DataLoader(Large(shard), batch_size=4)
-
-    with remote(["a-40", "b-40"], factory, memory_limit_bytes=5 << 19) as loader:
+    with remote(["a-40", "b-40"], of_large, memory_limit_bytes=5 << 19) as loader:
         for _ in range(5):
             kept = next(iter(loader))
             time.sleep(0.05)

@@ -1,7 +1,6 @@
 """Several workers make one shard: the same bits as one, from every position, whoever dies."""
 
 import contextlib
-import logging
 import os
 import random
 import signal
@@ -264,15 +263,6 @@ class Hanging(Slow):
             else:
                 time.sleep(1000)
         return torch.tensor([index])
-
-
-def test_the_log_says_once_that_one_worker_makes_a_shard(caplog):
-    caplog.set_level(logging.INFO)
-    with loader(Factory([3, 3, 3], "iterable"), num_workers_per_shard=2, num_shard_prefetches=2) as several:
-        assert len(epoch(several)) == 6
-    lines = [record.getMessage() for record in caplog.records if "one worker makes all of shard" in record.getMessage()]
-    assert len(lines) == 1
-    assert "DataLoader" in lines[0]
 
 
 class Large:
