@@ -5,18 +5,15 @@ import json
 import logging
 import os
 import signal
-import tarfile
 import time
-from io import BytesIO
-from itertools import pairwise, product
+from itertools import product
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 from walks import begun, gathered
+from written_files import write_members, write_rows
 
 from fkat_data import (
     ConfigurationError,
@@ -118,40 +115,25 @@ def identity(sample):
     return sample
 
 
-def name_in(folder, number, size, suffix):
-    return folder / f"{number}-{size}.{suffix}"
+def write_lines(path, word, size):
+    path.write_text("".join(f"{json.dumps({word: index})}\n\n" for index in range(size)))
 
 
-def write_parquet(path, size):
-    pq.write_table(pa.table({"a": list(range(size))}), path, row_group_size=4)
-
-
-def write_lines(path, size):
-    path.write_text("".join(f"{json.dumps({'a': index})}\n\n" for index in range(size)))
-
-
-def write_tar(path, size):
-    with tarfile.open(path, "w") as tar:
-        for index in range(size):
-            info = tarfile.TarInfo(f"{index:03}.txt")
-            info.size = 1
-            tar.addfile(info, BytesIO(b"a"))
-
-
+#: By suffix: what writes a file, and the datasets that read it by index and as a stream.
 FORMATS = {
-    "parquet": (write_parquet, [ParquetDataset, functools.partial(IterableParquetDataset, rows_at_once=3)]),
-    "jsonl": (write_lines, [JsonDataset, IterableJsonDataset, MapDataset.over(JsonDataset, identity)]),
-    "tar": (write_tar, [TarDataset]),
+    "parquet": (write_rows, [ParquetDataset], [functools.partial(IterableParquetDataset, rows_at_once=3)]),
+    "jsonl": (write_lines, [JsonDataset, MapDataset.over(JsonDataset, identity)], [IterableJsonDataset]),
+    "tar": (write_members, [TarDataset], []),
 }
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     made = {}
-    for suffix, (write, _) in FORMATS.items():
+    for suffix, (write, *_) in FORMATS.items():
         made[suffix] = tmp_path_factory.mktemp(suffix)
         for number, size in enumerate(FULL_SIZES):
-            write(name_in(made[suffix], number, size, suffix), size)
+            write(made[suffix] / f"{number}-{size}.{suffix}", "a", size)
     return made
 
 
@@ -198,19 +180,6 @@ def batchings():
     yield {"dataloader_generator": collate, "batch_sampler_generator": EveryOther}
 
 
-def is_refused(generator, options):
-    """Whether torch refuses the arguments: an iterable dataset has no sampler."""
-    kind = generator.func if isinstance(generator, functools.partial) else generator
-    is_iterable = isinstance(kind, type) and issubclass(kind, IterableDataset)
-    return is_iterable and ("sampler_generator" in options or "batch_sampler_generator" in options)
-
-
-def yields(options):
-    """Whether every kind of batches has a microbatch in a split of these shards."""
-    generate = options["dataloader_generator"]
-    return not (options.get("batch_size") == 100 and generate.keywords.get("drop_last"))
-
-
 def sampler(shards, dp_size, dp_rank):
     inner = ShuffledShardSampler(SequenceShardSampler(shards), seed=3)
     return DistributedDataParallelShardSampler(inner, dp_size=dp_size, dp_rank=dp_rank, drop_last=False)
@@ -219,19 +188,18 @@ def sampler(shards, dp_size, dp_rank):
 @pytest.mark.long
 @pytest.mark.parametrize("suffix", FORMATS)
 def test_each_epoch_of_each_rank_is_as_long_as_it_says(folders, suffix):
-    for generator, options in product(FORMATS[suffix][1], batchings()):
-        if is_refused(generator, options):
-            continue
-        for dp_size in (1, 2):
-            for dp_rank in range(dp_size):
-                shards = sampler([str(path) for path in sorted(folders[suffix].iterdir())], dp_size, dp_rank)
-                loader = make(shards, DataLoaderFactory(generator, **options))
-                if yields(options) and len(loader) > 1:
-                    check(loader, 2)
+    _, by_index, streams = FORMATS[suffix]
+    without_sampler = [options for options in batchings() if not any("sampler" in name for name in options)]
+    for generator, options in [*product(by_index, batchings()), *product(streams, without_sampler)]:
+        for dp_size, dp_rank in ((1, 0), (2, 0), (2, 1)):
+            shards = sampler([str(path) for path in sorted(folders[suffix].iterdir())], dp_size, dp_rank)
+            loader = make(shards, DataLoaderFactory(generator, **options))
+            if len(loader) > 1:
+                check(loader, 2)
 
 
 def test_it_says_so_without_opening_a_shard_of_files(folders, cache):
-    for suffix, (_, generators) in FORMATS.items():
+    for suffix, (_, generators, _) in FORMATS.items():
         shards = FsShardSampler(folders[suffix], num_uri_merge=2)
         factory = DataLoaderFactory(generators[0], RandomSampler, batch_size=4)
         sizes = [[int(Path(name).stem.split("-")[1]) for name in shard] for shard in shards.shards(0)]
@@ -378,7 +346,7 @@ def old(path):
 def path(tmp_path):
     """A file of three lines."""
     path = tmp_path / "a.jsonl"
-    write_lines(path, 3)
+    write_lines(path, "a", 3)
     old(path)
     return path
 
@@ -394,10 +362,10 @@ def test_counts_are_kept_until_the_file_changes(path, cache):
     content = kept_file(cache).read_text()
     kept_file(cache).write_text(content.replace(",3]", ",30]"))
     assert len(make([str(path)], factory)) == 30  # it is read from there
-    for change in (lambda: write_lines(path, 4), lambda: os.utime(path, (2e9 - 1e9, 5)), path.unlink):
+    for change in (lambda: write_lines(path, "a", 4), lambda: os.utime(path, (2e9 - 1e9, 5)), path.unlink):
         change()
         if not path.exists():
-            write_lines(path, 4)
+            write_lines(path, "a", 4)
         old(path)
         kept_file(cache).write_text(content.replace(",3]", ",30]"))
         assert len(make([str(path)], factory)) == 4
@@ -405,7 +373,7 @@ def test_counts_are_kept_until_the_file_changes(path, cache):
 
 
 def test_a_file_that_has_changed_just_now_is_counted_each_time(tmp_path, cache):
-    write_lines(tmp_path / "a.jsonl", 3)
+    write_lines(tmp_path / "a.jsonl", "a", 3)
     assert len(make([str(tmp_path / "a.jsonl")], DataLoaderFactory(JsonDataset))) == 3
     assert not cache.exists()
 
@@ -467,9 +435,8 @@ def test_a_caller_that_cuts_an_epoch_at_the_length_of_another_is_warned(caplog):
         for number, _ in enumerate(loader, 1):
             if number == lengths[0]:
                 break
-    pairs = list(pairwise(lengths))
     cut = [epoch for epoch, length in enumerate(lengths[:-1]) if length > lengths[0]]
-    assert len(set(lengths)) == 2, pairs
+    assert len(set(lengths)) == 2, lengths
     assert [record.args[0] for record in caplog.records if "was left after" in record.message] == cut
 
 

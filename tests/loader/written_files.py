@@ -1,5 +1,6 @@
 """Shards that are begun, and files of each format that hold twelve samples with a word, for tests that write them again."""
 
+import io
 import json
 import tarfile
 from itertools import islice
@@ -17,16 +18,16 @@ def write_lines(path, word):
     path.write_text("".join(json.dumps({"n": n, "word": word}) + "\n" for n in range(NUM_SAMPLES)), "utf-8")
 
 
-def write_rows(path, word):
-    pq.write_table(pa.table({"n": range(NUM_SAMPLES), "word": [word] * NUM_SAMPLES}), path, row_group_size=4)
+def write_rows(path, word, count=NUM_SAMPLES):
+    pq.write_table(pa.table({"n": range(count), "word": [word] * count}), path, row_group_size=4)
 
 
-def write_members(path, word):
+def write_members(path, word, count=NUM_SAMPLES):
     with tarfile.open(path, "w") as archive:
-        for number in range(NUM_SAMPLES):
-            member = path.parent / f"{number:02}.txt"
-            member.write_text(word, "utf-8")
-            archive.add(member, member.name)
+        for number in range(count):
+            member = tarfile.TarInfo(f"{number:03}.txt")
+            member.size = len(word)
+            archive.addfile(member, io.BytesIO(word.encode()))
 
 
 FORMATS = [(JsonDataset, write_lines), (ParquetDataset, write_rows), (TarDataset, write_members)]
