@@ -66,13 +66,9 @@ def moto():
 def s3rver(directory):
     """Start s3rver, another program in another language."""
     _share_descriptions()
-    installed = Path(os.environ.get("FKAT_DATA_SERVERS", _ROOT / ".servers"))
-    program = installed / "node_modules" / "s3rver" / "bin" / "s3rver.js"
-    node = shutil.which("node")
-    if node is None or not program.is_file():
-        _lacking("s3rver")
+    program = _of_node("s3rver/bin/s3rver.js") or _lacking("s3rver")
     port = _free_port()
-    command = [node, program, "-d", directory, "-a", "127.0.0.1", "-p", str(port), "--silent"]
+    command = ["node", program, "-d", directory, "-a", "127.0.0.1", "-p", str(port), "--silent"]
     with _running([*command, "--configure-bucket", BUCKET], port, directory / "s3rver.log"):
         yield S3(f"http://127.0.0.1:{port}", "S3RVER", "S3RVER", "s3rver")
 
@@ -111,9 +107,8 @@ def nginx(directory):
 def azure(directory):
     """Start Azurite; yields its URL, and a function from a URL to adlfs's options."""
     _imported("adlfs")
-    installed = Path(os.environ.get("FKAT_DATA_SERVERS", _ROOT / ".servers"))
-    program = installed / "node_modules" / ".bin" / "azurite-blob"
-    if shutil.which("node") is None or not program.is_file():
+    program = _of_node(".bin/azurite-blob")
+    if program is None:
         pytest.skip("Azurite is not installed: npm install --prefix .servers azurite")
     port = _free_port()
     command = [program, "--blobPort", str(port), "--inMemoryPersistence", "--silent", "--skipApiVersionCheck"]
@@ -187,6 +182,11 @@ def _share_descriptions():
     """Let the clients of this process share what botocore reads about services: the next is made in a tenth of the time."""
     session = _imported("botocore.session")
     session.create_loader = functools.cache(session.create_loader)
+
+
+def _of_node(path):
+    program = Path(os.environ.get("FKAT_DATA_SERVERS", _ROOT / ".servers"), "node_modules", path)
+    return program if shutil.which("node") and program.is_file() else None
 
 
 def _imported(name):

@@ -288,9 +288,7 @@ def test_statistics_count_what_the_caller_received(remote):
         statistics = loader.statistics()
         assert statistics.delivered == 3
         assert 30_000 <= statistics.delivered_bytes < 31_000
-        assert statistics.waited_s > 0
         assert statistics.held_bytes >= 30_000
-        assert statistics.produced == 3
         assert statistics.num_segments == 3
         kept.clear()
         assert loader.statistics().held_bytes == 0
