@@ -105,29 +105,3 @@ def test_after_a_failure_the_loader_closes_at_once_and_its_state_resumes_there(p
         loader.load_state_dict(state)
         rest = [microbatch.tolist() for microbatch in loader]
     assert rest == [*range(PLACES[place], 3), [7, 8]]
-
-
-def test_an_exception_that_only_the_trainer_cannot_rebuild_arrives_as_a_worker_error(remote):
-    """Where the class comes back by name, unpickling may fail on one side alone."""
-    import os
-
-    worker_only = os.getpid()
-
-    class Picky(Exception):  # noqa: N818 - its name is not its point
-        def __setstate__(self, state):
-            if os.getpid() == worker_only:
-                raise RuntimeError("not in this process")
-
-        def __reduce__(self):
-            return type(self), self.args, {"some": "state"}
-
-    def picky(shard):
-        raise Picky("told all the same")
-
-    with (
-        remote(["a"], picky) as loader,
-        pytest.raises(WorkerError) as caught,
-    ):
-        next(iter(loader))
-    assert "told all the same" in told(caught.value)
-    assert "shard 'a'" in told(caught.value)

@@ -55,10 +55,7 @@ time.sleep(600)
     [
         ("busy in C", 2),
         ("importing", 0),
-        pytest.param("busy in C", 0, marks=pytest.mark.slow),
-        pytest.param("importing", 2, marks=pytest.mark.slow),
         ("reading", 2),
-        pytest.param("reading", 0, marks=pytest.mark.slow),
         ("waiting for a segment", 0),
         ("waiting for leave", 0),
     ],

@@ -2,8 +2,6 @@
 
 import pytest
 
-from fkat_data import ConfigurationError
-
 PROGRAM = """
 import json, sys
 import torch, torch.distributed
@@ -101,14 +99,3 @@ def test_replicas_at_other_places_are_named_after_a_load(found):
 def test_a_rank_that_does_not_call_state_dict_is_named(found):
     assert "rank 2" in found[0]["absent"].lower() or "ranks 2" in found[0]["absent"].lower()
     assert all("not every rank called it within 2 s" in found[rank]["absent"] for rank in (0, 1, 3))
-
-
-@pytest.mark.parametrize(
-    ("options", "argument"),
-    [({"replica_group": [0]}, "replica_group"), ({"check_ranks_every": 5}, "check_ranks_every")],
-)
-def test_a_comparison_without_other_ranks_is_refused(options, argument):
-    from loader_examples import make
-
-    with pytest.raises(ConfigurationError, match=f"{argument} = .*torch.distributed to be initialised"):
-        make(**options)

@@ -14,13 +14,11 @@ class Numbers(list):
     """A dataset that can be referred to weakly."""
 
 
-class Factory:
-    def __call__(self, shard):
-        return DataLoader(range(8), batch_size=4)
-
-
 FACES = {
-    "shards": (lambda folder: Factory(), lambda factory: ShardedDataLoader(0, ["a"], factory, multiprocessing=False)),
+    "shards": (
+        lambda folder: lambda shard: DataLoader(range(8), batch_size=4),
+        lambda factory: ShardedDataLoader(0, ["a"], factory, multiprocessing=False),
+    ),
     "indices": (lambda folder: Numbers(range(8)), lambda dataset: DataLoader(dataset, batch_size=4)),
     "iterable": (lambda folder: Iterated(), lambda dataset: DataLoader(dataset, batch_size=4)),
     "stream": (stored, lambda dataset: StreamingDataLoader(dataset, batch_size=4)),

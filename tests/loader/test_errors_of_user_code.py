@@ -11,7 +11,8 @@ from walks import both_modes
 
 from fkat_data import ConfigurationError, WorkerDiedError, WorkerError
 
-#: Rebuilding the second microbatch raises SystemExit, and so does pickling the last error; then a signal's handler does.
+#: Rebuilding the second microbatch raises SystemExit, and so does pickling an error; one is rebuilt in workers alone. At
+#: last a signal's handler exits.
 SCRIPT = """
 import os, signal, sys
 import torch
@@ -35,6 +36,15 @@ class Unpicklable(Exception):
     def __reduce__(self):
         sys.exit(4)
 
+TRAINER = os.getpid()
+
+class Picky(Exception):
+    def __setstate__(self, state):
+        if os.getpid() == TRAINER:
+            raise RuntimeError("not in this process")
+    def __reduce__(self):
+        return Picky, self.args, {"some": "state"}
+
 def factory(shard):
     yield Rebuilt(0)
     yield Rebuilt(1)
@@ -43,7 +53,11 @@ def failing(shard):
     yield torch.zeros(2)
     raise Unpicklable("mine")
 
-for each in (factory, failing):
+def picky(shard):
+    yield torch.zeros(2)
+    raise Picky("mine")
+
+for each in (factory, failing, picky):
     with ShardedDataLoader(0, ["a"], each) as loader:
         iterator = iter(loader)
         first = next(iterator)
@@ -60,11 +74,10 @@ with ShardedDataLoader(0, ["a"], lambda shard: [Rebuilt(2)]) as loader:
 def test_what_exits_while_it_is_pickled_or_rebuilt_is_an_error_and_a_signals_handler_that_does_ends_the_program(
     run_script,
 ):
-    told = ["WorkerError rebuilding microbatch 1 raised SystemExit(3) False"] * 2 + [
-        "WorkerError Unpicklable in a worker; it cannot be rebuilt in this process, its traceback follows True"
-    ] * 2
+    rest = "in a worker; it cannot be rebuilt in this process, its traceback follows True"
+    told = ["rebuilding microbatch 1 raised SystemExit(3) False", f"Unpicklable {rest}", f"Picky {rest}"]
     done = run_script(SCRIPT, check=False)
-    assert done.stdout.splitlines() == told
+    assert done.stdout.splitlines() == [f"WorkerError {each}" for each in told for _ in range(2)]
     assert done.returncode == 5, done.stderr
 
 
@@ -119,9 +132,7 @@ def test_stop_iteration_of_a_collate_fn_does_not_cut_an_iterable_dataset_short(
 def test_a_sampler_that_yields_none_is_an_error_and_no_end(multiprocessing, processes):
     class Sampler:
         def __iter__(self):
-            yield "a"
-            yield None
-            yield "b"
+            return iter(["a", None, "b"])
 
     with make(Sampler(), lambda shard: [shard], multiprocessing=multiprocessing) as loader:
         for _ in range(2):

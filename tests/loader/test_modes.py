@@ -25,48 +25,29 @@ class Dispatching(TorchDispatchMode):
 
 
 @contextlib.contextmanager
-def default_device(device):
-    torch.set_default_device(device)
+def being(value, put, otherwise):
+    put(value)
     try:
         yield
     finally:
-        torch.set_default_device(None)
-
-
-@contextlib.contextmanager
-def default_dtype(dtype):
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
-@contextlib.contextmanager
-def deterministic():
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
+        put(otherwise)
 
 
 MODES = {
     "inference": torch.inference_mode,
     "no gradients": torch.no_grad,
     "a device for a block": lambda: torch.device("meta"),
-    "a default device": lambda: default_device("meta"),
+    "a default device": lambda: being("meta", torch.set_default_device, None),
     "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
-    "a default dtype": lambda: default_dtype(torch.float64),
-    "deterministic algorithms": deterministic,
+    "a default dtype": lambda: being(torch.float64, torch.set_default_dtype, torch.float32),
+    "deterministic algorithms": lambda: being(True, torch.use_deterministic_algorithms, False),
     "a mode of functions": Intercepting,
     "a mode of operators": Dispatching,
 }
 in_every_mode = pytest.mark.parametrize("mode", MODES)
 
 
-def setting():
+def flags():
     """What torch is set to, as values."""
     return {
         "inference": torch.is_inference_mode_enabled(),
@@ -74,8 +55,12 @@ def setting():
         "autocast": torch.is_autocast_enabled("cpu"),
         "dtype": str(torch.get_default_dtype()),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "new": str((torch.ones(1) @ torch.ones(1)).dtype) + str(torch.ones(1).device),
     }
+
+
+def setting():
+    """The flags, and what a new tensor is."""
+    return {**flags(), "new": str((torch.ones(1) @ torch.ones(1)).dtype) + str(torch.ones(1).device)}
 
 
 class Rebuilt:
@@ -111,7 +96,7 @@ PRODUCTS = {
 
 
 def check(microbatches):
-    plain = {name: setting()[name] for name in setting()}
+    plain = setting()
     for number, microbatch in enumerate(microbatches):
         assert microbatch["setting"] == plain
         for tensor in (microbatch["number"], microbatch["rebuilt"].tensor):
@@ -140,15 +125,8 @@ def test_the_caller_is_in_its_modes_again_after_a_failure(mode):
         raise ValueError("mine")
 
     def modes():
-        return (
-            torch.is_inference_mode_enabled(),
-            torch.is_grad_enabled(),
-            torch.is_autocast_enabled("cpu"),
-            torch.get_default_dtype(),
-            torch.are_deterministic_algorithms_enabled(),
-            len(torch.overrides._get_current_function_mode_stack()),
-            torch._C._len_torch_dispatch_stack(),
-        )
+        num_of_functions = len(torch.overrides._get_current_function_mode_stack())
+        return flags(), num_of_functions, torch._C._len_torch_dispatch_stack()
 
     loader = make(["a"], failing)
     with MODES[mode]():
@@ -187,3 +165,13 @@ def test_a_loader_that_is_made_and_saved_in_a_mode_resumes_in_it(mode, multiproc
         resumed.load_state_dict(saved)
         left = list(resumed)
     assert [microbatch["number"].tolist() for microbatch in left] == [[number] * 3 for number in (1, 2, 3)]
+
+
+def test_a_worker_has_the_trainers_default_dtype_and_one_thread(remote):
+    def factory(shard):
+        return [torch.zeros(1), torch.tensor(torch.get_num_threads())]
+
+    with MODES["a default dtype"](), remote(["a"], factory) as loader:
+        zeros, num_threads = loader
+    assert zeros.dtype is torch.float64
+    assert int(num_threads) == 1

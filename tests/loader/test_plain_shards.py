@@ -1,12 +1,9 @@
 """Shards that are not URIs go wherever shards go: samplers, workers, states, ranks, lengths, errors."""
 
-import functools
-
 import pytest
 import torch
 
 from fkat_data import (
-    ConfigurationError,
     DataLoaderFactory,
     DistributedDataParallelShardSampler,
     ShardedDataLoader,
@@ -62,8 +59,3 @@ def test_other_ranks_share_what_is_left():
             loader.load_state_dict(merged)
             begun += numbers(loader)
     assert sorted(begun) == list(range(32))
-
-
-def test_what_is_no_plain_value_is_refused_by_the_constructor():
-    with pytest.raises(ConfigurationError, match=r"^shard_sampler\[1\]\[1\] = "):
-        ShardedDataLoader(0, ["a", ("b", object())], functools.partial(list), multiprocessing=False)

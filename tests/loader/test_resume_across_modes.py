@@ -3,7 +3,6 @@
 from functools import partial
 
 import pytest
-import torch
 from loader_examples import MIXED, MapDataset, StreamDataset, bounded, epoch, following, make, plain, same_state
 from torch.utils.data import DataLoader
 from walks import recorded
@@ -92,19 +91,3 @@ def test_a_nested_data_loader_resumes_in_the_other_mode(dataset, num_workers):
             assert following(remote, 6 - position) == whole[position:]
             here.load_state_dict(remote.state_dict())
             assert here.epoch == 1
-
-
-def test_a_worker_has_the_trainers_default_dtype_and_one_thread():
-    def factory(shard):
-        import torch
-
-        return [torch.zeros(1), torch.tensor(torch.get_num_threads())]
-
-    torch.set_default_dtype(torch.float64)
-    try:
-        with make(["a"], factory, multiprocessing=True) as loader:
-            zeros, num_threads = list(loader)
-    finally:
-        torch.set_default_dtype(torch.float32)
-    assert zeros.dtype is torch.float64
-    assert int(num_threads) == 1

@@ -19,6 +19,7 @@ from walks import both_modes
 
 from fkat_data import (
     ConfigurationError,
+    DistributedDataParallelShardSampler,
     ShardedDataLoader,
     ShardSampler,
     ShuffledShardSampler,
@@ -59,8 +60,9 @@ BAD = [
     ("max_skipped_shards", -1, "at least 0"),
     ("stall_warning_s", 0, "greater than 0"),
     ("stall_timeout_s", -1, "greater than 0"),
-    ("replica_group", [0], "torch.distributed"),
+    ("replica_group", [0], "torch.distributed to be initialised"),
     ("check_ranks_every", 0, "at least 1"),
+    ("check_ranks_every", 5, "torch.distributed to be initialised"),
     ("start_method", "fork", "'template', 'spawn'"),
     ("trace", 5, "path"),
     ("replay", "yes", "true or false"),
@@ -81,6 +83,30 @@ def test_every_argument_is_checked_by_name_and_value(argument, value, expected):
     assert expected in str(caught.value)
     if not isinstance(value, (list, set, ShardSampler)):
         assert repr(value) in str(caught.value)
+
+
+SPLIT = ["list-a-2", "list-b-2", "list-c-2", "list-d-2"]
+
+
+def split(dp_rank):
+    return DistributedDataParallelShardSampler(SPLIT, 2, dp_rank)
+
+
+@pytest.mark.parametrize("around", [lambda inside: inside, lambda inside: ShuffledShardSampler(inside, seed=3)])
+@pytest.mark.parametrize("dp_rank", [0, 1])
+def test_a_loader_has_the_rank_of_its_sampler(dp_rank, around):
+    assert epoch(make(around(split(dp_rank)))) == epoch(make(around(split(dp_rank)), dp_rank=dp_rank))
+
+
+@pytest.mark.parametrize(("dp_rank", "of_sampler"), [(0, 1), (1, 0), (5, 1)])
+def test_another_rank_than_the_samplers_is_refused(dp_rank, of_sampler):
+    with pytest.raises(ConfigurationError, match=rf"dp_rank = {dp_rank}: expected {of_sampler}, as its shard_sampler"):
+        make(split(of_sampler), dp_rank=dp_rank)
+
+
+def test_a_sampler_that_splits_nothing_says_nothing():
+    assert make(SPLIT).local_state_dict()["fingerprint"]["dp_rank"] == 0
+    assert make(ShuffledShardSampler(SPLIT), dp_rank=3).local_state_dict()["fingerprint"]["dp_rank"] == 3
 
 
 # --- iteration ---------------------------------------------------------------------------------------------------

@@ -132,16 +132,11 @@ def test_a_state_that_is_none_is_refused_by_the_field_that_shows_it(change, fiel
         a_rank(0).load_state_dict({**GOOD, **change})
 
 
-@pytest.mark.parametrize("value", [None, 5, "state", [], [GOOD], b"x"])
-def test_what_is_no_mapping_is_no_state(value):
-    with pytest.raises(StateMismatchError, match="state_dict"):
+@pytest.mark.parametrize("value", [None, 5, "state", [], [GOOD], b"x", {}, {"model": torch.zeros(3)}, {"version": 1}])
+def test_what_is_no_state_is_refused(value):
+    is_mapping = isinstance(value, dict)
+    with pytest.raises(StateMismatchError, match="not a state of a ShardedDataLoader" if is_mapping else "state_dict"):
         a_loader().load_state_dict(value)
-
-
-def test_a_state_of_something_else_is_refused():
-    for foreign in ({}, {"model": torch.zeros(3)}, {"_snapshot": {}, "version": 1}):
-        with pytest.raises(StateMismatchError, match="not a state of a ShardedDataLoader"):
-            a_loader().load_state_dict(foreign)
 
 
 hostile = st.recursive(

@@ -239,7 +239,7 @@ class Slow:
 
 
 def test_a_worker_that_hangs_is_the_one_that_is_killed(tmp_path):
-    factory = Factory([10], partial(Hanging, mark=str(tmp_path / "mark")))
+    factory = Factory([10], partial(Hanging, mark=tmp_path / "mark"))
     with loader(factory, num_workers_per_shard=2, stall_timeout_s=4.0, max_worker_restarts=1) as several:
         assert [microbatch[0] for microbatch in epoch(several)] == list(range(10))
     (tmp_path / "mark").unlink()
@@ -256,20 +256,14 @@ class Hanging(Slow):
 
     def microbatch(self, index):
         if index == 4:
-            try:
-                os.close(os.open(self.mark, os.O_CREAT | os.O_EXCL))
-            except FileExistsError:
-                pass
-            else:
+            with contextlib.suppress(FileExistsError):
+                self.mark.touch(exist_ok=False)
                 time.sleep(1000)
         return torch.tensor([index])
 
 
-class Large:
+class Large(Slow):
     """Microbatches of 300 kB; every seventh is late."""
-
-    def __init__(self, count):
-        self.num_microbatches = count
 
     def microbatch(self, index):
         if index % 7 == 0:
