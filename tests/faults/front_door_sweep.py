@@ -2,7 +2,6 @@
 
 import functools
 import json
-import sys
 
 import torch
 from drop_in_examples import Counting, Drawing, Lazy, Remembering
@@ -93,7 +92,3 @@ def main(way, error, share):
     interruptions = Interruptions(ERRORS[error], int(share))
     sweep_beside(WAYS[way], interruptions)
     print(json.dumps({"raised": interruptions.num_raised, "left": left()}))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from loader_examples import make
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 from walks import begun, gathered
 from written_files import write_members, write_rows
@@ -141,10 +142,6 @@ def folders(tmp_path_factory):
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache"
-
-
-def make(shards, factory, **options):
-    return ShardedDataLoader(7, shards, factory, multiprocessing=False, **options)
 
 
 def check(loader, num_epochs=3):

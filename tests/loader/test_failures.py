@@ -4,6 +4,7 @@ import contextlib
 import functools
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -167,12 +168,7 @@ DEATHS = {
 def test_a_worker_that_dies_is_reported_within_a_second_after_what_it_had_made(remote, death, tmp_path):
     how, exit_code, text = DEATHS[death]
     noted = tmp_path / "pid"
-
-    def noted_death():
-        noted.write_text(str(os.getpid()))
-        how()
-
-    with remote(["good", "bad"], dying(noted_death)) as loader:
+    with remote(["good", "bad"], dying(lambda: (noted.write_text(str(os.getpid())), how()))) as loader:
         iterator = iter(loader)
         # The last before the death may be held back, as nobody knows yet whether it is the shard's last.
         got = [int(next(iterator)) for _ in range(5)]
@@ -198,8 +194,6 @@ def test_a_worker_that_dies_is_reported_within_a_second_after_what_it_had_made(r
 
 def test_a_worker_killed_while_the_caller_waits_is_reported_within_a_second(remote):
     def factory(shard):
-        import time
-
         yield torch.tensor(0)
         yield torch.tensor(1)
         time.sleep(60)
@@ -224,23 +218,16 @@ def test_a_worker_killed_while_the_caller_waits_is_reported_within_a_second(remo
 
 def test_a_dead_worker_is_noticed_though_a_child_of_its_own_holds_the_pipe_open(remote):
     def factory(shard):
-        import subprocess
-        import sys
-        import time
-
-        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], close_fds=False, start_new_session=True)
-        yield torch.tensor(psutil.Process().pid)
-        yield torch.tensor(0)
-        time.sleep(60)
-
-    def inheritable(shard):
         # Every descriptor of the worker, its end of the pipe among them, goes to its child.
         for link in list(Path("/proc/self/fd").iterdir()):
             with contextlib.suppress(OSError):
                 os.set_inheritable(int(link.name), True)
-        return factory(shard)
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], close_fds=False, start_new_session=True)
+        yield torch.tensor(os.getpid())
+        yield torch.tensor(0)
+        time.sleep(60)
 
-    with remote(["a"], inheritable) as loader:
+    with remote(["a"], factory) as loader:
         iterator = iter(loader)
         pid = int(next(iterator))
         children = psutil.Process(pid).children(recursive=True)

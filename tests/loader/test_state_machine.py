@@ -220,17 +220,14 @@ def test_any_history_in_process_delivers_what_is_due(share_of_examples):
 
 
 @pytest.mark.usefixtures("processes")
-def test_any_history_with_workers_delivers_what_is_due():
-    check(ProcessMachine, 5, 12, UNSHRUNK)
+@pytest.mark.parametrize(
+    ("examples", "steps"), [(5, 12), pytest.param(200, 30, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])]
+)
+def test_any_history_with_workers_delivers_what_is_due(examples, steps):
+    check(ProcessMachine, examples, steps, UNSHRUNK)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_any_long_history_in_process_delivers_what_is_due():
     check(LoaderMachine, 3000, 50)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_any_long_history_with_workers_delivers_what_is_due():
-    check(ProcessMachine, 200, 30, UNSHRUNK)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loader_examples import epoch, plain
 from own_workers import worker_pids
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 from walks import recorded
@@ -81,14 +82,6 @@ class Factory:
 def loader(factory, **options):
     shards = [str(index) for index in range(len(factory.sizes))]
     return ShardedDataLoader(5, shards, factory, **options)
-
-
-def plain(microbatch):
-    return [part.tolist() for part in microbatch]
-
-
-def epoch(made):
-    return [plain(microbatch) for microbatch in made]
 
 
 KINDS = st.sampled_from(["map", "iterable", "number", "mixed"])
