@@ -1,3 +1,4 @@
+import functools
 from pathlib import Path
 
 import pytest
@@ -36,17 +37,15 @@ def advance(loader, count):
     return found
 
 
-WHOLE = {}
+@functools.cache
+def whole(sampler, dp_size):
+    """What the ranks deliver when nothing stops them; random draws are included: equal texts are equal bits."""
+    return [item for loader in ranks(sampler, dp_size) for item in advance(loader, 1000)]
 
 
 def uninterrupted(sampler, dp_size, number):
-    """What the ranks deliver in an epoch when nothing stops them, together."""
-    key = sampler, dp_size
-    if key not in WHOLE:
-        WHOLE[key] = [
-            item for loader in ranks(sampler, dp_size) for item in advance(loader, 1000)
-        ]  # random draws included: equal texts are equal bits
-    return sorted(text for epoch, text in WHOLE[key] if epoch == number)
+    """What they deliver in an epoch, together."""
+    return sorted(text for epoch, text in whole(sampler, dp_size) if epoch == number)
 
 
 @pytest.mark.long
@@ -197,15 +196,6 @@ def ledger_of(folder):
     return sorted(torch.load(folder / "checkpoint.pt", weights_only=True)["ledger"])
 
 
-def torchrun(folder, num_ranks, *arguments, max_restarts=0):
-    words = ["-W", "ignore", "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={num_ranks}"]
-    run_python(*words, f"--max-restarts={max_restarts}", PROGRAM, folder, *arguments, OMP_NUM_THREADS="1")
-
-
-def whole_ledger(dp_size):
-    return sorted([*uninterrupted(inside, dp_size, 0), *uninterrupted(inside, dp_size, 1)])
-
-
 @pytest.mark.usefixtures("processes")
 def test_real_ranks_go_on_as_three_and_as_one(prepared, tmp_path):
     for num_ranks, stop_after in ((2, 3), (3, 1), (1, 0)):
@@ -217,6 +207,7 @@ def test_real_ranks_go_on_as_three_and_as_one(prepared, tmp_path):
 
 @pytest.mark.usefixtures("processes")
 def test_an_elastic_restart_after_a_killed_rank_delivers_each_microbatch_once(tmp_path):
-    torchrun(tmp_path, 2, 0, 7, max_restarts=1)
-    assert ledger_of(tmp_path) == whole_ledger(2)
+    torchrun = ["-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "--max-restarts=1"]
+    run_python(*torchrun, PROGRAM, tmp_path, 0, 7, OMP_NUM_THREADS="1")
+    assert ledger_of(tmp_path) == sorted([*uninterrupted(inside, 2, 0), *uninterrupted(inside, 2, 1)])
     assert {path.name for path in tmp_path.glob("resumed-*")} == {"resumed-0-in-round-1", "resumed-1-in-round-1"}

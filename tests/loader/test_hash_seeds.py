@@ -30,8 +30,6 @@ assert all(numbering == found[0] for numbering in found)
 print((found[0], list(set(labels)) == found[0][0]))
 """
 
-ORDER = 'print(list({f"label {index}" for index in range(50)}))'
-
 
 @pytest.fixture
 def orders(run_script, monkeypatch):
@@ -48,22 +46,17 @@ def orders(run_script, monkeypatch):
     return run
 
 
-def test_workers_of_trainers_with_random_seeds_order_sets_alike(orders):
+def test_workers_have_the_seed_of_a_trainer_that_has_one_and_order_sets_alike_without(orders):
     (one, variable, *_), _ = orders(by="stdin")
     assert variable is None  # programs that a dataset starts see the trainer's environment
     (late, variable, *_), _ = orders(at_run_time={"PYTHONHASHSEED": "7"})
     assert variable == "7"
     (zero, *_), is_trainers = orders("0")
-    assert one == late == zero
     assert is_trainers
-
-
-def test_workers_have_the_seed_of_a_trainer_that_has_one(orders, run_script, monkeypatch):
-    (of_trainer, variable, *_), is_trainers = orders("5")
+    (five, variable, *_), is_trainers = orders("5")
     assert is_trainers
     assert variable == "5"
-    monkeypatch.setenv("PYTHONHASHSEED", "6")
-    assert ast.literal_eval(run_script(ORDER, by="-c").stdout) != of_trainer
+    assert one == late == zero != five
 
 
 def test_workers_of_a_trainer_that_ignores_its_environment_hash_alike_too(run_script, monkeypatch, tmp_path):
