@@ -64,6 +64,11 @@ def found(prepared, tmp_path_factory):
     return prepared.found_by_ranks(4, PROGRAM, tmp_path_factory.mktemp("ranks"))
 
 
+def test_ranks_that_agree_are_told_nothing_also_after_a_load(found):
+    for ranks in found:
+        assert [ranks[name] for name in ("agree", "before the load", "after the load")] == [20, 2, 20]
+
+
 @pytest.mark.parametrize("name", ["seed", "plan alone"])
 def test_another_seed_is_named_on_every_rank_before_the_first_microbatch(found, name):
     text = {"seed": "7 on ranks 0, 1, 2; 8 on rank 3", "plan alone": "8 on rank 0; 7 on ranks 1, 2, 3"}[name]

@@ -1,6 +1,8 @@
 """A newcomer's walk: what docs/architecture.md says of a microbatch's way through each face is what the code does."""
 
+import gc
 import re
+import weakref
 from pathlib import Path
 
 import pytest
@@ -66,3 +68,36 @@ def test_the_stations_of_worker_processes_are_functions_of_the_package():
     source = "\n".join(path.read_text() for path in ROOT.rglob("*.py"))
     for name in re.findall(r"`([\w.]+)`", said):
         assert re.search(rf"(def|class) {name.rpartition('.')[2]}\b", source), name
+
+
+class Numbers(list):
+    """A dataset that can be referred to weakly."""
+
+
+DATA = {
+    "shards": (
+        lambda folder: lambda shard: DataLoader(range(8), batch_size=4),
+        lambda factory: ShardedDataLoader(0, ["a"], factory, multiprocessing=False),
+    ),
+    "indices": (lambda folder: Numbers(range(8)), lambda dataset: DataLoader(dataset, batch_size=4)),
+    "iterable": (lambda folder: Iterated(), lambda dataset: DataLoader(dataset, batch_size=4)),
+    "stream": (stored, lambda dataset: StreamingDataLoader(dataset, batch_size=4)),
+}
+
+
+@pytest.mark.parametrize("face", DATA)
+def test_the_data_of_a_dropped_loader_are_gone_at_once(face, tmp_path):
+    """A loader that works in the caller's thread leaves nothing behind, not even until garbage is collected."""
+    make, load = DATA[face]
+    data = make(tmp_path / "data")
+    loader, known = load(data), weakref.ref(data)
+    del data
+    gc.collect()
+    gc.disable()
+    try:
+        batches = iter(loader)
+        next(batches)
+        del batches, loader
+        assert known() is None
+    finally:
+        gc.enable()
