@@ -14,7 +14,7 @@ import pytest
 import torch
 from own_workers import worker_pids
 from torch.utils.data import DataLoader, Dataset
-from walks import begun, both_modes
+from walks import begun, both_modes, wait_until
 
 from fkat_data import ConfigurationError, ShardedDataLoader, StaleIteratorError
 
@@ -287,8 +287,7 @@ def test_closing_workers_that_all_hang_takes_no_longer_than_one(remote):
     next(iterator)
     # Each has made its second microbatch and hangs.
     for worker in workers:
-        while worker.status() != psutil.STATUS_SLEEPING:
-            time.sleep(0.01)
+        wait_until(lambda: worker.status() == psutil.STATUS_SLEEPING)  # noqa: B023
     began_s = time.monotonic()
     loader.close()
     assert time.monotonic() - began_s < CLOSED_S

@@ -12,6 +12,7 @@ import pytest
 from loader_examples import plain
 from own_workers import worker_pids
 from test_kill_sweep import deliver, due, loader_of
+from walks import wait_until
 
 pytestmark = [
     pytest.mark.usefixtures("nothing_left_behind"),
@@ -93,10 +94,7 @@ def check_worker(call, action, occurrence, tmp_path):
     """Return whether the fault happened."""
     log = tmp_path / f"{call}-{occurrence}"
     with loader_of(is_skipping=False, multiprocessing=True, max_worker_restarts=9) as loader:
-        deadline_s = time.monotonic() + 60
-        while not loader.statistics().idle_s:  # it has started, and waits for a task
-            assert time.monotonic() < deadline_s
-            time.sleep(0.01)
+        wait_until(lambda: loader.statistics().idle_s)  # it has started, and waits for a task
         with injected(worker_pids()[0], call, action, occurrence, log) as has_happened:
             got, errors = deliver_past_errors(loader)
             happened = has_happened()

@@ -5,6 +5,7 @@ import time
 
 import psutil
 import pytest
+from walks import wait_until
 
 PROGRAM = """
 import os, sys, time
@@ -72,8 +73,7 @@ def test_all_below_a_killed_trainer_is_gone_within_five_seconds(start, tmp_path,
         assert program.process.poll() is None, program.stderr
         time.sleep(0.01)
     for worker in program.below() if num_begun == 0 else ():
-        while worker.status() != psutil.STATUS_SLEEPING:
-            time.sleep(0.01)
+        wait_until(lambda: worker.status() == psutil.STATUS_SLEEPING)  # noqa: B023
     descendants = program.below()
     assert len(descendants) == 2 + num_nested  # the template, the worker, and its own
     for process in descendants:

@@ -1,10 +1,11 @@
-"""What tests do with a loader of any kind: begin an epoch, write down a run, gather the states of ranks."""
+"""What tests do with a loader of any kind: begin an epoch, write down a run, gather the states of ranks, wait."""
 
 import json
+import time
 
 import pytest
 
-__all__ = ["begun", "both_modes", "gathered", "recorded"]
+__all__ = ["begun", "both_modes", "gathered", "recorded", "wait_until"]
 
 both_modes = pytest.mark.parametrize("multiprocessing", [False, True], ids=["in process", "worker process"])
 
@@ -30,3 +31,11 @@ def recorded(loader, shown, num_epochs=1):
 def gathered(loaders):
     """Return the state of all ranks, of states that went through JSON."""
     return loaders[0].merge_state_dicts([json.loads(json.dumps(loader.local_state_dict())) for loader in loaders])
+
+
+def wait_until(condition, timeout_s=60):
+    """Wait until something is so, or fail."""
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)

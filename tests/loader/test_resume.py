@@ -1,7 +1,6 @@
 import io
 import os
 import signal
-import time
 from itertools import count, islice
 
 import numpy as np
@@ -12,7 +11,7 @@ from loader_examples import MIXED, MapDataset, epoch, following, generators, mak
 from own_sampler_examples import StatefulIterator
 from own_workers import worker_pids
 from torch.utils.data import DataLoader
-from walks import begun, recorded
+from walks import begun, recorded, wait_until
 
 from fkat_data import DistributedDataParallelShardSampler, ShuffledShardSampler
 from fkat_data.errors import StaleIteratorError
@@ -116,8 +115,7 @@ def test_the_local_state_asks_nothing_of_a_worker(remote):
         state = loader.local_state_dict()
         for pid in worker_pids():
             os.kill(pid, signal.SIGKILL)
-        while worker_pids():
-            time.sleep(0.01)
+        wait_until(lambda: not worker_pids())
         assert loader.local_state_dict() == state
 
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from loader_examples import bounded, epoch, make, mixed, plain
 from torch.utils.data import DataLoader
-from walks import both_modes
+from walks import both_modes, wait_until
 
 from fkat_data import (
     ConfigurationError,
@@ -276,10 +276,7 @@ def test_a_loader_that_is_dropped_ends_its_workers(remote):
     del loader
     gc.collect()
     assert reference() is None
-    deadline_s = time.monotonic() + 30
-    while leavings.processes() and time.monotonic() < deadline_s:
-        time.sleep(0.01)
-    assert not leavings.processes()
+    wait_until(lambda: not leavings.processes())
 
 
 def number_of_process(shard):

@@ -14,7 +14,7 @@ import torch
 from loader_examples import MIXED, epoch, make, mixed, plain, same_state, sample
 from own_workers import own_template_pids, worker_pids
 from torch.utils.data import DataLoader
-from walks import begun
+from walks import begun, wait_until
 
 from fkat_data import ReplayMismatchError, WorkerDiedError, WorkerStalledError
 
@@ -25,8 +25,7 @@ def kill(index, number=signal.SIGKILL, pids_of=worker_pids):
     if pids := list(pids_of()):
         pid = pids[index % len(pids)]
         os.kill(pid, number)
-        while pid in pids_of():
-            time.sleep(0.001)
+        wait_until(lambda: pid not in pids_of())
 
 
 @pytest.mark.parametrize(
@@ -166,10 +165,7 @@ def test_a_dead_worker_is_buried_with_its_children_though_the_trainer_computes(r
         children = [child.pid for child in psutil.Process(pid).children(recursive=True)]
         assert len(children) >= 2
         os.kill(pid, signal.SIGKILL)
-        deadline_s = time.monotonic() + 5
-        while left := [number for number in (pid, *children) if Path(f"/proc/{number}").exists()]:
-            assert time.monotonic() < deadline_s, f"left, perhaps as zombies: {left}"
-            time.sleep(0.01)
+        wait_until(lambda: not any(Path(f"/proc/{number}").exists() for number in (pid, *children)), timeout_s=5)
 
 
 # --- shards that fail --------------------------------------------------------------------------------------------
@@ -249,8 +245,7 @@ def test_a_silent_worker_is_reported_with_its_stack_and_at_last_ended(factory, c
     options = {"multiprocessing": True, "stall_warning_s": 0.25, "stall_timeout_s": 1.0}
     with make(["b"], begun, **options) as loader:
         loader.load_batch()
-        while not (tmp_path / "begun").exists():  # its start is slower than that
-            time.sleep(0.01)
+        wait_until((tmp_path / "begun").exists)  # its start is slower than that
         with (
             caplog.at_level(logging.WARNING),
             pytest.raises(WorkerStalledError, match=r"sent nothing for 1\.0 s") as caught,
