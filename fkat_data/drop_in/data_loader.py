@@ -40,7 +40,7 @@ from fkat_data.types import BatchStream, Microbatch_co, Profiler
 from fkat_data.wording import Described
 from fkat_data.worker.settings import START_METHODS, StartMethod
 from fkat_data.worker.stacked import stacks_items
-from fkat_data.worker.windows import WindowFunction, version_of
+from fkat_data.worker.windows import WindowFunction, version_of, window_functions_of
 
 _logger = logging.getLogger(__name__)
 
@@ -264,11 +264,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
     @property
     def window_functions(self) -> Sequence[WindowFunction]:
         """The window functions, in the order of their calls."""
-        function: Any = self.window_fn
-        functions: tuple[WindowFunction, ...] = ()
-        if function is not None:
-            functions = (cast("WindowFunction", function),) if callable(function) else tuple(function)
-        return functions
+        return window_functions_of(self.window_fn)
 
     def __len__(self) -> int:
         """Return the microbatches of an epoch; of this rank's, if they are dealt out, with those before a re-split.

@@ -26,7 +26,7 @@ from fkat_data.interruption import genuine
 from fkat_data.plan.place import Piece, Place, Position, Task
 from fkat_data.types import BatchStream
 from fkat_data.wording import counted
-from fkat_data.worker.windows import Skipped, Window, read_mark, read_skipped
+from fkat_data.worker.windows import Skipped, Window, read_mark, read_skipped, window_functions_of
 
 _logger = logging.getLogger(__name__)
 
@@ -484,13 +484,7 @@ def check_windows(window_fn: Any, dataset: object, batch_sampler: object) -> Non
     Raises:
         ConfigurationError: One of them does not go with it.
     """
-    functions: Any = (window_fn,) if callable(window_fn) else window_fn
-    if window_fn is not None and (
-        not isinstance(functions, (list, tuple))
-        or not functions
-        or not all(map(callable, cast("list[Any]", functions)))
-    ):
-        raise ConfigurationError("window_fn", window_fn, "a function of a list of samples, or a list of functions")
+    window_functions_of(window_fn)
     if not isinstance(dataset, BatchStream) and (
         isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
     ):

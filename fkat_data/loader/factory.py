@@ -12,6 +12,7 @@ from fkat_data.files.counted_file import counted_files_of, counts_of
 from fkat_data.interruption import genuine
 from fkat_data.types import Microbatch_co, Shard
 from fkat_data.wording import Described
+from fkat_data.worker.windows import ShardWindows, WindowFunction, version_of, window_functions_of
 
 
 class DataLoaderFactory(Described, Generic[Microbatch_co]):
@@ -32,6 +33,10 @@ class DataLoaderFactory(Described, Generic[Microbatch_co]):
         shard_sizes: Numbers of samples, for ``len(loader)``: a mapping from shards to numbers, or a function of a
             shard, called in the trainer. Needed where a dataset has no ``len``, and useful where opening one takes
             long. A group of shards that the mapping lacks has the sizes of its members.
+        window_fn: Makes rows of a window of the shard's samples: as many as it likes, none too; of several functions, each
+            gets what the one before it returned. Microbatches are cut from the rows, across windows, until the shard's
+            end. A resume within the shard makes its windows again.
+        window_size: Samples of a window.
 
     Raises:
         ConfigurationError: An argument is of the wrong type, or nothing says how to batch.
@@ -46,6 +51,8 @@ class DataLoaderFactory(Described, Generic[Microbatch_co]):
         batch_size: int | None = 1,
         *,
         shard_sizes: Mapping[Any, int] | Callable[[Shard], int] | None = None,
+        window_fn: WindowFunction | Sequence[WindowFunction] | None = None,
+        window_size: int = 1024,
     ) -> None:
         self.dataset_generator: Callable[..., Any] = arguments.function("dataset_generator", dataset_generator)
         for name, value in (
@@ -57,7 +64,7 @@ class DataLoaderFactory(Described, Generic[Microbatch_co]):
                 arguments.function(name, value)
         if batch_size is not None:
             arguments.integer("batch_size", batch_size, minimum=0)
-        if not (batch_size or sampler_generator or batch_sampler_generator):
+        if not (batch_size or sampler_generator or batch_sampler_generator or window_fn):
             raise ConfigurationError(
                 "batch_size", batch_size, "a positive number, or a sampler_generator, or a batch_sampler_generator"
             )
@@ -67,6 +74,10 @@ class DataLoaderFactory(Described, Generic[Microbatch_co]):
         self.batch_sampler_generator: Callable[..., Any] | None = batch_sampler_generator
         self.dataloader_generator: Callable[..., Iterable[Microbatch_co]] | None = dataloader_generator
         self.batch_size: int | None = batch_size or None
+        self.window_size: int = arguments.integer("window_size", window_size, minimum=1)
+        self.window_functions: tuple[WindowFunction, ...] = window_functions_of(window_fn)
+        if self.window_functions:
+            self._check_windows()
         self.shard_sizes: Mapping[Any, int] | Callable[[Shard], int] | None = shard_sizes
 
     @property
@@ -74,7 +85,11 @@ class DataLoaderFactory(Described, Generic[Microbatch_co]):
         """How a shard's samples are grouped into microbatches, in words."""
         if self.batch_sampler_generator:
             return "by a batch_sampler_generator"
-        return f"{self.batch_size or 'one by one'} {'by a sampler_generator' if self.sampler_generator else 'in order'}"
+        order = "by a sampler_generator" if self.sampler_generator else "in order"
+        if self.window_functions:
+            rows = f"rows of windows of {self.window_size} {order}, {version_of(self.window_functions)}"
+            return f"{self.batch_size or 'one by one'} {rows}"
+        return f"{self.batch_size or 'one by one'} {order}"
 
     def __call__(self, shard: Shard) -> Iterable[Microbatch_co]:
         """Return the iterable of the shard's microbatches; runs in the worker.
@@ -83,6 +98,12 @@ class DataLoaderFactory(Described, Generic[Microbatch_co]):
             Exception: Whatever the generators raise.
         """
         dataset = self.dataset_generator(shard)
+        if self.window_functions:
+            order = self.sampler_generator(dataset) if self.sampler_generator else None
+            collate_fn = _option(self.dataloader_generator, "collate_fn", None)
+            drop_last = _option(self.dataloader_generator, "drop_last", False)
+            functions, size = self.window_functions, self.window_size
+            return ShardWindows(dataset, order, functions, size, collate_fn, self.batch_size, drop_last=drop_last)
         generate = self.dataloader_generator or cast("Callable[..., Iterable[Microbatch_co]]", DataLoader)
         return generate(dataset, shuffle=None, **self._batching(dataset))
 
@@ -120,6 +141,19 @@ class DataLoaderFactory(Described, Generic[Microbatch_co]):
         # torch counts a batch size of 1 as none: a batch sampler excludes any other.
         return {"batch_size": 1, "sampler": None, "batch_sampler": batch_sampler}
 
+    def _check_windows(self) -> None:
+        """Raise for what does not go with a window function."""
+        if self.batch_sampler_generator:
+            expected = "batch_size, with window_fn: batches are cut from rows"
+            raise ConfigurationError("batch_sampler_generator", self.batch_sampler_generator, expected)
+        generator = self.dataloader_generator
+        keywords: set[str] = set(cast("partial[Any]", generator).keywords) if isinstance(generator, partial) else set()
+        if generator is not None and (_called(generator) is not DataLoader or keywords - {"collate_fn", "drop_last"}):
+            expected = (
+                "functools.partial(DataLoader, collate_fn=, drop_last=), with window_fn: nothing else of it is used"
+            )
+            raise ConfigurationError("dataloader_generator", cast("object", generator), expected)
+
     def _is_arithmetic(self) -> bool:
         """Return whether the number of microbatches follows from the number of samples."""
         kinds = (
@@ -129,6 +163,7 @@ class DataLoaderFactory(Described, Generic[Microbatch_co]):
         )
         return (
             type(self).__call__ is DataLoaderFactory.__call__
+            and not self.window_functions
             and all(_called(generator) in allowed for generator, allowed in kinds)
             # Of an iterable dataset, each worker makes batches of its own part.
             and _option(self.dataloader_generator, "num_workers", 0) <= 1

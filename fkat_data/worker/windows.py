@@ -6,15 +6,16 @@ begins to collate. So a microbatch is collated where its last row was made, and 
 """
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import count, islice
 from typing import Any, NamedTuple, TypeAlias, cast
 
-from torch.utils.data import default_collate  # pyright: ignore[reportUnknownVariableType]  # torch leaves its elements open
+from torch.utils import data as torch_data
 
 from fkat_data.errors import CacheFullError, ConfigurationError, DownloadError, StateMismatchError
 from fkat_data.interruption import genuine, is_interruption
 from fkat_data.sample_errors import note_misfit, note_places
-from fkat_data.seeding import ShardStreams
+from fkat_data.seeding import ShardStreams, microbatch_seed
 from fkat_data.transport.codec import dumps, loads
 from fkat_data.types import BatchStream
 from fkat_data.wording import add_note, notes_of
@@ -26,6 +27,7 @@ WindowFunction: TypeAlias = Callable[[list[Any]], list[Any]]
 """Makes rows of a window's samples: as many as it likes, none too."""
 
 _MOST_SHOWN = 5
+_DATA: Any = torch_data  # whose functions leave their types open
 
 
 class Window(NamedTuple):
@@ -235,7 +237,7 @@ class WindowProduct:
 
     def _collated(self, rows: Any, first: _Row, collate: Callable[[Any], Any] | None) -> Any:
         self._streams(first.window).seed_microbatch(first.place)
-        if collate is None or self._collate_fn is not default_collate:
+        if collate is None or self._collate_fn is not _DATA.default_collate:
             return self._collate_fn(rows)
         try:
             return collate(rows)
@@ -250,6 +252,86 @@ class WindowProduct:
     def _streams(self, window: int) -> ShardStreams:
         # Of no rank: with another number of ranks, a window draws the same.
         return ShardStreams.of(self._seed, 0, self._window.epoch, window)
+
+
+class ShardWindows:
+    """What a factory with a window function returns for a shard: the microbatches of the rows of its windows.
+
+    A resume within the shard makes the windows before its place again: how many rows they have is not known otherwise.
+
+    Args:
+        dataset: The shard's.
+        order: The indices of its samples; None: its own order, or that of an iterable dataset.
+        functions: Called one on what the other has returned.
+        window_size: Samples of a window.
+        collate_fn: The user's; None: torch's.
+        batch_size: Rows of a microbatch; None: each row is one.
+        drop_last: Whether a smaller last microbatch of the shard is left out.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        order: Iterable[Any] | None,
+        functions: Sequence[WindowFunction],
+        window_size: int,
+        collate_fn: Callable[[Any], Any] | None,
+        batch_size: int | None,
+        *,
+        drop_last: bool,
+    ) -> None:
+        self.dataset: Any = dataset
+        """The shard's, which a state may ask for its files."""
+        self._order = order
+        self._functions = functions
+        self._window_size = window_size
+        # As of a DataLoader, which converts where it does not batch.
+        self._collate_fn: Any = collate_fn or (_DATA.default_convert if batch_size is None else _DATA.default_collate)
+        self._batch_size = batch_size
+        self._drop_last = drop_last
+        self._seed: int = microbatch_seed() or 0  # of the stream under which the shard is opened
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the microbatches.
+
+        Raises:
+            Exception: The user's.
+            ConfigurationError: A function has not returned a list.
+        """
+        carried = [b""]
+        for window, dataset in self._windows():
+            product = WindowProduct(
+                window,
+                dataset,
+                self._functions,
+                self._collate_fn,
+                self._batch_size,
+                drop_last=self._drop_last,
+                seed=self._seed,
+                skips=False,
+            )
+            for made in product.batches(carried.pop, carried.append, None, None):
+                if isinstance(made, Marked):
+                    yield made.microbatch
+
+    def _windows(self) -> Iterator[tuple[Window, Any]]:
+        whole: Any = self.dataset
+        is_iterable = isinstance(whole, _DATA.IterableDataset) or not hasattr(whole, "__getitem__")
+        source: Any = whole if is_iterable else range(len(whole)) if self._order is None else self._order
+        iterator: Iterator[Any] = iter(source)
+        following = self._read(iterator, 0)
+        for number in count():
+            present, following = following, self._read(iterator, number + 1)
+            if not present:
+                return
+            # The samples of an iterable dataset are there: what is left is to call the functions.
+            read: Any = present if is_iterable else whole
+            indices: list[Any] = list(range(len(present))) if is_iterable else present
+            yield Window(0, number, indices, 0, is_last=not following), read
+
+    def _read(self, iterator: Iterator[Any], number: int) -> list[Any]:
+        ShardStreams.of(self._seed, 0, 0, number).seed_batch_order(0)
+        return [*islice(iterator, self._window_size)]
 
 
 def _called(function: Callable[[list[Any]], object], rows: list[Any]) -> list[Any]:
@@ -277,6 +359,19 @@ def read_mark(mark: bytes) -> tuple[int, int, list[Skipped]]:
 def read_skipped(epilogue: bytes) -> list[Skipped]:
     """Return the samples that were left out of a window."""
     return [*map(Skipped._make, loads(epilogue))] if epilogue else []
+
+
+def window_functions_of(window_fn: object) -> tuple[WindowFunction, ...]:
+    """Return the functions of a ``window_fn``, in the order of their calls; None has none.
+
+    Raises:
+        ConfigurationError: It is neither a function nor a list of functions.
+    """
+    functions: Any = () if window_fn is None else (window_fn,) if callable(window_fn) else window_fn
+    is_list = isinstance(functions, (list, tuple)) and all(map(callable, cast("list[Any]", functions)))
+    if is_list and (functions or window_fn is None):
+        return tuple(cast("list[WindowFunction]", functions))
+    raise ConfigurationError("window_fn", window_fn, "a function of a list of samples, or a list of functions")
 
 
 def _name_of(function: object) -> str:
