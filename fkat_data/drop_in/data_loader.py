@@ -210,7 +210,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         arguments.choice("on_sample_error", on_sample_error, ("raise", "skip"))
         self.max_skipped_samples: int = arguments.integer("max_skipped_samples", max_skipped_samples, minimum=0)
         if self.has_windows:
-            check_windows(window_fn, dataset, batch_sampler)
+            check_windows(window_fn, dataset, batch_sampler, on_sample_error)
         self._take_stream(dataset, batch_size, in_order=in_order)
         if self._is_iterable and num_workers and counts_all_ranks(dataset):
             self._strand_ranks = StrandRanks()
@@ -273,7 +273,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
             TypeError: The dataset or the sampler has no length, or microbatches are cut from rows of windows.
         """
         if self.has_windows:
-            return self._map_plan().num_batches(self.epoch)
+            return self._new_plan().num_batches(self.epoch)
         if self._stream is not None:
             return self._new_plan().num_batches(self.epoch)
         if not self._share and not self._layers:

@@ -112,6 +112,7 @@ def engine_of(loader: Any, plan: DatasetPlan, *, seed: int, dp_rank: int, keeps_
         snapshot_every_n_steps=loader.snapshot_every_n_steps,
         seed=seed,
         window_fn=loader.window_functions,
+        window_size=loader.window_size,
         skips_samples=loader.on_sample_error == "skip",
     )
     limit_bytes = loader.memory_limit_bytes

@@ -319,7 +319,7 @@ def checked_loader_state(state_dict: object, present: Mapping[str, Any], seed: i
         hint = "the state was saved with another kind of dataset"
         field = "stream" if "stream" in (saved, kind) else "strands"
         raise StateMismatchError(field, _KINDS[saved], _KINDS[kind], hint)
-    if is_of_windows(state) and "window_fn" not in present:
+    if (is_of_windows(state) or "window_fn" in state) and "window_fn" not in present:
         hint = (
             "pass the window_fn, or the on_sample_error, of the run that saved: a step counts microbatches of its rows"
         )

@@ -12,7 +12,7 @@ it, so that its rows are the same when it is made again. Of a stream, it says as
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from torch.utils.data import IterableDataset
 
@@ -478,20 +478,21 @@ def delivered_alike(
     return taken
 
 
-def check_windows(window_fn: Any, dataset: object, batch_sampler: object) -> None:
+def check_windows(window_fn: Any, dataset: object, batch_sampler: object, on_sample_error: str) -> None:
     """Check the arguments of a loader that cuts windows.
 
     Raises:
         ConfigurationError: One of them does not go with it.
     """
     window_functions_of(window_fn)
-    if not isinstance(dataset, BatchStream) and (
-        isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
-    ):
-        kind = type(cast("object", dataset))
-        expected = (
-            f"a dataset with indices or a StreamingDataset, with {_WINDOWED}: no other order is cut into windows yet"
-        )
+    kind: Any = type(dataset)
+    has_indices = hasattr(dataset, "__getitem__")
+    is_iterable = isinstance(dataset, IterableDataset) and not isinstance(dataset, BatchStream)
+    if is_iterable and on_sample_error == "skip":
+        expected = "'raise', with an iterable dataset: what it raises ends its iteration"
+        raise ConfigurationError("on_sample_error", on_sample_error, expected)
+    if not is_iterable and not isinstance(dataset, BatchStream) and not has_indices:
+        expected = f"a dataset with indices or an iterable one, with {_WINDOWED}"
         raise ConfigurationError("dataset", kind, expected)
     if batch_sampler is not None:
         raise ConfigurationError(

@@ -4,7 +4,7 @@ import copy
 import hashlib
 import logging
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, cast
@@ -15,14 +15,14 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset
 
 from fkat_data.interruption import genuine, suppress
-from fkat_data.seeding import OwnGenerators
+from fkat_data.seeding import OwnGenerators, ShardStreams, microbatch_seed, preserved_generators
 from fkat_data.types import BatchStream, Stateful
 from fkat_data.worker.batches import NearestProduct, NumberedBatches
 from fkat_data.worker.fetch import direct_iteration
 from fkat_data.worker.messages import Epilogue, Marked
 from fkat_data.worker.settings import current_worker
 from fkat_data.worker.stacked import StackedBatches
-from fkat_data.worker.windows import Window, WindowFunction, WindowProduct
+from fkat_data.worker.windows import Window, WindowFunction, WindowProduct, called_in_turn
 
 _MODULE = "datasets.iterable_dataset"
 
@@ -144,6 +144,9 @@ class StrandProduct(NearestProduct):
         batch_size: Samples of a microbatch; None: the dataset's items are microbatches.
         drop_last: Whether a smaller last microbatch is left out.
         snapshot_every_n_steps: Microbatches between two states of the dataset; 0: none is taken within an epoch.
+        window_fn: Called one on what the other has returned, the first on a window's samples; none: the samples are
+            the rows.
+        window_size: Samples of a window.
     """
 
     def __init__(
@@ -155,7 +158,11 @@ class StrandProduct(NearestProduct):
         *,
         drop_last: bool,
         snapshot_every_n_steps: int,
+        window_fn: Sequence[WindowFunction] = (),
+        window_size: int = 1,
     ) -> None:
+        self._window_fn = window_fn
+        self._window_size = window_size
         self._strand = strand
         self._make = make
         self._collate_fn = collate_fn
@@ -186,7 +193,7 @@ class StrandProduct(NearestProduct):
             replaced.load(dataset, partial(_load, dataset, state))
         elif state.get("dataset") is not None:
             _load(dataset, state)
-        watched = _Watched(dataset)
+        watched = self._watched(dataset, state)
         loader = TorchDataLoader(
             watched, batch_size=self._batch_size, drop_last=self._drop_last, collate_fn=cast("Any", self._collate_fn)
         )
@@ -200,6 +207,11 @@ class StrandProduct(NearestProduct):
         if memory is not None and not first:
             memory.begun = watched.state()
         return first, self._stamped(first, microbatches, watched, memory)
+
+    def _watched(self, dataset: Any, state: Mapping[str, Any]) -> "_Watched":
+        if not self._window_fn:
+            return _Watched(dataset)
+        return _WatchedWindows(dataset, self._window_fn, self._window_size, self._strand, state)
 
     def _snapshot(self, first_microbatch: int, memory: DatasetMemory | None) -> Snapshot | None:
         snapshot = self._strand.snapshot
@@ -274,17 +286,80 @@ class _Watched(IterableDataset[Any]):
 
     def state(self, *, is_over: bool = False) -> bytes:
         """Return the pickled states of both; ``is_over``: for an epoch to come, with another iterator."""
+        return pickle.dumps(self._states(is_over=is_over))
+
+    def _states(self, *, is_over: bool) -> dict[str, Any]:
         # A dataset that is its own iterator gets its state after iter(); for an epoch to come, before it, as it has then.
         has_dataset = isinstance(self._dataset, Stateful) and (is_over or self.iterator is not self._dataset)
         has_iterator = isinstance(self.iterator, Stateful) and not is_over
-        return pickle.dumps(
-            {
-                "dataset": self._dataset.state_dict() if has_dataset else None,
-                "iterator": self.iterator.state_dict() if has_iterator else None,
-                "is_over": self._is_over and not is_over,
-                "is_own_iterator": self.iterator is self._dataset,
-            }
-        )
+        return {
+            "dataset": self._dataset.state_dict() if has_dataset else None,
+            "iterator": self.iterator.state_dict() if has_iterator else None,
+            "is_over": self._is_over and not is_over,
+            "is_own_iterator": self.iterator is self._dataset,
+        }
+
+
+class _WatchedWindows(_Watched):
+    """A dataset whose samples become rows, window by window: its state is that before a window, and a row of it.
+
+    Args:
+        dataset: The user's.
+        functions: Called one on what the other has returned.
+        window_size: Samples of a window.
+        strand: The epoch.
+        saved: The state that the dataset goes on with.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        functions: Sequence[WindowFunction],
+        window_size: int,
+        strand: Strand,
+        saved: Mapping[str, Any],
+    ) -> None:
+        super().__init__(dataset)
+        self._functions = functions
+        self._window_size = window_size
+        self._strand = strand
+        self._seed: int = microbatch_seed() or 0  # of the stream under which the epoch is begun
+        self._number: int = saved.get("window", 0)
+        self._row: int = saved.get("row", 0)
+        self._num_rows = 0
+        # The states before the window whose rows are under way; None: no window is.
+        self._before: dict[str, Any] | None = None
+
+    def _samples(self) -> Iterator[Any]:
+        samples = super()._samples()
+        first_row = self._row
+        while True:
+            self._before = self._states(is_over=False) if self.has_state else {}
+            rows, is_last = self._rows(samples)
+            self._num_rows = len(rows)
+            for self._row in range(first_row + 1, len(rows) + 1):
+                yield rows[self._row - 1]
+            if is_last:
+                return
+            self._before, first_row = None, 0
+            self._row, self._number = 0, self._number + 1
+
+    def _rows(self, samples: Iterator[Any]) -> tuple[list[Any], bool]:
+        """Return the rows of the next window, and whether none follows it."""
+        # What a window draws does not depend on the microbatch that its first row is in.
+        with preserved_generators():
+            ShardStreams.of(self._seed, self._strand.number, 0, self._number).seed_opening()
+            rows = [*islice(samples, self._window_size)]
+            is_last = len(rows) < self._window_size
+            window = f"window {self._number} of {self._strand.in_words}"
+            return (called_in_turn(self._functions, rows, window) if rows else []), is_last
+
+    def state(self, *, is_over: bool = False) -> bytes:
+        """Return the pickled states of both; within an epoch, those before the window, and the row of it."""
+        is_at_end = self._is_over and self._row >= self._num_rows
+        if is_over or is_at_end or self._before is None:
+            return pickle.dumps({**self._states(is_over=is_over), "window": self._number})
+        return pickle.dumps({**self._before, "window": self._number, "row": self._row})
 
 
 _WORKER: Any = getattr(getattr(torch_data, "_utils", None), "worker", None)
@@ -307,6 +382,7 @@ class EpochFactory:
         seed: The loader's.
         window_fn: Called one on what the other has returned, the first on a window's samples; none: the samples are
             the rows.
+        window_size: Samples of a window of an iterable dataset.
         skips_samples: Whether a sample of a window that raises is left out.
     """
 
@@ -324,9 +400,11 @@ class EpochFactory:
         snapshot_every_n_steps: int,
         seed: int,
         window_fn: Sequence[WindowFunction] = (),
+        window_size: int = 1,
         skips_samples: bool = False,
     ) -> None:
         self.window_fn = window_fn
+        self._window_size = window_size
         self._skips_samples = skips_samples
         self.dataset = dataset
         self.collate_fn = collate_fn
@@ -384,6 +462,8 @@ class EpochFactory:
             self._batch_size,
             drop_last=self._drop_last,
             snapshot_every_n_steps=self._snapshot_every_n_steps,
+            window_fn=self.window_fn,
+            window_size=self._window_size,
         )
 
     def _dataset_for(self, strand: Strand) -> Any:

@@ -197,14 +197,7 @@ class WindowProduct:
     def _rows(self, threads: ItemThreads | None) -> list[Any]:
         window = self._window
         self._streams(window.number).seed_opening()
-        rows = self._samples(threads)
-        for function in self._functions:
-            try:
-                rows = _called(function, rows)
-            except Exception as error:
-                add_note(error, f"in window_fn, {_name_of(function)}, of {window.in_words}")
-                raise
-        return rows
+        return called_in_turn(self._functions, self._samples(threads), window.in_words)
 
     def _samples(self, threads: ItemThreads | None) -> list[Any]:
         dataset, window = self._dataset, self._window
@@ -332,6 +325,28 @@ class ShardWindows:
     def _read(self, iterator: Iterator[Any], number: int) -> list[Any]:
         ShardStreams.of(self._seed, 0, 0, number).seed_batch_order(0)
         return [*islice(iterator, self._window_size)]
+
+
+def called_in_turn(functions: Sequence[WindowFunction], samples: list[Any], window: str) -> list[Any]:
+    """Return the rows that functions make of samples, each of what the one before has returned.
+
+    Args:
+        functions: The functions.
+        samples: The window's.
+        window: What a note on an error calls the window.
+
+    Raises:
+        Exception: A function's.
+        ConfigurationError: A function has not returned a list.
+    """
+    rows = samples
+    for function in functions:
+        try:
+            rows = _called(function, rows)
+        except Exception as error:
+            add_note(error, f"in window_fn, {_name_of(function)}, of {window}")
+            raise
+    return rows
 
 
 def _called(function: Callable[[list[Any]], object], rows: list[Any]) -> list[Any]:
