@@ -7,8 +7,11 @@ from hashlib import blake2b
 from itertools import accumulate, count
 from typing import Any, Literal, TypeAlias, cast, get_args
 
+import numpy as np
+
 from fkat_data import arguments
 from fkat_data.errors import ConfigurationError, StateMismatchError
+from fkat_data.interruption import genuine
 
 _EVERY_HASH = 2.0**64
 
@@ -84,6 +87,41 @@ class Weighted(SamplerStrategy):
 
     def __repr__(self) -> str:
         return f"Weighted({self._weights}, seed={self._seed})"
+
+
+def token_weights(shares: Mapping[str, float], lengths: Mapping[str, Any]) -> dict[str, float]:
+    """Return weights of draws that give each source its share of the tokens.
+
+    They are for ``Weighted`` where a draw is a sample, and for the ``proportion`` of streams. Where a draw is a
+    microbatch, its tokens count: pass their mean number.
+
+    Args:
+        shares: Each source's share of the tokens, greater than 0; only the proportions matter.
+        lengths: Of each source, the tokens of its samples, as a list or an array, such as the ``lengths`` of
+            ``TokenDocuments``; or their mean number.
+
+    Raises:
+        ConfigurationError: A share is not a number greater than 0, or the lengths of a source are not known. Pack each
+            source into rows of one length then, and mix those.
+    """
+    for name in shares:
+        if name not in lengths:
+            expected = f"lengths of {name!r}; or pack each source into rows of one length, and mix those"
+            raise ConfigurationError("lengths", sorted(lengths), expected)
+    return {
+        name: arguments.positive(f"shares[{name!r}]", share) / _mean_length(f"lengths[{name!r}]", lengths[name])
+        for name, share in shares.items()
+    }
+
+
+def _mean_length(argument: str, lengths: Any) -> float:
+    try:
+        found = np.asarray(lengths, np.float64)
+    except genuine(TypeError, ValueError):
+        found = np.zeros(0)
+    if not found.size or found.ndim > 1 or not found.min() >= 0:
+        raise ConfigurationError(argument, lengths, "the tokens of each sample, or their mean number")
+    return arguments.positive(argument, float(found.mean()))
 
 
 class RoundRobin(SamplerStrategy):

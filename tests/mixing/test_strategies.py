@@ -1,12 +1,13 @@
 from collections import Counter
 from itertools import islice
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fkat_data.errors import ConfigurationError
-from fkat_data.mixing import Frequency, RoundRobin, Weighted
+from fkat_data.mixing import Frequency, RoundRobin, Weighted, token_weights
 
 NAMES = ["a", "b", "c", "d"]
 
@@ -102,3 +103,32 @@ GOLDEN = ("cccabbcacacbbbbbabccbbbcaabaabccccacccbc", "ccbcbacbcacccbbbacccbbbcc
 def test_a_wrong_argument_is_named(make, argument):
     with pytest.raises(ConfigurationError, match=argument):
         make()
+
+
+@pytest.mark.long
+def test_a_million_draws_by_token_weights_give_each_source_its_share_of_the_tokens():
+    generator = np.random.default_rng(0)
+    lengths = {"prose": generator.integers(1, 240, 5000), "code": [40], "tables": 12.5}
+    shares = {"prose": 0.7, "code": 0.2, "tables": 0.1}
+    strategy = Weighted(token_weights(shares, lengths), seed=3)
+    drawn = Counter(strategy.source(0, draw, frozenset(shares)) for draw in range(10**6))
+    tokens = {name: drawn[name] * np.mean(lengths[name]) for name in shares}
+    for name, share in shares.items():
+        assert abs(tokens[name] / sum(tokens.values()) - share) < 0.002
+
+
+@pytest.mark.parametrize(
+    ("shares", "lengths", "match"),
+    [
+        ({"a": 1, "b": 1}, {"a": 3}, "of 'b'; or pack each source"),
+        ({"a": 1}, {"a": []}, "lengths"),
+        ({"a": 1}, {"a": "long"}, "lengths"),
+        ({"a": 1}, {"a": [[1], [2]]}, "lengths"),
+        ({"a": 1}, {"a": [0, 0]}, "lengths"),
+        ({"a": 1}, {"a": [-1, 3]}, "lengths"),
+        ({"a": 0}, {"a": 3}, "shares"),
+    ],
+)
+def test_lengths_that_are_not_known_are_refused_with_what_works(shares, lengths, match):
+    with pytest.raises(ConfigurationError, match=match):
+        token_weights(shares, lengths)

@@ -18,7 +18,7 @@ from torch import nn
 
 from fkat_data import DataLoader
 from fkat_data.datasets import PaddingCollate
-from fkat_data.mixing import DictDataLoader, Weighted
+from fkat_data.mixing import DictDataLoader, Weighted, token_weights
 
 FILES = {"prose": "pydoc_data/*.py", "code": "json/*.py", "tables": "encodings/cp125*.py"}
 SHARES = {"prose": 0.7, "code": 0.2, "tables": 0.1}  # of the tokens
@@ -47,8 +47,7 @@ class Model(nn.Module):
 
 
 datasets = {name: Lines(pattern) for name, pattern in FILES.items()}
-tokens_per_line = {name: sum(map(len, lines.lines)) / len(lines) for name, lines in datasets.items()}
-weights = {name: share / tokens_per_line[name] for name, share in SHARES.items()}
+weights = token_weights(SHARES, {name: [len(line) for line in lines.lines] for name, lines in datasets.items()})
 options = {"batch_size": 8, "shuffle": True, "seed": 1, "num_workers": 1, "collate_fn": PaddingCollate(0)}
 sources = {name: DataLoader(lines, **options) for name, lines in datasets.items()}
 mixture = DictDataLoader(sources, Weighted(weights, seed=1), key="source", on_exhausted="restart")
