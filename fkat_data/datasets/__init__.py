@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from fkat_data.datasets.buffer_sorted import BufferSortedDataset, DatasetImplementingSortKeyProtocol
     from fkat_data.datasets.distributed_sharded import DistributedShardedDataset
     from fkat_data.datasets.json_lines import IterableJsonDataset, JsonDataset
-    from fkat_data.datasets.lengths import count_parallel
+    from fkat_data.datasets.lengths import count_parallel, read_lengths, write_lengths
     from fkat_data.datasets.packed import Fragment, PackedDataset, collate_packed
     from fkat_data.datasets.padding import PaddingCollate, PaddingSide1D, pad_stack_1d
     from fkat_data.datasets.parquet import IterableParquetDataset, ParquetDataset
@@ -56,6 +56,8 @@ __all__ = [
     "collate_packed",
     "count_parallel",
     "pad_stack_1d",
+    "read_lengths",
+    "write_lengths",
 ]
 
 #: name -> its module in this package
@@ -87,6 +89,8 @@ _MODULES = {
     "collate_packed": "packed",
     "count_parallel": "lengths",
     "pad_stack_1d": "padding",
+    "read_lengths": "lengths",
+    "write_lengths": "lengths",
 }
 
 

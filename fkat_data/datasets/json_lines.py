@@ -1,6 +1,8 @@
 """Read JSON Lines files, by index or sequentially: one JSON value per line; plain, gzip or zstd."""
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -10,7 +12,7 @@ from fkat_data import arguments
 from fkat_data.datasets.item_index import DatasetOfFiles, IndexedFiles, counted
 from fkat_data.files.counted_file import CountedFile
 from fkat_data.files.lines import LineIndex, lines_of, parsed
-from fkat_data.files.opening import TextFile, changed, shown_path
+from fkat_data.files.opening import FileVersion, TextFile, changed, local_path, shown_path
 
 _MAX_LINE_BYTES = 64 << 20
 
@@ -39,7 +41,8 @@ def _counted_files(
     """
 
     def num_lines(path: str, options: Mapping[str, Any]) -> int:
-        return LineIndex.of(path, TextFile(path, options).chunks(), max_line_bytes).num_lines
+        index = LineIndex.saved(path) or LineIndex.of(path, TextFile(path, options).chunks(), max_line_bytes)
+        return index.num_lines
 
     return counted("json lines", paths, storage_options, num_lines)
 
@@ -47,7 +50,7 @@ def _counted_files(
 class JsonDataset(_JsonFiles, IndexedFiles):
     """The lines of one or more JSON Lines files, as a map-style dataset.
 
-    The constructor reads every file once to index its lines. The index takes at most 8 MiB per file and is pickled
+    The constructor reads every file once to index its lines, unless ``fkat-data index`` has done so. The index takes at most 8 MiB per file and is pickled
     with the dataset. A sample is the JSON value of its line, usually a dict, and is read when it is requested. A
     compressed file is decompressed to an unnamed temporary file, once per process; forked children share it.
 
@@ -76,9 +79,9 @@ class JsonDataset(_JsonFiles, IndexedFiles):
         max_line_bytes: int = _MAX_LINE_BYTES,
     ) -> None:
         super().__init__(paths, storage_options, max_line_bytes)
-        self._indices = [LineIndex.of(file.path, file.chunks(), self.max_line_bytes) for file in self._files]
         # Of the files that were indexed, or that proved to have the same text.
-        self._versions = [file.version_read for file in self._files]
+        self._versions: list[FileVersion | None] = []
+        self._indices = [self._index(file) for file in self._files]
         # _ends[f]: samples up to and including file f.
         self._ends = np.cumsum([index.num_lines for index in self._indices], dtype=np.int64)
 
@@ -93,6 +96,28 @@ class JsonDataset(_JsonFiles, IndexedFiles):
             ShardCorruptError: A sample is invalid, or its file has changed since it was indexed.
         """
         return self._by_file(indices, self._samples)
+
+    def save_index(self, before: os.stat_result) -> None:
+        """Write the index of the only file beside it, for all who open the file from now on.
+
+        Args:
+            before: What the file was before the dataset was made.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        (file,), (index,) = self._files, self._indices
+        index.save(file.path, before)
+
+    def _index(self, file: TextFile) -> LineIndex:
+        # Looked at before the index is compared with the file: a later change is another version.
+        local = local_path(file.path)
+        version = FileVersion.of(local) if local is not None and Path(local).exists() else None
+        index = LineIndex.saved(file.path)
+        if index is None:
+            index, version = LineIndex.of(file.path, file.chunks(), self.max_line_bytes), file.version_read
+        self._versions.append(version)
+        return index
 
     def _place(self, part: int, row: int) -> str:
         return _place(self.paths[part], row)

@@ -1,5 +1,6 @@
 """The lengths of items as one array: given, or counted in threads."""
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, cast
 
@@ -9,6 +10,8 @@ import torch
 
 from fkat_data.background import AnyExecutor, results_of
 from fkat_data.errors import ConfigurationError
+from fkat_data.files.opening import local_path, locations_of
+from fkat_data.files.sidecar import read_sidecar, write_sidecar
 from fkat_data.interruption import genuine
 
 _EXPECTED = "one integer for each item, or a dataset whose sort_key(index) returns an item's length"
@@ -79,3 +82,46 @@ def count_parallel(
 
 def _are_several(found: object) -> bool:
     return hasattr(found, "__len__") and getattr(found, "shape", None) != ()
+
+
+_SIDECAR = "lengths"
+
+
+def write_lengths(path: str, lengths: Any) -> str:
+    """Write the lengths of a file's samples beside it, once for all who read it; return where.
+
+    Args:
+        path: The file, on this machine. Of a file that changes while they are counted, they are wrong.
+        lengths: A list, an array or a tensor of integers, one for each sample.
+
+    Raises:
+        ConfigurationError: They are no lengths, or the file is not on this machine.
+        FileNotFoundError: There is no such file.
+        OSError: They cannot be written.
+    """
+    local = local_path(path)
+    if local is None:
+        raise ConfigurationError("path", path, "a file on this machine")
+    found = as_lengths("lengths", lengths)
+    is_small = not len(found) or found.max() < 1 << 31
+    values = found.astype(np.int32) if is_small else found
+    return str(write_sidecar(path, _SIDECAR, values, {"num_samples": len(found)}, os.stat(local)))  # noqa: PTH116 - a str
+
+
+def read_lengths(paths: str | Sequence[str]) -> npt.NDArray[np.int64]:
+    """Return the lengths of the samples of files, which ``write_lengths`` or ``fkat-data index --lengths`` has written.
+
+    Args:
+        paths: The files, in the order of their samples.
+
+    Raises:
+        ConfigurationError: A file has no such lengths, or was changed since they were counted.
+    """
+    found: list[npt.NDArray[Any]] = []
+    for path in locations_of("paths", paths):
+        sidecar = read_sidecar(path, _SIDECAR)
+        if sidecar is None:
+            expected = "a file whose lengths lie beside it: run `fkat-data index --lengths MODULE:FUNCTION` on it, again if it was changed"
+            raise ConfigurationError("paths", path, expected)
+        found.append(sidecar.values)
+    return np.concatenate(found).astype(np.int64) if found else np.zeros(0, np.int64)

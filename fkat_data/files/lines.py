@@ -1,6 +1,7 @@
 """Files of lines: JSON, by an index of their lines; and shards of JSON and of separated values."""
 
 import json
+import os
 import zlib
 from abc import ABC, abstractmethod
 from array import array
@@ -20,6 +21,7 @@ from fkat_data.files.shard import (
     checked_row,
     checked_rows,
 )
+from fkat_data.files.sidecar import read_sidecar, write_sidecar
 from fkat_data.interruption import genuine
 
 
@@ -171,6 +173,7 @@ def parsed(path: str, line: int, offset: int, text: bytes) -> Any:
 
 
 _MAX_ANCHORS = 1 << 20
+_SIDECAR = "lines"
 
 
 _TAB, _CARRIAGE_RETURN, _SPACE = b"\t\r "
@@ -220,6 +223,29 @@ class LineIndex(NamedTuple):
             while len(anchors) > max_anchors:
                 anchors, stride = anchors[::2], 2 * stride
         return cls(anchors, stride, num_lines, num_bytes, checksum)
+
+    @classmethod
+    def saved(cls, path: str) -> "LineIndex | None":
+        """Return the index that ``save`` has left beside a file; None: there is none of its present text."""
+        found = read_sidecar(path, _SIDECAR)
+        if found is None:
+            return None
+        anchors = array("q")
+        anchors.frombytes(found.values.astype(np.int64).tobytes())
+        return cls(anchors, *(int(found.facts[name]) for name in cls._fields[1:]))
+
+    def save(self, path: str, before: os.stat_result) -> Path:
+        """Write the index beside its file, for all who open it from now on; return where.
+
+        Args:
+            path: The file, on this machine.
+            before: What it was when it was read.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        facts = {name: getattr(self, name) for name in self._fields[1:]}
+        return write_sidecar(path, _SIDECAR, np.array(self.anchors, np.int64), facts, before)
 
     def block(self, number: int) -> tuple[int, int]:
         """Return offset and size in bytes of the ``stride`` lines that begin at an anchor."""
