@@ -14,7 +14,7 @@ from fkat_data import arguments
 from fkat_data.arguments import STATE_VERSION
 from fkat_data.datasets.dealt_order import DealtBatches, DealtItems
 from fkat_data.device.accelerator import device_of
-from fkat_data.distributed import gather
+from fkat_data.distributed import gather, rank_and_world_size
 from fkat_data.drop_in.dataset_plan import DatasetPlan, Provenance
 from fkat_data.drop_in.drawn_plan import DrawnPlan
 from fkat_data.drop_in.epochs_of_ranks import EpochsOfRanks
@@ -660,7 +660,11 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
     def _strand_plan(self) -> StrandPlan:
         num_strands = self.num_workers if self._loaded is None else int(self._loaded["num_strands"])
         own_dataset = None if num_strands or self.num_workers else self.dataset
-        return StrandPlan(num_strands, self._known_dp_rank(), own_dataset, self._strands_of_ranks())
+        has_ranks = self.dp_rank is not None or (self._strand_ranks or StrandRanks()).num_ranks > 1
+        # How many rows a rank makes is its windows' affair: without windows, it is the dataset's.
+        ends_alike = self.has_windows and has_ranks and rank_and_world_size()[1] > 1
+        strands = self._strands_of_ranks()
+        return StrandPlan(num_strands, self._known_dp_rank(), own_dataset, strands, ends_alike=ends_alike)
 
     def _strands_of_ranks(self) -> dict[str, Any]:
         """Return what a state says of the strands of all ranks; nothing where the dataset does not count them."""

@@ -6,10 +6,11 @@ delivered is next, and the first of those. So a position needs no more than the 
 
 import logging
 import pickle
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard, cast
 
 from fkat_data.drop_in.dataset_plan import DatasetPlan
+from fkat_data.drop_in.equal_ends import EqualEnds, delivered_alike, equal_ends
 from fkat_data.drop_in.states import state_at_epoch
 from fkat_data.drop_in.worker_side import Snapshot, Strand, is_of_datasets
 from fkat_data.errors import StateMismatchError
@@ -32,11 +33,20 @@ class StrandPlan(DatasetPlan):
         dp_rank: The loader's data-parallel rank.
         own_dataset: The dataset, if it is iterated in this process; None: workers have it.
         of_ranks: What a state says of strands of several ranks, of which these are some; empty: the loader has them all.
+        ends_alike: Whether ranks ask one another before each microbatch whether all have one.
     """
 
     def __init__(
-        self, num_strands: int, dp_rank: int, own_dataset: Any, of_ranks: Mapping[str, Any] | None = None
+        self,
+        num_strands: int,
+        dp_rank: int,
+        own_dataset: Any,
+        of_ranks: Mapping[str, Any] | None = None,
+        *,
+        ends_alike: bool = False,
     ) -> None:
+        self._ends_alike = ends_alike
+        self._ends: EqualEnds | None = None
         self._of_ranks = dict(of_ranks or {})
         # What other ranks had of each strand when this one took it over, in the epoch that was under way and the next.
         self._taken_over = {each["epoch"]: each["counts"] for each in self._of_ranks.get("taken_over", ())}
@@ -87,6 +97,27 @@ class StrandPlan(DatasetPlan):
             self._begun = epoch + 1, self._begun[1]
         for index in self._left(position):
             self._snapshots[index].abandon(epoch)
+
+    def watched(self, take: Callable[[], Any], engine: Any) -> Callable[[], Any]:
+        """Return what takes microbatches as long as every rank has one, where ranks make rows of windows."""
+        if not self._ends_alike:
+            return take
+        self._ends = self._ends or equal_ends()
+
+        begun: list[Position] = []
+
+        def place() -> tuple[int, int]:
+            position = engine.position
+            begun.extend([] if begun else [position])
+            # Ranks that took strands over are at several steps, and go on in step.
+            before = begun[0].step if begun[0].epoch == position.epoch else 0
+            return position.epoch, position.step - before
+
+        def cut() -> str:
+            engine.cut_epoch()
+            return "one microbatch or more left out on this rank"
+
+        return delivered_alike(take, self._ends, place, lambda: 1, cut)
 
     def num_batches(self, epoch: int) -> int:
         """Raise.

@@ -16,12 +16,12 @@ from typing import Any, Protocol
 
 from torch.utils.data import IterableDataset
 
-from fkat_data.distributed import Exchange, is_initialized, rank_and_world_size
 from fkat_data.drop_in.dataset_plan import IndexPlan, Provenance
+from fkat_data.drop_in.equal_ends import EqualEnds, delivered_alike, equal_ends
 from fkat_data.drop_in.numbered_plan import EpochShuffle, SampleOrder, is_numbered
 from fkat_data.drop_in.rank_share import RankShare
 from fkat_data.drop_in.window_states import DealtWindows, WindowPlace, dealt_windows, place_in
-from fkat_data.errors import ConfigurationError, RankMismatchError, SkippedSamplesError, StateMismatchError
+from fkat_data.errors import ConfigurationError, SkippedSamplesError, StateMismatchError
 from fkat_data.interruption import genuine
 from fkat_data.plan.place import Piece, Place, Position, Task
 from fkat_data.types import BatchStream
@@ -378,104 +378,6 @@ class WindowPlan(IndexPlan):
         """
         del epoch
         raise TypeError(f"the number of microbatches is not known before the epoch's rows are made, with {_WINDOWED}")
-
-
-class EqualEnds:
-    """Delivers as many microbatches of an epoch as each rank has.
-
-    Each rank says how many it is certain to have, and all deliver the smallest of these numbers before they say it again.
-    Where one has none, the epoch is over for all: what the others have left is left out.
-
-    It waits for the other ranks in the caller's thread, about as often as a rank comes to another window.
-    """
-
-    def __init__(self) -> None:
-        self._exchange = Exchange(None)
-        self._asked: tuple[int, int] | None = None
-
-    def agree(self, epoch: int, step: int, num_certain: int) -> int:
-        """Return the smallest of the ranks' numbers. A collective.
-
-        Args:
-            epoch: The epoch.
-            step: Microbatches of it that each rank has delivered.
-            num_certain: Microbatches that this rank is certain to have behind them; 0: its epoch is over.
-
-        Raises:
-            RankMismatchError: Ranks are at different places.
-        """
-        if self._exchange.is_pending and self._asked != (epoch, step):
-            self._exchange.finish()  # of a loop that was interrupted and left
-        if not self._exchange.is_pending:
-            self._asked = epoch, step
-            self._exchange.begin([epoch, step, num_certain])
-        found = self._exchange.finish()
-        places = [(each[0], each[1]) for each in found]
-        if len(set(places)) > 1:
-            per_rank = ", ".join(f"epoch {at[0]} step {at[1]} on rank {rank}" for rank, at in enumerate(places))
-            raise RankMismatchError("the microbatches that were delivered", per_rank)
-        return min(each[2] for each in found)
-
-
-def equal_ends() -> EqualEnds | None:
-    """Return what ends the epochs of ranks together; None, with a warning, where they cannot ask one another."""
-    if is_initialized() and rank_and_world_size()[1] > 1:
-        return EqualEnds()
-    _logger.warning(
-        "ranks that torch.distributed does not know end an epoch each by itself: window_fn may make more rows of one rank's "
-        "windows than of another's"
-    )
-    return None
-
-
-def delivered_alike(
-    take: Callable[[], Any],
-    ends: EqualEnds | None,
-    place: Callable[[], tuple[int, int]],
-    num_certain: Callable[[], int],
-    cut: Callable[[], str],
-) -> Callable[[], Any]:
-    """Return a function that takes microbatches until one of the ranks has none.
-
-    Args:
-        take: Takes this rank's next one, or raises StopIteration.
-        ends: Asks the ranks; None: there is only this one to ask.
-        place: Returns the epoch, and the microbatches of it before the next one.
-        num_certain: Returns how many microbatches are certain to come, that which was just taken included.
-        cut: Ends the epoch here, and returns what is left out, in words.
-    """
-    if ends is None:
-        return take
-    epoch = upcoming = agreed_up_to = -1
-
-    def taken() -> Any:
-        nonlocal epoch, upcoming, agreed_up_to
-        here, step = place()
-        if epoch < 0:
-            epoch = here
-        if here != epoch:
-            step = upcoming  # behind an epoch's last microbatch, a place is in the next one
-        try:
-            microbatch = take()
-        except genuine(StopIteration):
-            ends.agree(epoch, step, 0)
-            raise
-        # Where nothing was left at a loaded place, the next epoch has begun.
-        is_of_epoch = place()[0] == epoch
-        if step >= agreed_up_to:
-            num_agreed = ends.agree(epoch, step, num_certain() if is_of_epoch else 0)
-            if not num_agreed:
-                left = cut()
-                if is_of_epoch:
-                    _logger.warning(
-                        "epoch %d ends after step %d, where another rank has no more: %s", epoch, step, left
-                    )
-                raise StopIteration
-            agreed_up_to = step + num_agreed
-        upcoming = step + 1
-        return microbatch
-
-    return taken
 
 
 def check_windows(window_fn: Any, dataset: object, batch_sampler: object, on_sample_error: str) -> None:

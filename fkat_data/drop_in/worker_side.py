@@ -358,7 +358,7 @@ class _WatchedWindows(_Watched):
         """Return the pickled states of both; within an epoch, those before the window, and the row of it."""
         is_at_end = self._is_over and self._row >= self._num_rows
         if is_over or is_at_end or self._before is None:
-            return pickle.dumps({**self._states(is_over=is_over), "window": self._number})
+            return pickle.dumps({**self._states(is_over=is_over), "window": 0 if is_over else self._number})
         return pickle.dumps({**self._before, "window": self._number, "row": self._row})
 
 

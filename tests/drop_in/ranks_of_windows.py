@@ -7,6 +7,7 @@ from itertools import islice
 from pathlib import Path
 
 import torch.distributed as dist
+from torch.utils.data import IterableDataset, get_worker_info
 
 from fkat_data import DataLoader
 from fkat_data.distributed import gather
@@ -21,6 +22,28 @@ def rows_of(samples):
     return [(number, row) for number in numbers for row in range(5 if 100 <= number < 160 else 1)]
 
 
+class Strands(IterableDataset):
+    """A run of the numbers for each worker of all ranks."""
+
+    counts_workers_of_all_ranks = True
+
+    def __init__(self):
+        self.num_had = 0
+
+    def __iter__(self):
+        info = get_worker_info()
+        bounds = [NUM_SAMPLES * part // info.num_workers for part in (info.id, info.id + 1)]
+        while bounds[0] + self.num_had < bounds[1]:
+            self.num_had += 1
+            yield bounds[0] + self.num_had - 1
+
+    def state_dict(self):
+        return {"num_had": self.num_had}
+
+    def load_state_dict(self, state_dict):
+        self.num_had = state_dict["num_had"]
+
+
 def listed(rows):
     return list(rows)
 
@@ -32,7 +55,9 @@ def main():
     path = folder / "content.json"
     content = json.loads(path.read_text()) if path.exists() else {"rows": [], "state": None, "counts": []}
     options = {"window_fn": rows_of, "window_size": 50, "collate_fn": listed, "num_workers": num_workers}
-    dataset = StreamingDataset(local=sys.argv[4]) if len(sys.argv) > 4 else range(NUM_SAMPLES)
+    dataset = range(NUM_SAMPLES)
+    if len(sys.argv) > 4:
+        dataset = Strands() if sys.argv[4] == "strands" else StreamingDataset(local=sys.argv[4])
     with DataLoader(dataset, 4, **options) as loader:
         loader.deal_out(num_ranks, rank)
         if content["state"] is not None:
@@ -40,7 +65,7 @@ def main():
         own = list(islice(loader, num_steps or None))
         content["state"] = loader.state_dict()
         again = 0 if num_steps else len(list(loader))  # another epoch
-    content["counts"] = gather((len(own), again, content["state"].get("epoch")))
+    content["counts"] = gather((len(own), again, loader.epoch))
     content["rows"] += [row for part in gather(own) for batch in part for row in batch]
     if rank == 0:
         path.write_text(json.dumps(content))

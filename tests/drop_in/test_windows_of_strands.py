@@ -100,6 +100,8 @@ def test_each_sample_gives_its_rows_and_a_state_goes_on_with_the_next_one(shape,
     assert numbers == (
         expected[: len(expected) // shape["batch_size"] * shape["batch_size"]] if shape["drop_last"] else expected
     )
+    with make(**shape) as loader:
+        second = [list(loader) for _ in range(2)][1]
     loader, had = make(**shape), []
     for cut in sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=3))):
         had += islice(loader, max(0, cut - len(had)))
@@ -107,6 +109,7 @@ def test_each_sample_gives_its_rows_and_a_state_goes_on_with_the_next_one(shape,
         loader = make(**shape)
         loader.load_state_dict(state)
     assert had + (list(loader) if loader.epoch == 0 else []) == whole
+    assert list(loader) == second
 
 
 @pytest.mark.parametrize("kind", KINDS)
