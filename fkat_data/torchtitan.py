@@ -197,7 +197,8 @@ class TitanTextLoader(TitanDataLoader):
         sources: A dataset with indices for each name, and a function that makes inputs and labels of a window of its
             samples, such as ``EncodeText`` and ``EncodeChat``; or a list of functions, such as ``[Filter(keep), encode]``.
         row_length: Tokens of a row.
-        num_rows: Rows of a microbatch; None: it is a single row, without a dimension for it.
+        num_rows: Rows of a microbatch, of which an epoch leaves out a last one that is smaller, unless ``repeat`` is
+            False; None: it is a single row, without a dimension for it.
         dp_world_size: Data-parallel ranks.
         dp_rank: This one.
         weights: Each source's share of the tokens; None: there is one source. A source that ends begins again, until each
