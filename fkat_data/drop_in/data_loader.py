@@ -629,7 +629,9 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
                 order = self._windows_of(self._windowed)
             limit = self.max_skipped_samples if self.on_sample_error == "skip" else None
             is_batched = self.batch_sampler is not None
-            return WindowPlan(order, self.window_size, self._share, is_batched=is_batched, max_skipped=limit)
+            return WindowPlan(
+                order, self.window_size, self._share, self._ends, is_batched=is_batched, max_skipped=limit
+            )
         if is_numbered(self.sampler, self.batch_sampler):
             dataset = dealing if isinstance(dealing, DealtItems) else None
             is_stacked = self.batch_sampler is not None and stacks_items(self.dataset, self.collate_fn)
@@ -664,7 +666,8 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         # How many rows a rank makes is its windows' affair: without windows, it is the dataset's.
         ends_alike = self.has_windows and has_ranks and rank_and_world_size()[1] > 1
         strands = self._strands_of_ranks()
-        return StrandPlan(num_strands, self._known_dp_rank(), own_dataset, strands, ends_alike=ends_alike)
+        ends = self._ends if ends_alike else None
+        return StrandPlan(num_strands, self._known_dp_rank(), own_dataset, strands, ends=ends)
 
     def _strands_of_ranks(self) -> dict[str, Any]:
         """Return what a state says of the strands of all ranks; nothing where the dataset does not count them."""

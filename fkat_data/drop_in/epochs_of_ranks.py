@@ -3,6 +3,7 @@
 import logging
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from torch.utils.data import Subset
@@ -18,6 +19,7 @@ from fkat_data.datasets.dealt_order import (
 )
 from fkat_data.distributed import gather, rank_and_world_size
 from fkat_data.drop_in.drawn_plan import DrawnPlan
+from fkat_data.drop_in.equal_ends import EndsOfRanks
 from fkat_data.drop_in.frameworks import AccelerateSide
 from fkat_data.drop_in.layers_of_ranks import Layer, distributed_sampler_of, layers_in
 from fkat_data.drop_in.numbered_plan import EpochShuffle, NumberedPlan, is_numbered
@@ -121,6 +123,10 @@ class EpochsOfRanks(AccelerateSide):
     def has_windows(self) -> bool:
         """Whether microbatches are cut from the rows of windows."""
         return self.window_fn is not None or self.on_sample_error == "skip"
+
+    @cached_property
+    def _ends(self) -> EndsOfRanks:
+        return EndsOfRanks()
 
     @abstractmethod
     def _local_state(self) -> dict[str, Any]:

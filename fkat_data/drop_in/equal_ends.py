@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from fkat_data.distributed import Exchange, is_initialized, rank_and_world_size
+from fkat_data.distributed import Exchange, job_store, rank_and_world_size
 from fkat_data.errors import RankMismatchError
 from fkat_data.interruption import genuine
 
@@ -48,15 +48,27 @@ class EqualEnds:
         return min(each[2] for each in found)
 
 
-def equal_ends() -> EqualEnds | None:
-    """Return what ends the epochs of ranks together; None, with a warning, where they cannot ask one another."""
-    if is_initialized() and rank_and_world_size()[1] > 1:
-        return EqualEnds()
-    _logger.warning(
-        "ranks that torch.distributed does not know end an epoch each by itself: window_fn may make more rows of one rank's "
-        "windows than of another's"
-    )
-    return None
+class EndsOfRanks:
+    """Makes what ends the epochs of a loader's ranks together: once, since a process group stays until the program ends."""
+
+    def __init__(self) -> None:
+        self._made: tuple[Any, EqualEnds | None] | None = None
+
+    def get(self) -> EqualEnds | None:
+        """Return it; None, with a warning, where ranks cannot ask one another. A collective when it is made."""
+        job = job_store()
+        if self._made is None or self._made[0] is not job:
+            is_of_ranks = rank_and_world_size()[1] > 1
+            self._made = job, EqualEnds() if is_of_ranks else None
+            if not is_of_ranks:
+                _logger.warning(
+                    "ranks that torch.distributed does not know end an epoch each by itself: window_fn may make more rows "
+                    "of one rank's windows than of another's"
+                )
+        return self._made[1]
+
+    def __reduce__(self) -> tuple[type["EndsOfRanks"], tuple[()]]:
+        return EndsOfRanks, ()
 
 
 def delivered_alike(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard, cast
 
 from fkat_data.drop_in.dataset_plan import DatasetPlan
-from fkat_data.drop_in.equal_ends import EqualEnds, delivered_alike, equal_ends
+from fkat_data.drop_in.equal_ends import EndsOfRanks, delivered_alike
 from fkat_data.drop_in.states import state_at_epoch
 from fkat_data.drop_in.worker_side import Snapshot, Strand, is_of_datasets
 from fkat_data.errors import StateMismatchError
@@ -33,7 +33,7 @@ class StrandPlan(DatasetPlan):
         dp_rank: The loader's data-parallel rank.
         own_dataset: The dataset, if it is iterated in this process; None: workers have it.
         of_ranks: What a state says of strands of several ranks, of which these are some; empty: the loader has them all.
-        ends_alike: Whether ranks ask one another before each microbatch whether all have one.
+        ends: By what ranks ask one another before each microbatch whether all have one; None: they do not.
     """
 
     def __init__(
@@ -43,10 +43,9 @@ class StrandPlan(DatasetPlan):
         own_dataset: Any,
         of_ranks: Mapping[str, Any] | None = None,
         *,
-        ends_alike: bool = False,
+        ends: EndsOfRanks | None = None,
     ) -> None:
-        self._ends_alike = ends_alike
-        self._ends: EqualEnds | None = None
+        self._ends = ends
         self._of_ranks = dict(of_ranks or {})
         # What other ranks had of each strand when this one took it over, in the epoch that was under way and the next.
         self._taken_over = {each["epoch"]: each["counts"] for each in self._of_ranks.get("taken_over", ())}
@@ -100,10 +99,8 @@ class StrandPlan(DatasetPlan):
 
     def watched(self, take: Callable[[], Any], engine: Any) -> Callable[[], Any]:
         """Return what takes microbatches as long as every rank has one, where ranks make rows of windows."""
-        if not self._ends_alike:
+        if self._ends is None:
             return take
-        self._ends = self._ends or equal_ends()
-
         begun: list[Position] = []
 
         def place() -> tuple[int, int]:
@@ -117,7 +114,7 @@ class StrandPlan(DatasetPlan):
             engine.cut_epoch()
             return "one microbatch or more left out on this rank"
 
-        return delivered_alike(take, self._ends, place, lambda: 1, cut)
+        return delivered_alike(take, self._ends.get(), place, lambda: 1, cut)
 
     def num_batches(self, epoch: int) -> int:
         """Raise.

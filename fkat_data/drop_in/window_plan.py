@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from torch.utils.data import IterableDataset
 
 from fkat_data.drop_in.dataset_plan import IndexPlan, Provenance
-from fkat_data.drop_in.equal_ends import EqualEnds, delivered_alike, equal_ends
+from fkat_data.drop_in.equal_ends import EndsOfRanks, delivered_alike
 from fkat_data.drop_in.numbered_plan import EpochShuffle, SampleOrder, is_numbered
 from fkat_data.drop_in.rank_share import RankShare
 from fkat_data.drop_in.window_states import DealtWindows, WindowPlace, dealt_windows, place_in
@@ -102,6 +102,7 @@ class WindowPlan(IndexPlan):
         order: What they are cut from.
         window_size: Samples of a window.
         share: What this rank gets of the windows; None: there is one rank.
+        ends: By what ranks end an epoch together.
         is_batched: Whether rows of several windows form a microbatch.
         max_skipped: Samples of an epoch that may be left out; None: none is.
     """
@@ -115,6 +116,7 @@ class WindowPlan(IndexPlan):
         order: WindowOrder,
         window_size: int,
         share: RankShare | None,
+        ends: EndsOfRanks,
         *,
         is_batched: bool,
         max_skipped: int | None = None,
@@ -141,8 +143,7 @@ class WindowPlan(IndexPlan):
         self._num_handed_out = 0
         # Microbatches of the same window behind one, by the step after it.
         self._num_behind: dict[int, int] = {}
-        self._ends: EqualEnds | None = None
-        self._asks_ranks = False
+        self._ends = ends
 
     def renew(self, epoch: int, step: int) -> None:
         """Read the number of samples again when the next iteration begins."""
@@ -260,8 +261,7 @@ class WindowPlan(IndexPlan):
 
     def watched(self, take: Callable[[], Any], engine: Any) -> Callable[[], Any]:
         """Return what takes microbatches as long as every rank has one, and says where an epoch has none."""
-        if self._share is not None and not self._asks_ranks:
-            self._asks_ranks, self._ends = True, equal_ends()
+        ends = None if self._share is None else self._ends.get()
 
         def place() -> tuple[int, int]:
             position = engine.position
@@ -287,7 +287,7 @@ class WindowPlan(IndexPlan):
                     )
                 raise
 
-        return delivered_alike(taken, self._ends, place, num_certain, cut)
+        return delivered_alike(taken, ends, place, num_certain, cut)
 
     def state_at(self, epoch: int, step: int) -> dict[str, Any]:
         """Return what the rest of an epoch depends on."""

@@ -65,6 +65,10 @@ def main():
         own = list(islice(loader, num_steps or None))
         content["state"] = loader.state_dict()
         again = 0 if num_steps else len(list(loader))  # another epoch
+        groups = [*dist.distributed_c10d._world.pg_map]
+        loader.load_state_dict(content["state"])
+        next(iter(loader))
+        assert [*dist.distributed_c10d._world.pg_map] == groups, "a load must make no group"
     content["counts"] = gather((len(own), again, loader.epoch))
     content["rows"] += [row for part in gather(own) for batch in part for row in batch]
     if rank == 0:
