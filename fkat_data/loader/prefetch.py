@@ -622,9 +622,7 @@ class Prefetcher:
         group, task = work.group, work.task
         members = list(group.members)
         if isinstance(lost, WorkerStalledError):
-            for worker in members:
-                if worker.pid == lost.pid:
-                    worker.close(0.0)
+            group.kill(lost.pid)
         elif all(worker.pid != lost.pid for worker in members):
             raise StaleIteratorError("the loader was closed while this iterator waited")
         loss = group.loss(lost.pid, task, num_expected)

@@ -1,5 +1,6 @@
 """The workers that make a shard together, as one: it takes tasks, and returns their messages in order."""
 
+import contextlib
 import select
 import time
 from collections import deque
@@ -15,6 +16,7 @@ if TYPE_CHECKING:  # Windows has no worker processes
     from fkat_data.worker.picks import Picks
 
 _INSTANT_S = 1e-6
+_LONGEST_DEATH_S = 5.0
 _Polled: TypeAlias = "tuple[list[Worker], select.poll, dict[int, Worker]]"
 
 
@@ -92,6 +94,11 @@ class WorkerGroup:
     def members(self) -> Sequence[Worker]:
         """The workers; none once the loader is closed."""
         return self._workers[self._first : self._first + self._size]
+
+    @property
+    def gone(self) -> Sequence[Worker]:
+        """Those that are gone and were heard to their end; another that has died since may have sent more."""
+        return [worker for worker in self.members if worker in self._gone]
 
     @property
     def is_alive(self) -> bool:
@@ -218,6 +225,16 @@ class WorkerGroup:
                 if (left_s is not None and left_s <= 0) or not self._hear(left_s):
                     return None
 
+    def kill(self, pid: int) -> None:
+        """Kill a worker that has stalled; what it sent before its end is kept for its turn."""
+        for worker in self.members:
+            if worker.pid == pid:
+                if self._size > 1:
+                    worker.kill()
+                    with contextlib.suppress(WorkerGone):
+                        self._hear_from(worker, timeout_s=_LONGEST_DEATH_S)
+                worker.close(0.0)
+
     def loss(self, pid: int, task: Task, index: int) -> Loss:
         """Return what is lost with a worker that has died; nothing is expected of it from here on.
 
@@ -228,6 +245,7 @@ class WorkerGroup:
         """
         if self._size == 1:
             worker = self._workers[self._first]
+            self._gone.add(worker)
             return Loss(task, index, worker.has_begun(task.ticket))
         lost = None
         for place, worker in enumerate(self.members):
@@ -298,16 +316,18 @@ class WorkerGroup:
         if pick is None or task is None:
             return None
         early = self._early.get(task.ticket, {})
+        # A successor that dies before it begins has its predecessor's pick.
+        has_begun = self.members[place].has_begun(task.ticket)
         first = self._next_index if task is self._tasks[0] else task.first_microbatch
         if picks.owner(task.ticket) == place:
             index = first
             while index in early:
                 index += 1
-            return None if isinstance(early.get(index - 1), (End, Failure)) else Loss(task, index, has_begun=True)
+            return None if isinstance(early.get(index - 1), (End, Failure)) else Loss(task, index, has_begun)
         index = pick.microbatch_index
         if index < first or index in early or index >= picks.next_index(task.ticket):
             return None
-        return Loss(task, index, has_begun=True)
+        return Loss(task, index, has_begun)
 
     def _take(self) -> Item | End | Failure | None:
         """Return the message whose turn it is, if it has come."""
@@ -355,12 +375,13 @@ class WorkerGroup:
         if timeout_s != 0:
             self._sink.waited(began_s, time.perf_counter(), is_behind=self.num_early > 0)
         for worker in {by_descriptor[descriptor] for descriptor, _ in ready}:
-            self._hear_from(worker)
+            self._hear_from(worker, timeout_s=0)
         return bool(ready)
 
-    def _hear_from(self, worker: Worker) -> None:
+    def _hear_from(self, worker: Worker, *, timeout_s: float) -> None:
+        """Keep all that a worker has sent, and what comes until ``timeout_s`` passes without a message."""
         try:
-            message = worker.receive(timeout_s=0)
+            message = worker.receive(timeout_s=timeout_s)
             if message is None and not worker.is_alive:
                 message = worker.receive(timeout_s=_INSTANT_S)  # raises, even if a child of it keeps the pipe open
             while message is not None:
@@ -372,7 +393,7 @@ class WorkerGroup:
                         self._report_alone(message)
                     else:
                         self._keep(cast("Item | End | Failure", message))  # the rest is of one worker in this process
-                message = worker.receive(timeout_s=0)
+                message = worker.receive(timeout_s=timeout_s)
         except WorkerGone:
             self._gone.add(worker)
             self._poll = None

@@ -159,8 +159,8 @@ class WorkerPool:
             self.workers.append(self._inline_worker())
 
     def replace(self, group: WorkerGroup) -> None:
-        """Replace the dead workers of a group by new ones; do not wait for them."""
-        dead = [self.workers.index(worker) for worker in group.members if not worker.is_alive]
+        """Replace the workers of a group that are gone by new ones; do not wait for them."""
+        dead = [self.workers.index(worker) for worker in group.gone]
         for index in dead:
             self.workers[index].close(0.0)
         self._spawn(dead)

@@ -238,6 +238,9 @@ class InlineWorker:
         """Return whether a microbatch is in memory of its own for certain."""
         return self._collate.take(microbatch.microbatch if type(microbatch) is Marked else microbatch)
 
+    def kill(self) -> None:
+        """Do nothing: it cannot stall beside its caller."""
+
     def hang_up(self) -> None:
         """Do nothing: there is no pipe."""
 

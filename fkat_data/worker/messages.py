@@ -321,6 +321,10 @@ class Worker(Protocol):
         """
         ...
 
+    def kill(self) -> None:
+        """Kill the worker's process; what it has sent can still be received."""
+        ...
+
     def hang_up(self) -> None:
         """Close the pipe, so that the worker ends; do not wait for it."""
         ...

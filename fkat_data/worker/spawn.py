@@ -279,6 +279,10 @@ class ProcessWorker:
                 if message is not None:
                     return message
 
+    def kill(self) -> None:
+        """Kill the worker's process; what it has sent can still be received."""
+        self._process.kill()
+
     def hang_up(self) -> None:
         """Close the pipe: the worker ends when it next reads, and a thread that waits for the worker wakes up."""
         self._is_hung_up = True

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from loader_examples import epoch, plain
 from own_workers import worker_pids
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
-from walks import recorded
+from walks import recorded, wait_until
 
 from fkat_data import MemoryLimitError, ShardedDataLoader, WorkerDiedError
 from fkat_data.errors import WorkerStalledError
@@ -172,6 +172,23 @@ def test_killed_from_outside_again_and_again_nothing_is_lost():
                 with contextlib.suppress(ProcessLookupError, IndexError):  # one that died now, and was not replaced yet
                     os.kill(draw.choice(worker_pids()), signal.SIGKILL)
         assert got == expected
+
+
+@pytest.mark.parametrize("num_workers", [2, 3])
+def test_workers_that_die_together_lose_nothing_that_they_had_sent(num_workers):
+    with loader(Factory([60]), multiprocessing=False) as alone:
+        expected = epoch(alone)
+    options = {"num_microbatch_prefetches": 9, "max_worker_restarts": 2 * num_workers}
+    with loader(Factory([60]), num_workers_per_shard=num_workers, **options) as several:
+        microbatches = iter(several)
+        got = [plain(next(microbatches))]
+        for _ in range(2):
+            wait_until(lambda: several.statistics().queue_depth >= 8)
+            for pid in worker_pids():
+                os.kill(pid, signal.SIGKILL)
+            wait_until(lambda: not worker_pids())
+            got.append(plain(next(microbatches)))
+        assert got + list(map(plain, microbatches)) == expected
 
 
 @pytest.mark.parametrize("kind", ["map", "number"])
