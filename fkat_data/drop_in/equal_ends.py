@@ -14,18 +14,35 @@ _logger = logging.getLogger(__name__)
 class EqualEnds:
     """Delivers as many microbatches of an epoch as each rank has.
 
-    Each rank says how many it is certain to have, and all deliver the smallest of these numbers before they say it again.
-    Where one has none, the epoch is over for all: what the others have left is left out.
-
-    It waits for the other ranks in the caller's thread, about as often as a rank comes to another window.
+    Each rank says how many it is certain to have, and all deliver the smallest of these numbers before they say it again:
+    in the background, once they are halfway there. Only where that has not shown more do they wait for one another, in
+    the caller's thread, until each has made its next microbatch or knows that there is none. Then the epoch is over for
+    all, and what the others have left is left out.
     """
 
     def __init__(self) -> None:
         self._exchange = Exchange(None)
-        self._asked: tuple[int, int] | None = None
+        self._asked = -1, -1
+        # Up to which step of which epoch all ranks have microbatches: kept until the next iteration for a call that an
+        # interruption has kept from returning it.
+        self._agreed = -1, 0
+
+    def begin(self) -> None:
+        """Forget an iteration that was left. A collective.
+
+        Raises:
+            RankMismatchError: Ranks have left it at different places.
+        """
+        self._settle()
+        self._agreed = -1, 0
+
+    def look_ahead(self, epoch: int, step: int, num_certain: int) -> None:
+        """Say how many microbatches this rank is certain to have from a step on; do not wait. A collective."""
+        if not self._exchange.is_pending:
+            self._ask(epoch, step, num_certain)
 
     def agree(self, epoch: int, step: int, num_certain: int) -> int:
-        """Return the smallest of the ranks' numbers. A collective.
+        """Return how many microbatches each rank is certain to have from a step on. A collective.
 
         Args:
             epoch: The epoch.
@@ -35,17 +52,28 @@ class EqualEnds:
         Raises:
             RankMismatchError: Ranks are at different places.
         """
-        if self._exchange.is_pending and self._asked != (epoch, step):
-            self._exchange.finish()  # of a loop that was interrupted and left
+        self._settle()
+        if self._agreed[0] != epoch or self._agreed[1] <= step:
+            self._ask(epoch, step, num_certain)
+            self._settle()
+        return self._agreed[1] - step
+
+    def _ask(self, epoch: int, step: int, num_certain: int) -> None:
+        self._asked = epoch, step
+        self._exchange.begin([epoch, step, num_certain])
+
+    def _settle(self) -> None:
+        """Learn what the other ranks have said, if that was asked for."""
         if not self._exchange.is_pending:
-            self._asked = epoch, step
-            self._exchange.begin([epoch, step, num_certain])
-        found = self._exchange.finish()
+            return
+        found = self._exchange.numbers()
         places = [(each[0], each[1]) for each in found]
         if len(set(places)) > 1:
+            self._exchange.finish()
             per_rank = ", ".join(f"epoch {at[0]} step {at[1]} on rank {rank}" for rank, at in enumerate(places))
             raise RankMismatchError("the microbatches that were delivered", per_rank)
-        return min(each[2] for each in found)
+        self._agreed = self._asked[0], self._asked[1] + min(each[2] for each in found)
+        self._exchange.finish()
 
 
 class EndsOfRanks:
@@ -89,10 +117,11 @@ def delivered_alike(
     """
     if ends is None:
         return take
-    epoch = upcoming = agreed_up_to = -1
+    ends.begin()
+    epoch = upcoming = agreed_up_to = halfway = -1
 
     def taken() -> Any:
-        nonlocal epoch, upcoming, agreed_up_to
+        nonlocal epoch, upcoming, agreed_up_to, halfway
         here, step = place()
         if epoch < 0:
             epoch = here
@@ -114,7 +143,9 @@ def delivered_alike(
                         "epoch %d ends after step %d, where another rank has no more: %s", epoch, step, left
                     )
                 raise StopIteration
-            agreed_up_to = step + num_agreed
+            agreed_up_to, halfway = step + num_agreed, step + num_agreed // 2
+        if step == halfway:
+            ends.look_ahead(epoch, step, num_certain())
         upcoming = step + 1
         return microbatch
 

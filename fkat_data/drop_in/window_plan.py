@@ -268,7 +268,7 @@ class WindowPlan(IndexPlan):
             return position.epoch, position.step
 
         def num_certain() -> int:
-            return 1 + self._num_behind.get(engine.position.step + 1, 0)
+            return 1 + max(self._num_behind.get(engine.position.step + 1, 0), engine.count_ahead())
 
         def cut() -> str:
             num_windows = len(self._windows) - self._place_at(engine.position).window

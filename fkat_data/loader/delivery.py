@@ -139,6 +139,16 @@ class Delivery:
         if self._whole_at is not None and self._run:
             self._whole_at = _NOWHERE  # they are taken again
 
+    def count_ahead(self) -> int:
+        """Return the microbatches that have arrived and were not delivered, after receiving what workers have ready."""
+        whole_at = self._whole_at
+        if self.is_over or whole_at is None or whole_at is _NOWHERE:
+            return 0
+        self._whole_at = None
+        self._prefetcher.receive_ready()
+        self._whole_at = whole_at
+        return self._prefetcher.num_arrived + self.progress().num_moving
+
     def extend(self, num_shards: int) -> None:
         """Put more shards in work."""
         position = self._cursor.position

@@ -115,6 +115,7 @@ class Engine(Generic[Microbatch_co]):
             self._sink,
             self._observation,
         )
+        self._arriving = delivery
         self._delivery = MicrobatchReplay(delivery, self._cursor, self.pool.close) if settings.is_replayed else delivery
         self._next = self._observation.drawn(self._delivery.next, self._delivery.progress)
         self._iterations = Iterations("loader")
@@ -207,6 +208,10 @@ class Engine(Generic[Microbatch_co]):
     def prefetch(self) -> None:
         """Start to move the next microbatch to the device, if it has arrived; do not wait."""
         self._delivery.prefetch()
+
+    def count_ahead(self) -> int:
+        """Return the microbatches that have arrived and are not delivered; receive what workers have ready, do not wait."""
+        return self._arriving.count_ahead()
 
     def extend(self, num_tasks: int) -> None:
         """Put more tasks in work."""

@@ -120,7 +120,7 @@ class Work:
         # Another thread may ask while the trainer's thread changes them: each is read in one step.
         rest, arrived = self.rest, list(self.arrived)
         num_together = 0 if rest is None else len(rest.microbatches) - 1
-        return num_together + sum(isinstance(message, Item) for message in arrived)
+        return num_together + sum(isinstance(message, Item) and not _is_end(message) for message in arrived)
 
     def begin_turn(self) -> None:
         """Hear the group from here on as it is now."""
@@ -303,6 +303,20 @@ class Prefetcher:
     def leave(self, position: Position) -> None:
         """Leave an epoch at a position; to be called before another one is started."""
         self._plan.leave(position)
+
+    def receive_ready(self) -> None:
+        """Receive what workers have ready for the tasks in work."""
+        unfinished: list[WorkerGroup] = []  # what they send next is of a task before
+        for work in self._work:
+            if work.group in unfinished or not work.group.has_processes:
+                continue
+            last = work.arrived[-1] if work.arrived else None
+            while last is None or (isinstance(last, Item) and not last.is_last):
+                message = self._receive(work, block=False)
+                if message is None or isinstance(message, Raised):
+                    unfinished.append(work.group)
+                    break
+                last = message
 
     def extend(self, count: int) -> None:
         """Put ``count`` more shards in work; the surplus shrinks again as shards are delivered."""

@@ -129,6 +129,11 @@ class WorkerGroup:
         return any(worker.times().stage == "blocked" for worker in self.members)
 
     @property
+    def has_processes(self) -> bool:
+        """Whether its workers make microbatches by themselves, not in their caller's thread."""
+        return any(worker.descriptors for worker in self.members)
+
+    @property
     def size(self) -> int:
         """Workers of the group."""
         return self._size

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 from torch.utils.data import IterableDataset, get_worker_info
+from walks import wait_until
 
 from fkat_data import DataLoader
 from fkat_data.distributed import gather
@@ -44,6 +45,19 @@ class Strands(IterableDataset):
         self.num_had = state_dict["num_had"]
 
 
+def take_without_the_others(loader, rank):
+    """Have each rank deliver a microbatch that its workers have ready, while the others stand still."""
+    microbatches = iter(loader)
+    next(microbatches)
+    wait_until(lambda: loader.statistics().queue_depth >= 3)
+    next(microbatches)
+    next(microbatches)
+    for turn in range(2):
+        if rank == turn:
+            next(microbatches)
+        dist.barrier()
+
+
 def listed(rows):
     return list(rows)
 
@@ -65,6 +79,8 @@ def main():
         own = list(islice(loader, num_steps or None))
         content["state"] = loader.state_dict()
         again = 0 if num_steps else len(list(loader))  # another epoch
+        if num_workers and not num_steps:
+            take_without_the_others(loader, rank)
         groups = [*dist.distributed_c10d._world.pg_map]
         loader.load_state_dict(content["state"])
         next(iter(loader))
