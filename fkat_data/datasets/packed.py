@@ -472,21 +472,20 @@ def packed_sequence(
     }
 
 
-def collate_packed(sequences: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, Any]:
+def collate_packed(sequences: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Collate packed sequences into a microbatch: a ``collate_fn``.
 
     Entries are stacked, except ``cu_seqlens``, which is that of the flattened microbatch. ``max_seqlen`` is the length
     of its longest fragment.
 
     Args:
-        sequences: Items of a ``PackedDataset``.
+        sequences: Items of a ``PackedDataset``, rows of ``Pack``, or windows with boundaries: tensors or arrays.
     """
-    length = int(sequences[0]["cu_seqlens"][-1])
-    ends = [sequence["cu_seqlens"][1:] + index * length for index, sequence in enumerate(sequences)]
-    cu_seqlens = torch.cat([sequences[0]["cu_seqlens"][:1], *ends])
-    stacked = {
-        name: torch.stack([sequence[name] for sequence in sequences]) for name in sequences[0] if name != _RAGGED
-    }
+    columns = {name: [torch.as_tensor(sequence[name]) for sequence in sequences] for name in sequences[0]}
+    edges = columns.pop(_RAGGED)
+    length = int(edges[0][-1])
+    cu_seqlens = torch.cat([edges[0][:1], *(each[1:] + index * length for index, each in enumerate(edges))])
+    stacked = {name: torch.stack(column) for name, column in columns.items()}
     return stacked | {_RAGGED: cu_seqlens, "max_seqlen": int(cu_seqlens.diff().max())}
 
 

@@ -15,7 +15,14 @@ from fkat_data.datasets.item_index import IndexedFiles, counted_from_start, coun
 from fkat_data.errors import ConfigurationError, ShardCorruptError
 from fkat_data.files.kept import LastUsed
 from fkat_data.files.opening import RangedFile, changed, shown_path
-from fkat_data.files.tokens import Documents, TokenFile, token_file
+from fkat_data.files.tokens import (
+    Documents,
+    TokenFile,
+    check_tokens,
+    ended_documents,
+    parts_of_documents,
+    token_file,
+)
 
 _MAX_OPEN_FILES = 32
 # A digest reads all of a small file, and this many blocks of a larger one, spread over it.
@@ -99,7 +106,7 @@ class _TokenFiles(IndexedFiles):
             stored: npt.NDArray[Any] = np.frombuffer(content, dtype)
             tokens = stored.astype(np.int64)
             if is_checked:
-                self._check(number, start, stored, tokens)
+                check_tokens(self.paths[number], start, stored, tokens, self.vocab_size)
             yield tokens
         if file.version().is_changed_from(found.version):
             raise changed(self.paths[number])
@@ -119,21 +126,8 @@ class _TokenFiles(IndexedFiles):
         np.copyto(tokens, stored, casting="unsafe")
         if dtype.kind == "f" or self.vocab_size is not None:
             for index, start in enumerate(starts):
-                self._check(number, start, stored[index], tokens[index])
+                check_tokens(self.paths[number], start, stored[index], tokens[index], self.vocab_size)
         return tokens
-
-    def _check(self, number: int, start: int, stored: npt.NDArray[Any], tokens: npt.NDArray[np.int64]) -> None:
-        if stored.dtype.kind == "f" and not np.array_equal(tokens, stored):
-            raise self._wrong(number, start, int(np.flatnonzero(tokens != stored)[0]), stored, "a whole number")
-        if self.vocab_size is not None:
-            outside = (tokens < 0) | (tokens >= self.vocab_size)
-            if outside.any():
-                expected = f"from 0 to {self.vocab_size - 1}, for vocab_size={self.vocab_size}"
-                raise self._wrong(number, start, int(np.flatnonzero(outside)[0]), stored, expected)
-
-    def _wrong(self, number: int, start: int, index: int, stored: npt.NDArray[Any], expected: str) -> ShardCorruptError:
-        field = f"token {start + index}"
-        return ShardCorruptError.of_field(shown_path(self.paths[number]), field, expected, stored[index].item())
 
 
 class TokenWindows(_TokenFiles):
@@ -227,15 +221,8 @@ class TokenWindows(_TokenFiles):
         if self._end_of_document is None:
             begun = [each - start for each in self._documents(number).starts_within(start, start + len(tokens))]
         else:
-            begun = (np.flatnonzero(tokens[:-1] == self._end_of_document) + 1).tolist()
-        edges = np.array([0, *begun, len(tokens)])
-        sizes = np.diff(edges)
-        return {
-            "tokens": torch.from_numpy(tokens),
-            "document_ids": torch.from_numpy(np.arange(len(sizes), dtype=np.int32).repeat(sizes)),
-            "position_ids": torch.from_numpy(np.arange(len(tokens)) - edges[:-1].repeat(sizes)),
-            "cu_seqlens": torch.from_numpy(edges.astype(np.int32)),
-        }
+            begun = ended_documents(tokens, self._end_of_document)
+        return {name: torch.from_numpy(values) for name, values in parts_of_documents(tokens, begun).items()}
 
     def _place(self, part: int, row: int) -> str:
         return f"window {row}, from token {row * self.stride}, of {shown_path(self.paths[part])}"

@@ -22,12 +22,14 @@ class Format(NamedTuple):
         is_listed: Whether a stream reads its files without an index: the reader's module is a ``Describing``.
         refused: These name files of the format, too, which are refused when they are described, with a message that
             says why.
+        indices: These name files that stand beside those with a suffix, and say something of them.
     """
 
     reader: str = ""
     suffixes: tuple[str, ...] = ()
     is_listed: bool = False
     refused: tuple[str, ...] = ()
+    indices: tuple[str, ...] = ()
 
 
 _SEPARATED = "lines.XSVReader"
@@ -41,6 +43,7 @@ FORMATS = {
     "tsv": Format(_SEPARATED, (".tsv",)),
     "parquet": Format("parquet.ParquetReader", (".parquet", ".parq", ".pq"), is_listed=True),
     "arrow": Format("", (".arrow",)),
+    "tokens": Format("token_shards.TokenReader", (".npy", ".bin", ".ds"), True, indices=(".idx", ".ds.index")),
     "tar": Format("tar.TarReader", (".tar",), True, (".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz")),
 }
 #: For messages: the suffixes of the files that a stream reads without an index.
@@ -62,13 +65,19 @@ class Describing(Protocol):
         ...
 
     def entries_of(
-        self, files: Sequence[DescribedFile], columns: tuple[str, ...] | None, *, is_in_place: bool
+        self,
+        files: Sequence[DescribedFile],
+        columns: tuple[str, ...] | None,
+        windowing: Any,
+        *,
+        is_in_place: bool,
     ) -> list[ShardEntry]:
         """Return the shards of all files, in the order of the files.
 
         Args:
             files: The files, sorted by name.
             columns: The columns to read; None: all.
+            windowing: How tokens become samples; None for files of other formats.
             is_in_place: Whether the files are read in place.
 
         Raises:
@@ -91,7 +100,11 @@ def listed_format(file: str) -> str | None:
     """Return the format of a file that needs no index, by the suffix of its name; None if it has none of the suffixes."""
     lowered = file.lower()
     return next(
-        (name for name, kind in FORMATS.items() if kind.is_listed and lowered.endswith(kind.suffixes + kind.refused)),
+        (
+            name
+            for name, kind in FORMATS.items()
+            if kind.is_listed and lowered.endswith(kind.suffixes + kind.refused + kind.indices)
+        ),
         None,
     )
 

@@ -84,7 +84,7 @@ def describe(file: StoredBytes) -> dict[str, Any]:
 
 
 def entries_of(
-    files: Sequence[DescribedFile], columns: tuple[str, ...] | None, *, is_in_place: bool
+    files: Sequence[DescribedFile], columns: tuple[str, ...] | None, _: None, *, is_in_place: bool
 ) -> list[ShardEntry]:
     """Return a shard for each row group that has rows; see ``FileFormat``."""
     entries: list[ShardEntry] = []

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -58,6 +58,33 @@ class Documents(ABC):
         first = bisect_right(range(self.num), start, key=self.start_of)
         last = bisect_left(range(self.num), stop, lo=first, key=self.start_of)
         return sorted({self.start_of(document) for document in range(first, last)})
+
+
+class Layout(NamedTuple):
+    """Where the tokens of a file are.
+
+    Attributes:
+        dtype: Their type.
+        first_byte: Where they begin.
+        num_tokens: How many there are.
+    """
+
+    dtype: str
+    first_byte: int
+    num_tokens: int
+
+
+class TokenBytes(Protocol):
+    """A file, local or in a store, of which any range can be read."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Its size."""
+        ...
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Return the bytes from ``start`` to ``stop``."""
+        ...
 
 
 class TokenFile(NamedTuple):
@@ -117,21 +144,43 @@ def token_file(path: str, dtype: object, storage_options: Mapping[str, Any]) -> 
         OSError: The file cannot be read.
     """
     file = RangedFile(path, storage_options)
-    given = None if dtype is None else _dtype_of(dtype)
-    head = file.read(0, min(file.size_bytes, _LLM_C_HEADER_BYTES))
-    found = (
-        _of_numpy(path, file, head)
-        or _of_megatron(path, file, head, storage_options)
-        or _of_datatrove(path, file, storage_options)
-        or _of_llm_c(path, file, head)
-        or _bare(path, file, given)
-    )
-    if given is not None and np.dtype(found.dtype) != given:
-        raise ConfigurationError("dtype", str(given), f"{found.dtype}, which {shown_path(path)} says, or None")
+    given = None if dtype is None else dtype_of(dtype)
+    found = _of_megatron(path, file, storage_options) or _of_datatrove(path, file, storage_options)
+    if found is None:
+        found = TokenFile(path, *(layout_of(path, file) or bare_layout(path, file.size_bytes, given)), file.version())
+    check_dtype(path, given, found.dtype)
     return found
 
 
-def _dtype_of(dtype: object) -> "np.dtype[Any]":
+def layout_of(path: str, file: TokenBytes) -> Layout | None:
+    """Return what the first bytes of a file say of it; None: they are no header.
+
+    Raises:
+        ConfigurationError: It holds no tokens.
+        ShardCorruptError: The header contradicts itself, or does not fit the file.
+    """
+    head = file.read(0, min(file.size_bytes, _LLM_C_HEADER_BYTES))
+    if head.startswith(_MEGATRON):
+        raise ConfigurationError("uris", path, f"the tokens beside this index: {path.removesuffix('.idx')}.bin")
+    return _of_numpy(path, file, head) or _of_llm_c(path, file, head)
+
+
+def check_dtype(path: str, given: "np.dtype[Any] | None", found: str) -> None:
+    """Check that a file has the type of tokens that was given, if one was.
+
+    Raises:
+        ConfigurationError: It has another one.
+    """
+    if given is not None and np.dtype(found) != given:
+        raise ConfigurationError("dtype", str(given), f"{found}, which {shown_path(path)} says, or None")
+
+
+def dtype_of(dtype: object) -> "np.dtype[Any]":
+    """Return a type of tokens that was given.
+
+    Raises:
+        ConfigurationError: It is no type of integers.
+    """
     try:
         found: np.dtype[Any] = np.dtype(dtype)  # type: ignore[call-overload]  # checked here
     except genuine(TypeError, ValueError):
@@ -148,7 +197,13 @@ def _whole(path: str, what: str, num_bytes: int, size: int) -> int:
     return num_bytes // size
 
 
-def _bare(path: str, file: RangedFile, dtype: "np.dtype[Any] | None") -> TokenFile:
+def bare_layout(path: str, size_bytes: int, dtype: "np.dtype[Any] | None") -> Layout:
+    """Return the layout of a file of tokens alone.
+
+    Raises:
+        ConfigurationError: Their type is not given.
+        ShardCorruptError: The file ends within a token.
+    """
     if dtype is None:
         raise ConfigurationError(
             "dtype",
@@ -156,11 +211,10 @@ def _bare(path: str, file: RangedFile, dtype: "np.dtype[Any] | None") -> TokenFi
             f"the type of the tokens in {shown_path(path)}, such as 'uint16' for those of nanoGPT: the file has no header, "
             "and no index beside it",
         )
-    num_tokens = _whole(path, "size", file.size_bytes, dtype.itemsize)
-    return TokenFile(path, dtype.str, 0, num_tokens, file.version())
+    return Layout(dtype.str, 0, _whole(path, "size", size_bytes, dtype.itemsize))
 
 
-def _of_numpy(path: str, file: RangedFile, head: bytes) -> TokenFile | None:
+def _of_numpy(path: str, file: TokenBytes, head: bytes) -> Layout | None:
     if not head.startswith(_NPY):
         return None
     stream = BytesIO(file.read(0, min(file.size_bytes, _LONGEST_NPY_HEADER_BYTES)))
@@ -176,10 +230,10 @@ def _of_numpy(path: str, file: RangedFile, head: bytes) -> TokenFile | None:
     expected = first + shape[0] * dtype.itemsize
     if file.size_bytes != expected:
         raise ShardCorruptError.of_field(path, "size", f"{expected} bytes for {shape[0]} tokens", file.size_bytes)
-    return TokenFile(path, dtype.str, first, shape[0], file.version())
+    return Layout(dtype.str, first, shape[0])
 
 
-def _of_llm_c(path: str, file: RangedFile, head: bytes) -> TokenFile | None:
+def _of_llm_c(path: str, file: TokenBytes, head: bytes) -> Layout | None:
     if len(head) < _LLM_C_HEADER_BYTES:
         return None
     magic, version, num_tokens = struct.unpack_from("<3i", head)
@@ -196,7 +250,7 @@ def _of_llm_c(path: str, file: RangedFile, head: bytes) -> TokenFile | None:
         raise ShardCorruptError.of_field(
             path, "size", f"{expected_bytes} bytes for {num_tokens} tokens", file.size_bytes
         )
-    return TokenFile(path, dtype.str, _LLM_C_HEADER_BYTES, num_tokens, file.version())
+    return Layout(dtype.str, _LLM_C_HEADER_BYTES, num_tokens)
 
 
 def _beside(path: str, storage_options: Mapping[str, Any]) -> RangedFile | None:
@@ -206,27 +260,44 @@ def _beside(path: str, storage_options: Mapping[str, Any]) -> RangedFile | None:
         return None
 
 
-def _of_megatron(path: str, file: RangedFile, head: bytes, storage_options: Mapping[str, Any]) -> TokenFile | None:
-    if head.startswith(_MEGATRON):
-        raise ConfigurationError("uris", path, f"the tokens beside this index: {path.removesuffix('.idx')}.bin")
+def _of_megatron(path: str, file: RangedFile, storage_options: Mapping[str, Any]) -> TokenFile | None:
     index_path = f"{path.removesuffix('.bin')}.idx"
     index = _beside(index_path, storage_options) if path.endswith(".bin") else None
     if index is None:
         return None
-    dtype, num_sequences, num_ends = _megatron_header(index_path, index)
+    layout = megatron_layout(path, file.size_bytes, index_path, *megatron_end(index_path, index))
+    _, _, num_ends = _megatron_header(index_path, index)
+    return TokenFile(path, *layout, file.version(), index_path, index.version(), num_ends - 1)
+
+
+def megatron_end(index_path: str, index: TokenBytes) -> tuple[str, int]:
+    """Return the type of the tokens, and the bytes of the file that Megatron's index is of.
+
+    Raises:
+        ShardCorruptError: The index contradicts itself.
+    """
+    dtype, num_sequences, _ = _megatron_header(index_path, index)
     size = _MEGATRON_HEADER.size
     end = 0
     if num_sequences:
         (length,) = struct.unpack("<i", index.read(size + 4 * (num_sequences - 1), size + 4 * num_sequences))
         (pointer,) = struct.unpack("<q", index.read(size + 12 * num_sequences - 8, size + 12 * num_sequences))
         end = pointer + length * dtype.itemsize
-    if end != file.size_bytes:
-        raise ShardCorruptError.of_field(path, "size", f"{end} bytes, where {index_path} ends", file.size_bytes)
-    num_tokens = _whole(path, "size", file.size_bytes, dtype.itemsize)
-    return TokenFile(path, dtype.str, 0, num_tokens, file.version(), index_path, index.version(), num_ends - 1)
+    return dtype.str, end
 
 
-def _megatron_header(index_path: str, index: RangedFile) -> "tuple[np.dtype[Any], int, int]":
+def megatron_layout(path: str, size_bytes: int, index_path: str, dtype: str, end: int) -> Layout:
+    """Return the layout of a file that Megatron's index is of.
+
+    Raises:
+        ShardCorruptError: It does not end where the index says.
+    """
+    if end != size_bytes:
+        raise ShardCorruptError.of_field(path, "size", f"{end} bytes, where {index_path} ends", size_bytes)
+    return Layout(dtype, 0, _whole(path, "size", size_bytes, np.dtype(dtype).itemsize))
+
+
+def _megatron_header(index_path: str, index: TokenBytes) -> "tuple[np.dtype[Any], int, int]":
     """Return the type of the tokens, and how many sequences and ends of documents an index has."""
     size = _MEGATRON_HEADER.size
     if index.size_bytes < size:
@@ -253,16 +324,81 @@ def _of_datatrove(path: str, file: RangedFile, storage_options: Mapping[str, Any
     index = _beside(index_path, storage_options) if path.endswith(".ds") else None
     if index is None:
         return None
-    num_documents = _whole(index_path, "size", index.size_bytes, 8)
-    num_tokens = 0
-    if num_documents:
-        (num_tokens,) = struct.unpack("<Q", index.read(index.size_bytes - 8, index.size_bytes))
+    layout = datatrove_layout(path, file.size_bytes, index_path, datatrove_end(index_path, index))
+    return TokenFile(path, *layout, file.version(), index_path, index.version(), index.size_bytes // 8)
+
+
+def datatrove_end(index_path: str, index: TokenBytes) -> int:
+    """Return the tokens of the file that datatrove's index is of.
+
+    Raises:
+        ShardCorruptError: The index ends within a number.
+    """
+    if not _whole(index_path, "size", index.size_bytes, 8):
+        return 0
+    (num_tokens,) = struct.unpack("<Q", index.read(index.size_bytes - 8, index.size_bytes))
+    return int(num_tokens)
+
+
+def datatrove_layout(path: str, size_bytes: int, index_path: str, num_tokens: int) -> Layout:
+    """Return the layout of a file that datatrove's index is of.
+
+    Raises:
+        ShardCorruptError: It does not end where the index says.
+    """
     sizes = {num_tokens * size: size for size in (2, 4)} if num_tokens else {0: 2}
-    if file.size_bytes not in sizes:
+    if size_bytes not in sizes:
         what = f"2 or 4 bytes for each of the {num_tokens} tokens, where {index_path} ends"
-        raise ShardCorruptError.of_field(path, "size", what, file.size_bytes)
-    dtype = f"<u{sizes[file.size_bytes]}"
-    return TokenFile(path, dtype, 0, num_tokens, file.version(), index_path, index.version(), num_documents)
+        raise ShardCorruptError.of_field(path, "size", what, size_bytes)
+    return Layout(f"<u{sizes[size_bytes]}", 0, num_tokens)
+
+
+def check_tokens(
+    path: str, start: int, stored: npt.NDArray[Any], tokens: npt.NDArray[np.int64], vocab_size: int | None
+) -> None:
+    """Check that what is stored are tokens.
+
+    Args:
+        path: The file.
+        start: The place of the first one in it.
+        stored: They as they are stored.
+        tokens: The same as int64.
+        vocab_size: What they are below; None: any.
+
+    Raises:
+        ShardCorruptError: One is no whole number, or outside the vocabulary.
+    """
+    wrong: npt.NDArray[np.bool_] = tokens != stored
+    expected = "a whole number"
+    if vocab_size is not None and not wrong.any():
+        wrong = (tokens < 0) | (tokens >= vocab_size)
+        expected = f"from 0 to {vocab_size - 1}, for vocab_size={vocab_size}"
+    if wrong.any():
+        index = int(np.flatnonzero(wrong)[0])
+        field = f"token {start + index}"
+        raise ShardCorruptError.of_field(shown_path(path), field, expected, stored[index].item())
+
+
+def parts_of_documents(tokens: npt.NDArray[np.int64], begun: list[int]) -> dict[str, npt.NDArray[Any]]:
+    """Return a window of tokens with the parts of documents in it; see ``TokenWindows``.
+
+    Args:
+        tokens: The window's, shape (window_size,).
+        begun: The places in it, in order and without 0, where documents begin.
+    """
+    edges = np.array([0, *begun, len(tokens)])
+    sizes = np.diff(edges)
+    return {
+        "tokens": tokens,
+        "document_ids": np.arange(len(sizes), dtype=np.int32).repeat(sizes),
+        "position_ids": np.arange(len(tokens)) - edges[:-1].repeat(sizes),
+        "cu_seqlens": edges.astype(np.int32),
+    }
+
+
+def ended_documents(tokens: npt.NDArray[np.int64], end_of_document: int) -> list[int]:
+    """Return the places in a window where documents begin behind one that has ended."""
+    return (np.flatnonzero(tokens[:-1] == end_of_document) + 1).tolist()
 
 
 def _content(path: str, storage_options: Mapping[str, Any]) -> tuple[npt.NDArray[np.uint8], FileVersion]:

@@ -110,6 +110,7 @@ class StreamingDataset(Described, DatasetProperties, SampleAccess, IterableDatas
         storage_options: The options of fsspec's file systems for streams that give none.
         columns: The columns to read, for streams that give none; None: all.
         decode: How members of tar files are decoded, for streams that do not say; see ``Stream``.
+        tokens: How files of tokens become samples, for streams that do not say; see ``Stream``.
         decoded_limit: Bytes, a number or a text such as ``"2gb"``, that decoded row groups of Parquet may take in each
             process that reads; the least recently used ones are dropped. None: 512 MiB.
         world: The rank and world of this process; None: those of torch.distributed, or of the environment variables.
@@ -158,6 +159,7 @@ class StreamingDataset(Described, DatasetProperties, SampleAccess, IterableDatas
         storage_options: Mapping[str, Any] | None = None,
         columns: Sequence[str] | None = None,
         decode: Mapping[str, DecoderName] | DecoderName | None = None,
+        tokens: Mapping[str, Any] | None = None,
         decoded_limit: int | str | None = None,
         world: World | None = None,
         transform: Callable[[Any], Any] | None = None,
@@ -189,6 +191,7 @@ class StreamingDataset(Described, DatasetProperties, SampleAccess, IterableDatas
             "storage_options": storage_options,
             "columns": columns,
             "decode": decode,
+            "tokens": tokens,
         }
         given = given_streams(streams, stream_name, stream_config, remote=remote, local=local, **defaults)
         filled = [stream.filled(**defaults) for stream in given]

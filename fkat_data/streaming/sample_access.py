@@ -135,6 +135,7 @@ class LocalDataset(Described, SampleAccess, Dataset[Any]):
         transform: Called with each sample that is read; returns what the dataset gives instead. With
             ``fkat_data.item_generators`` its random draws are exact in a ``ShardedDataLoader``.
         decode: How members of tar files are decoded; see ``Stream``.
+        tokens: How files of tokens become samples; see ``Stream``.
 
     Raises:
         ConfigurationError: An argument is invalid, or a column holds pickles.
@@ -153,13 +154,14 @@ class LocalDataset(Described, SampleAccess, Dataset[Any]):
         columns: Sequence[str] | None = None,
         transform: Callable[[Any], Any] | None = None,
         decode: Mapping[str, DecoderName] | DecoderName | None = None,
+        tokens: Mapping[str, Any] | None = None,
     ) -> None:
         self.local: str = resolved("local", local, "the path of a directory")
         arguments.choice("arrays", arrays, ("numpy", "torch"))
         self._transform = None if transform is None else arguments.function("transform", transform)
         self.split = split
         self._catalog = Catalog(
-            [Stream(local=self.local, split=split, columns=columns, decode=decode)],
+            [Stream(local=self.local, split=split, columns=columns, decode=decode, tokens=tokens)],
             allow_unsafe_types=arguments.boolean("allow_unsafe_types", allow_unsafe_types),
         )
         self._shards = OpenShards(

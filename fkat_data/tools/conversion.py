@@ -145,7 +145,7 @@ def _kind_of(path: Path) -> str | None:
     if suffixes and f".{suffixes[-1]}" in _COMPRESSED:
         suffixes = suffixes[:-1]
     last = f".{suffixes[-1]}" if suffixes else None
-    return next((name for name, kind in FORMATS.items() if last in kind.suffixes), None)
+    return next((name for name, kind in FORMATS.items() if last in kind.suffixes and name in get_args(Kind)), None)
 
 
 def _source(path: str, kind: str | None, given: Collection[str]) -> RowSource:

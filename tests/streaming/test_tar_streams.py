@@ -10,6 +10,7 @@ import shutil
 from itertools import chain
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import zstandard
@@ -18,6 +19,7 @@ from parquet_examples import write_parquet
 from PIL import Image
 from streaming_examples import numbers
 from tar_examples import DECODE, archive, write_both, write_tar
+from token_writers import bare, numpys
 
 from fkat_data.errors import ConfigurationError, DownloadError, ShardCorruptError, ShardNotFoundError
 from fkat_data.streaming import LocalDataset, Stream, StreamingDataLoader, StreamingDataset
@@ -145,16 +147,22 @@ def test_every_suffix_that_an_error_lists_is_read(tmp_path):
     with pytest.raises(ShardNotFoundError) as caught:
         StreamingDataset(local=str(tmp_path), batch_size=1)
     listed = re.search(r"needs no index \(([^)]*)\)", str(caught.value)).group(1).split(", ")
-    assert set(listed) == {".parquet", ".parq", ".pq", ".tar"}
+    assert set(listed) == {".parquet", ".parq", ".pq", ".tar", ".npy", ".bin", ".ds"}
     for number, suffix in enumerate(listed):
         folder = tmp_path / str(number)
         folder.mkdir()
+        tokens = None
         if suffix == ".tar":
             write_tar(folder / "a.tar", range(3))
+        elif suffix in {".npy", ".bin", ".ds"}:
+            tokens = {"window_size": 10, "dtype": "uint16"}
+            (numpys if suffix == ".npy" else bare)(folder / "a", np.zeros(30, np.uint16), []).rename(
+                folder / f"a{suffix}"
+            )
         else:
             write_parquet(folder / f"a{suffix}", range(3), [3])
         for location in (folder, folder / f"a{suffix}", f"{folder}/*{suffix}"):
-            assert StreamingDataset(local=str(location), batch_size=1).num_samples == 3
+            assert StreamingDataset(local=str(location), batch_size=1, tokens=tokens).num_samples == 3
 
 
 def test_a_file_that_is_removed_before_its_headers_are_read_is_named(tmp_path):

@@ -12,6 +12,7 @@ from fkat_data.errors import ConfigurationError, DownloadError, ShardCorruptErro
 from fkat_data.files.index import INDEX_NAME, parse_index, read_index
 from fkat_data.files.shard import FileInfo, MapRegister, ShardEntry, is_part
 from fkat_data.files.stored import decompress_into
+from fkat_data.files.token_shards import TokenWindowing
 from fkat_data.interruption import genuine
 from fkat_data.streaming.cache.cache import Cache
 from fkat_data.streaming.cache.cache_budget import CacheBudget
@@ -112,6 +113,7 @@ class CachedSource:
         remote: The store as a directory of this machine; None: it is none.
         pattern: Which files of the store the stream consists of; None: those of its index, and all if it has none.
         columns: The columns to read of files that have no index; None: all.
+        windowing: How tokens become samples; None for files of other formats.
 
     Attributes:
         directory: The directory of the files.
@@ -133,6 +135,7 @@ class CachedSource:
         remote: Path | None = None,
         pattern: FilePattern | None = None,
         columns: tuple[str, ...] | None = None,
+        windowing: TokenWindowing | None = None,
     ) -> None:
         self._store = store
         self._given = directory
@@ -149,9 +152,8 @@ class CachedSource:
         self._index = DatasetIndex(store)
         self._pattern = "" if pattern is None else pattern.text
         self._is_listed = pattern is not None
-        self._generated = GeneratedIndex(
-            store, pattern or FilePattern(""), columns, self.directory / BOOKKEEPING / "generated_index.json"
-        )
+        kept = self.directory / BOOKKEEPING / "generated_index.json"
+        self._generated = GeneratedIndex(store, pattern or FilePattern(""), columns, kept, windowing)
 
     @property
     def location(self) -> str:

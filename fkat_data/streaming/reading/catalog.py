@@ -15,6 +15,7 @@ from fkat_data.files.formats import check_safe
 from fkat_data.files.index import INDEX_NAME
 from fkat_data.files.shard import MapRegister, ShardEntry
 from fkat_data.files.tar import with_decoders
+from fkat_data.files.token_shards import check_windowing
 from fkat_data.interruption import genuine, suppress
 from fkat_data.streaming.cache.cache_budget import CacheBudget
 from fkat_data.streaming.cache.cache_directory import make_safe
@@ -242,6 +243,7 @@ def _cached(stream: Stream, directory: Path) -> _Planned:
         remote=stream.remote_directory,
         pattern=stream.file_pattern,
         columns=stream.columns,
+        windowing=stream.tokens,
     )
     return _Planned(directory, made)
 
@@ -255,7 +257,8 @@ def _in_place(stream: Stream) -> DirectorySource | _Planned:
     pattern = stream.file_pattern
     if pattern is not None or not (directory / INDEX_NAME).exists():
         location = f"{directory.absolute()}/{pattern.text if pattern else ''}"
-        generated = GeneratedIndex(store, pattern or FilePattern(""), stream.columns, kept_path(location))
+        kept = kept_path(location)
+        generated = GeneratedIndex(store, pattern or FilePattern(""), stream.columns, kept, stream.tokens)
         try:
             return DirectorySource(directory, generated.read().entries(is_in_place=True), stream.validate_hash)
         except ShardNotFoundError:
@@ -322,6 +325,7 @@ class Catalog:
             entries = entries_of(stream, source)
             if not sum(entry.samples for entry in entries):
                 raise ShardCorruptError(str(source.directory), "the dataset has no samples")
+            check_windowing(stream.tokens, entries[0].format, entries[0].name)
             if stream.decode is not None:
                 entries = with_decoders(entries, stream.decode)
             if not allow_unsafe_types:

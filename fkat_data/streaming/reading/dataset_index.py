@@ -17,6 +17,7 @@ from fkat_data.files.formats import LISTED_SUFFIXES, Describing, describing, lis
 from fkat_data.files.index import INDEX_NAME, parse_index
 from fkat_data.files.shard import DescribedFile, ShardEntry, version_prefix
 from fkat_data.files.stored import file_size
+from fkat_data.files.token_shards import TokenWindowing, check_windowing
 from fkat_data.interruption import genuine, suppress
 from fkat_data.location import user_cache_file
 from fkat_data.streaming.reading.stream import FilePattern
@@ -217,12 +218,14 @@ class Generated(NamedTuple):
         files: The files, sorted by name.
         columns: The columns to read; None: all.
         url: The directory of the files, for messages.
+        windowing: How tokens become samples; None for files of other formats.
     """
 
     format: str
     files: list[DescribedFile]
     columns: tuple[str, ...] | None
     url: str
+    windowing: TokenWindowing | None = None
 
     @property
     def version(self) -> str:
@@ -234,11 +237,13 @@ class Generated(NamedTuple):
         """Return the shards.
 
         Raises:
-            ConfigurationError: A chosen column does not exist.
+            ConfigurationError: A chosen column does not exist, or files of tokens and ``tokens`` are not together.
             ShardCorruptError: The columns of a file differ from those of the first.
         """
+        check_windowing(self.windowing, self.format, self.files[0].name)
+        kind = describing(self.format)
         try:
-            return describing(self.format).entries_of(self.files, self.columns, is_in_place=is_in_place)
+            return kind.entries_of(self.files, self.columns, self.windowing, is_in_place=is_in_place)
         except ShardCorruptError as error:
             raise _located(error, self.url) from error
 
@@ -259,6 +264,7 @@ class GeneratedIndex:
         pattern: Which of its files.
         columns: The columns to read; None: all.
         path: Where the descriptions are kept. A missing, torn or unwritable file is no error.
+        windowing: How tokens become samples; None for files of other formats.
     """
 
     def __init__(
@@ -267,7 +273,9 @@ class GeneratedIndex:
         pattern: FilePattern,
         columns: tuple[str, ...] | None,
         path: Path,
+        windowing: TokenWindowing | None = None,
     ) -> None:
+        self._windowing = windowing
         self._store = store
         self._pattern = pattern
         self._columns = columns
@@ -297,7 +305,7 @@ class GeneratedIndex:
     def kept(self) -> Generated | None:
         """Return the index as it was kept, without asking the store; None if there is none."""
         found = _load(self._path)
-        return None if found is None else Generated(found[0], found[1], self._columns, self._url)
+        return None if found is None else self._generated(*found)
 
     @property
     def _location(self) -> str:
@@ -327,7 +335,10 @@ class GeneratedIndex:
         files = self._known(kind, listed)
         if any(file is None for file in files):
             return None
-        return Generated(kind, [file for file in files if file is not None], self._columns, self._url)
+        return self._generated(kind, [file for file in files if file is not None])
+
+    def _generated(self, kind: str, files: list[DescribedFile]) -> Generated:
+        return Generated(kind, files, self._columns, self._url, self._windowing)
 
     def _known(self, kind: str, listed: Sequence[ListedFile]) -> list[DescribedFile | None]:
         found = _load(self._path)
@@ -341,7 +352,7 @@ class GeneratedIndex:
         missing = [file for file, described in zip(listed, known, strict=True) if described is None]
         _logger.info("reading the structure of %d of %d files of %s", len(missing), len(listed), self._location)
         described = iter(in_parallel(lambda file: self._described(describing(kind), file), missing, _NUM_THREADS))
-        made = Generated(kind, [next(described) if file is None else file for file in known], self._columns, self._url)
+        made = self._generated(kind, [next(described) if file is None else file for file in known])
         _save(self._path, made)
         return made
 

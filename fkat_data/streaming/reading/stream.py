@@ -17,6 +17,7 @@ from fkat_data.errors import ConfigurationError, RankMismatchError, StateMismatc
 from fkat_data.files.formats import LISTED_SUFFIXES, listed_format
 from fkat_data.files.stored import is_same_place
 from fkat_data.files.tar import DecoderName, checked_decode
+from fkat_data.files.token_shards import TokenWindowing, checked_windowing
 from fkat_data.interruption import genuine
 from fkat_data.location import path_of, resolved
 from fkat_data.streaming.order.weights import StreamWeight
@@ -170,6 +171,7 @@ _DEFAULTS = {
     "storage_options": None,
     "columns": None,
     "decode": None,
+    "tokens": None,
 }
 _LOCAL = "a directory of this machine, as a path or a file:// URL"
 
@@ -202,6 +204,10 @@ class Stream(Described):
             extensions, ``__key__`` and ``__url__``; None: all but ``__url__``.
         decode: How members of tar files are decoded: a decoder for all, such as ``"bytes"``, or decoders for
             some extensions, such as ``{"jpg": "bytes"}``; None: by extension.
+        tokens: How files of tokens become samples: a mapping with ``window_size``, the tokens of a sample; ``stride``,
+            those from one to the next (as many without it); ``dtype`` of files that do not say it; ``end_of_document``,
+            the token that ends a document, for samples with boundaries; and ``vocab_size``, what tokens are below. A
+            sample has ``tokens``, int64, shape (window_size,), and the fields of ``fkat_data.datasets.TokenWindows``.
 
     Raises:
         ConfigurationError: An argument is invalid, more than one of ``proportion``, ``repeat`` and ``choose`` is given,
@@ -224,6 +230,7 @@ class Stream(Described):
         storage_options: Mapping[str, Any] | None = None,
         columns: Sequence[str] | None = None,
         decode: Mapping[str, DecoderName] | DecoderName | None = None,
+        tokens: Mapping[str, Any] | None = None,
     ) -> None:
         weights = {"proportion": proportion, "repeat": repeat, "choose": choose}
         given = {kind: value for kind, value in weights.items() if value is not None}
@@ -247,6 +254,7 @@ class Stream(Described):
                 "storage_options": storage_options,
                 "columns": columns,
                 "decode": decode,
+                "tokens": tokens,
             }
         )
         if self.local is not None and path_of(self.local) is None:
@@ -260,6 +268,7 @@ class Stream(Described):
     storage_options: Mapping[str, Any] | None
     columns: tuple[str, ...] | None
     decode: dict[str, str] | str | None
+    tokens: TokenWindowing | None
 
     def _set(self, settings: dict[str, Any]) -> None:
         for name, value in settings.items():
@@ -327,7 +336,7 @@ class Stream(Described):
 
         Args:
             **defaults: ``split``, ``download_retry``, ``download_timeout``, ``validate_hash``, ``keep_zip``,
-                ``storage_options``, ``columns`` and ``decode``.
+                ``storage_options``, ``columns``, ``decode`` and ``tokens``.
 
         Raises:
             ConfigurationError: The stream has neither ``remote`` nor ``local``, or a default is invalid.
@@ -421,6 +430,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "keep_zip": arguments.boolean,
     "columns": _names,
     "decode": lambda _, value: checked_decode(value),
+    "tokens": lambda _, value: checked_windowing(value),
 }
 
 
