@@ -17,6 +17,7 @@ from fkat_data.device.accelerator import device_of
 from fkat_data.distributed import gather, rank_and_world_size
 from fkat_data.drop_in.dataset_plan import DatasetPlan, Provenance
 from fkat_data.drop_in.drawn_plan import DrawnPlan
+from fkat_data.drop_in.drawn_windows import DrawnWindows
 from fkat_data.drop_in.epochs_of_ranks import EpochsOfRanks
 from fkat_data.drop_in.frameworks import is_begun_by_fabric, original_of
 from fkat_data.drop_in.layers_of_ranks import resplits_field
@@ -624,7 +625,8 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         if self.has_windows:
             if self._windowed is None:
                 check_sampler(self.sampler, self.batch_sampler, dealing)
-                order = SampledWindows(self.sampler, self.window_size, self._known_seed())
+                kind = SampledWindows if is_numbered(self.sampler, self.batch_sampler) else DrawnWindows
+                order = kind(self.sampler, self.window_size, self._known_seed())
             else:
                 order = self._windows_of(self._windowed)
             limit = self.max_skipped_samples if self.on_sample_error == "skip" else None

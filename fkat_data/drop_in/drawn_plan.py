@@ -162,6 +162,11 @@ class DrawnPlan(IndexPlan):
             self._draw_part()
         return self._parts.get(index)
 
+    def batch_at(self, epoch: int, number: int) -> Any:
+        """Return a batch of an epoch without layers, by its number; None past its end. Raises as ``shard`` does."""
+        part: DrawnBatches | None = self.shard(epoch, number // self._part_size)
+        return None if part is None or number >= len(part) else part.batch(number)
+
     def piece(self, epoch: int, index: int) -> Piece | None:
         """Return where a part begins in the epoch's only shard."""
         part: DrawnBatches | None = self.shard(epoch, index)

@@ -235,7 +235,9 @@ def check_kind_of_order(state: Mapping[str, Any], sampler: object, batch_sampler
         is_numbered(sampler, batch_sampler) and 1 + isinstance(indices, EpochShuffle)
     ]
     kinds = {None: present, False: "<in order>", True: "<shuffle=True>"}
-    saved = kinds[state["sampler"].get("shuffle")] if "num_samples" in state["sampler"] else "<a sampler>"
+    sampler_state = state["sampler"]
+    is_drawn = "num_samples" not in sampler_state or "samplers_begun" in sampler_state
+    saved = "<a sampler>" if is_drawn else kinds[sampler_state.get("shuffle")]
     if state["step"] and saved != present:
         hint = (
             "finish the epoch in the order in which it began, with the sampler or the shuffle of the run that saved. On "

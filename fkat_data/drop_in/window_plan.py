@@ -11,13 +11,15 @@ it, so that its rows are the same when it is made again. Of a stream, it says as
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sized
+from typing import Any
 
 from torch.utils.data import IterableDataset
 
 from fkat_data.drop_in.dataset_plan import IndexPlan, Provenance
 from fkat_data.drop_in.equal_ends import EndsOfRanks, delivered_alike
+from fkat_data.drop_in.layers_of_ranks import distributed_sampler_of
 from fkat_data.drop_in.numbered_plan import EpochShuffle, SampleOrder, is_numbered
 from fkat_data.drop_in.rank_share import RankShare
 from fkat_data.drop_in.window_states import DealtWindows, WindowPlace, dealt_windows, place_in
@@ -37,9 +39,19 @@ _MOST_PLANNED = 256
 _WINDOWED = "window_fn or on_sample_error='skip'"
 
 
-class WindowOrder(Protocol):
+class WindowOrder(ABC):
     """The order that windows are cut from."""
 
+    @property
+    def has_states(self) -> bool:
+        """Whether the order depends on the epochs before."""
+        return False
+
+    def renew(self, epoch: int, step: int) -> None:
+        """Begin again when the next iteration begins; the caller has ``step`` microbatches of the epoch."""
+        del epoch, step
+
+    @abstractmethod
     def terms(self, epoch: int, saved: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return what the windows of an epoch depend on, as the field ``sampler`` of a state says it.
 
@@ -47,22 +59,30 @@ class WindowOrder(Protocol):
             epoch: The epoch.
             saved: What a state says, which was taken within this epoch; None: there is none.
         """
-        ...
 
+    def drawn(self, epoch: int, num_windows: int) -> dict[str, Any]:
+        """Return what a state says besides, where so many windows of the epoch were begun."""
+        del epoch, num_windows
+        return {}
+
+    @abstractmethod
     def samples(self, epoch: int, terms: Mapping[str, Any]) -> Callable[[int], list[int]]:
         """Return what gives the samples of an epoch's window, by its number.
 
         Raises:
             StateMismatchError: The terms are a state's, of other data.
         """
-        ...
 
     def followed(self, windows: Iterator[Window]) -> Iterator[Window]:
         """Yield windows that this rank will read, while what those behind them need is fetched."""
-        ...
+        return windows
+
+    def finish(self, epoch: int, terms: Mapping[str, Any]) -> None:
+        """Come to the epoch's end: this rank has its last window."""
+        del epoch, terms
 
 
-class SampledWindows:
+class SampledWindows(WindowOrder):
     """The order of a dataset with indices.
 
     Args:
@@ -90,10 +110,6 @@ class SampledWindows:
             self._sampler.epoch, shuffle = epoch, (self._seed, epoch)
         return SampleOrder(terms["num_samples"], self._window_size, drop_last=False, shuffle=shuffle).batch
 
-    def followed(self, windows: Iterator[Window]) -> Iterator[Window]:
-        """Return the windows: nothing is fetched."""
-        return windows
-
 
 class WindowPlan(IndexPlan):
     """Plans epochs whose tasks are windows.
@@ -108,8 +124,6 @@ class WindowPlan(IndexPlan):
     """
 
     has_parts = has_windows = True
-    has_states: bool = False
-    """Whether the order depends on the epochs before: it does not."""
 
     def __init__(
         self,
@@ -145,9 +159,14 @@ class WindowPlan(IndexPlan):
         self._num_behind: dict[int, int] = {}
         self._ends = ends
 
+    @property
+    def has_states(self) -> bool:
+        """Whether the order depends on states of samplers, and so on the epochs before."""
+        return self._order.has_states
+
     def renew(self, epoch: int, step: int) -> None:
         """Read the number of samples again when the next iteration begins."""
-        del epoch, step
+        self._order.renew(epoch, step)
         self._epoch = -1
 
     def begin_at(self, position: Position) -> Position:
@@ -189,6 +208,8 @@ class WindowPlan(IndexPlan):
             if left_out:
                 self._left_out[self._epoch, index] = left_out
             is_last = index + 1 == len(self._windows)
+            if is_last:
+                self._order.finish(self._epoch, self._terms)
             yield Window(self._epoch, number, samples_of(number), first_row, is_last, left_out)
 
     def piece(self, epoch: int, index: int) -> Piece:
@@ -293,12 +314,18 @@ class WindowPlan(IndexPlan):
         """Return what the rest of an epoch depends on."""
         place = self._place_at(Position(epoch, 0, 0, step))
         terms = self._terms if epoch == self._epoch else self._order.terms(epoch, self._loaded_at(epoch))
-        state = {**terms, "window": place.window, "row": place.row, **self._split_of(epoch)}
+        begun = self._order.drawn(epoch, self._num_begun(epoch, place))
+        state = {**terms, **begun, "window": place.window, "row": place.row, **self._split_of(epoch)}
         if place.left_out:
             state["left_out"] = list(place.left_out)
         if self._max_skipped is not None:
             state["num_skipped"] = self._num_skipped(epoch, place)
         return state
+
+    def _num_begun(self, epoch: int, place: WindowPlace) -> int:
+        """Return up to which window of the whole epoch this rank needs its order before a place."""
+        last = place.window - (not place.row)
+        return self._windows[last].number + 1 if epoch == self._epoch and 0 <= last < len(self._windows) else 0
 
     def _place_at(self, position: Position) -> WindowPlace:
         place = self._places.get((position.epoch, position.step))
@@ -406,11 +433,11 @@ def check_sampler(sampler: Any, batch_sampler: Any, dealing: object) -> None:
     """Check that a loader's order can be cut into windows.
 
     Raises:
-        ConfigurationError: It is not one of this library's orders.
+        ConfigurationError: It is of one rank, or has no length.
     """
-    if not is_numbered(sampler, batch_sampler) or dealing is not None:
+    if dealing is not None or distributed_sampler_of(sampler) is not None:
         found = sampler if dealing is None else dealing
-        expected = (
-            f"shuffle= or the dataset's order, with {_WINDOWED}; deal_out(num_ranks, rank) gives ranks their windows"
-        )
+        expected = f"an order of all ranks, with {_WINDOWED}; deal_out(num_ranks, rank) gives ranks their windows"
         raise ConfigurationError("sampler", found, expected)
+    if not is_numbered(sampler, batch_sampler) and not isinstance(sampler, Sized):
+        raise ConfigurationError("sampler", sampler, f"a sampler that has a length, with {_WINDOWED}")

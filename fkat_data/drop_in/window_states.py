@@ -222,6 +222,9 @@ def windows_of_rest(of_ranks: Sequence[Mapping[str, Any]], epoch: int) -> dict[s
         counts.append(num_had)
     of_place = ("window", "row", "left_out", "begun", "layers")
     rest = {name: value for name, value in sampler.items() if name not in of_place}
+    if "window_orders" in rest:
+        orders = (each["sampler"]["window_orders"] for each in of_ranks if each["epoch"] == epoch)
+        rest["window_orders"] = sorted({tuple(order) for each in orders for order in each})
     if "num_skipped" in rest:
         in_epoch = (state["sampler"]["num_skipped"] for state in of_ranks if state["epoch"] == epoch)
         rest |= {"num_skipped": 0, "skipped_before": rest.get("skipped_before", 0) + sum(in_epoch)}

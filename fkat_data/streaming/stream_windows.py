@@ -7,13 +7,14 @@ from typing import Any, cast
 
 import numpy as np
 
+from fkat_data.drop_in.window_plan import WindowOrder
 from fkat_data.drop_in.window_states import Spread
 from fkat_data.streaming.epoch.resume_point import ResumePoint
 from fkat_data.streaming.reading.stream import check_saved, saved_commits
 from fkat_data.worker.windows import Window
 
 
-class StreamWindows:
+class StreamWindows(WindowOrder):
     """The order of a stream, for a loader with a window function.
 
     Seed and canonical nodes are those of a loaded state, in later epochs as well, as in the dataset's own epochs.

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from own_workers import worker_pids
+from torch.utils.data import DistributedSampler
 
 from fkat_data import (
     CacheFullError,
@@ -262,7 +263,7 @@ def test_what_is_wrong_with_dataset_store_or_machine_is_no_samples_fault(error):
     [
         ({"on_sample_error": "ignore"}, "on_sample_error"),
         ({"max_skipped_samples": -1}, "max_skipped_samples"),
-        ({"sampler": [1, 2], "shuffle": None}, "sampler"),
+        ({"sampler": DistributedSampler(range(9), 2, 0), "shuffle": None}, "sampler"),
         ({"dataset": iter(()), "shuffle": None}, "dataset"),
     ],
 )

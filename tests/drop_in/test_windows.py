@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from own_workers import worker_pids
 from ranks_of_windows import rows_of
+from torch.utils.data import DistributedSampler, RandomSampler, WeightedRandomSampler
 
 from fkat_data import ConfigurationError, DataLoader, ReplayMismatchError, StateMismatchError
 from fkat_data.streaming import MDSWriter
@@ -61,8 +62,29 @@ def raise_on_30(samples):
     return samples
 
 
+class Backwards:
+    def __init__(self, num_samples):
+        self.num_samples = num_samples
+
+    def __len__(self):
+        return self.num_samples
+
+    def __iter__(self):
+        return reversed(range(self.num_samples))
+
+
+SAMPLERS = {
+    "a generator": lambda count: RandomSampler(range(count), generator=torch.Generator().manual_seed(count)),
+    "the global one": lambda count: RandomSampler(range(count)),
+    "weights": lambda count: WeightedRandomSampler([1.0] * count, count, replacement=False),
+    "own": Backwards,
+}
+
+
 def make(num_samples, counts, *, size=3, window_size=4, num_workers=0, ranks=(1, 0), **options):
     options = {"shuffle": True, "seed": 5, "collate_fn": listed, **options}
+    if options["shuffle"] in SAMPLERS:
+        options |= {"sampler": SAMPLERS[options["shuffle"]](num_samples), "shuffle": False}
     loader = DataLoader(
         range(num_samples), size, window_fn=Rows(counts), window_size=window_size, num_workers=num_workers, **options
     )
@@ -85,7 +107,7 @@ shapes = st.fixed_dictionaries(
         "counts": st.lists(st.integers(0, 4), min_size=1, max_size=4),
         "size": st.sampled_from([None, 1, 2, 5, 9]),
         "window_size": st.integers(1, 9),
-        "shuffle": st.booleans(),
+        "shuffle": st.sampled_from([False, True, *SAMPLERS]),
     }
 )
 
@@ -97,7 +119,9 @@ def test_rows_come_in_the_order_of_the_samples_and_batches_are_full_but_for_the_
     batches = epoch_of(**shape, drop_last=drop_last)
     order = list(range(shape["num_samples"]))
     if shape["shuffle"]:
-        order = [*chain.from_iterable(DataLoader(order, 7, shuffle=True, seed=5, collate_fn=listed))]
+        kind = shape["shuffle"]
+        chosen = {"sampler": SAMPLERS[kind](len(order))} if kind in SAMPLERS else {"shuffle": True}
+        order = [*chain.from_iterable(DataLoader(order, shape["window_size"], seed=5, collate_fn=listed, **chosen))]
     expected = Rows(counts)(order)
     rows = batches if size is None else [*chain.from_iterable(batches)]
     if drop_last:
@@ -277,12 +301,51 @@ def test_an_epoch_without_a_row_ends_and_says_so(caplog):
         ({"window_fn": []}, "window_fn"),
         ({"window_size": 0}, "window_size"),
         ({"batch_sampler": [[1]], "batch_size": 1, "shuffle": None}, "batch_sampler"),
-        ({"sampler": [1, 2], "shuffle": None}, "sampler"),
+        ({"sampler": DistributedSampler(range(9), 2, 0), "shuffle": None}, "sampler"),
+        ({"sampler": map(int, range(9)), "shuffle": None}, "sampler"),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused_by_name(options, name):
     with pytest.raises(ConfigurationError, match=name):
         list(DataLoader(range(9), **{"window_fn": Rows([1]), "batch_size": 2, **options}))
+
+
+class Lying(list):
+    def __len__(self):
+        return 8
+
+
+@pytest.mark.parametrize("given", [7, 8, 9, 12])
+def test_a_sampler_that_gives_another_number_than_its_length_is_an_error(given):
+    loader = DataLoader(range(20), 2, sampler=Lying(range(given)), window_fn=Rows([1]), window_size=4)
+    if given == 8:
+        assert torch.cat([batch[0] for batch in loader]).tolist() == list(range(8))
+    else:
+        with pytest.raises(ConfigurationError, match=r"sampler = <.*samples>: expected 8, as its len"):
+            list(loader)
+
+
+def test_the_order_of_a_sampler_goes_on_over_epochs_and_another_one_is_refused():
+    options = {"size": 4, "shuffle": "a generator"}
+    with make(30, [2, 0, 1], **options) as loader:
+        epochs = [list(loader) for _ in range(3)]
+    assert len({repr(each) for each in epochs}) == 3
+    for epoch, cut in ((0, 3), (1, 0), (1, 4), (2, 7)):
+        with make(30, [2, 0, 1], **options) as loader:
+            for _ in range(epoch):
+                list(loader)
+            had = list(islice(loader, cut)) if cut else []
+            state = saved([loader])
+        with make(30, [2, 0, 1], **options) as loader:
+            loader.load_state_dict(state)
+            assert [had + list(loader), *(list(loader) for _ in range(2 - epoch))] == epochs[epoch:]
+    with make(30, [2, 0, 1], size=4, shuffle="own") as loader:
+        next(iter(loader))
+        state = saved([loader])
+    other = DataLoader(range(30), 4, sampler=list(range(30)), window_fn=Rows([2, 0, 1]), window_size=4, seed=5)
+    other.load_state_dict(state)
+    with pytest.raises(StateMismatchError, match="the sampler gives other samples than when the state was saved"):
+        list(other)
 
 
 def test_a_function_that_returns_no_list_is_refused_by_name():
