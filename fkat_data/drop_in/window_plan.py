@@ -61,7 +61,7 @@ class WindowOrder(ABC):
         """
 
     def drawn(self, epoch: int, num_windows: int) -> dict[str, Any]:
-        """Return what a state says besides, where so many windows of the epoch were begun."""
+        """Return what a state says besides, where ``num_windows`` windows of the epoch were begun."""
         del epoch, num_windows
         return {}
 
