@@ -25,18 +25,3 @@ def test_without_a_device_the_tests_skip_and_nothing_is_measured():
     assert done.returncode == 3, done.stdout + done.stderr
     assert "skipped" in done.stdout
     assert "no CUDA device" in done.stdout
-
-
-def test_every_loader_is_given_the_same_microbatches(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "scripts" / "bench")
-    monkeypatch.delitem(sys.modules, "workloads", raising=False)
-    import workloads
-
-    try:
-        for workload in ("tokens", "images"):
-            one, other = list(workloads.Factory(workload, 2)("0")), iter(workloads.Stream(workload))
-            assert len(one) == 2
-            for first, second in zip(one, other, strict=False):
-                assert all(torch.equal(*tensors) for tensors in zip(first, second, strict=True))
-    finally:
-        del sys.modules["workloads"]

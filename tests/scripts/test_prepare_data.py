@@ -1,5 +1,3 @@
-import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -53,14 +51,6 @@ def test_the_rows_of_all_shards_are_the_text_dealt_out_in_turn(prepare_data, sou
     assert dealt == [TEXT[start : start + 10] for start in range(0, 10 * num_rows, 10)]
 
 
-def test_every_shard_has_equally_many_rows_in_several_row_groups_of_fixed_size_lists(prepare_data, source, tmp_path):
-    manifest = prepare_data.prepare(tmp_path / "data", source, sequence_length=9, num_shards=3, row_group_rows=4)
-    assert {shard["rows"] for shard in manifest["shards"]} == {len(TEXT) // 10 // 3}
-    file = pq.ParquetFile(tmp_path / "data" / "shard-00000.parquet")
-    assert file.num_row_groups == -(-(len(TEXT) // 10 // 3) // 4)
-    assert str(file.schema_arrow.field("tokens").type) == "fixed_size_list<element: uint8>[10]"
-
-
 def test_a_second_preparation_leaves_everything_as_it_is(prepare_data, source, tmp_path):
     first = prepare_data.prepare(tmp_path / "data", source, sequence_length=9, num_shards=2)
     before = contents(tmp_path / "data")
@@ -91,33 +81,6 @@ def test_the_shards_are_made_anew_where_something_has_changed(prepare_data, sour
     assert {name: content for name, (_, content) in contents(data).items()} == {
         name: content for name, (_, content) in contents(tmp_path / "anew").items()
     }
-
-
-@pytest.mark.usefixtures("processes")
-def test_a_killed_preparation_leaves_no_manifest_and_is_made_up_for(source, prepare_data, tmp_path):
-    # The process kills itself in the middle of the second shard.
-    program = """
-import os, pathlib, signal, sys
-sys.path.insert(0, sys.argv[1])
-import prepare_data
-write_table = prepare_data.pq.write_table
-def deadly(table, path, **options):
-    if "shard-00001" in path.name:
-        path.write_bytes(b"PAR1")
-        os.kill(os.getpid(), signal.SIGKILL)
-    write_table(table, path, **options)
-prepare_data.pq.write_table = deadly
-prepare_data.prepare(pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[3]), sequence_length=9, num_shards=3)
-"""
-    data = tmp_path / "data"
-    prepare_data.prepare(data, source, sequence_length=4, num_shards=2)  # an earlier one of another kind
-    killed = subprocess.run([sys.executable, "-c", program, SCRIPTS, data, source], capture_output=True, check=False)
-    assert killed.returncode == -9
-    assert (data / "shard-00000.parquet").exists()
-    assert not (data / "manifest.json").exists()
-    prepare_data.prepare(data, source, sequence_length=9, num_shards=3)
-    shards = ["shard-00000.parquet", "shard-00001.parquet", "shard-00002.parquet"]
-    assert sorted(path.name for path in data.iterdir()) == [".lock", "manifest.json", *shards]
 
 
 @pytest.mark.parametrize(
