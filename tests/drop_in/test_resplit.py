@@ -340,3 +340,43 @@ def test_real_ranks_go_from_four_to_two_to_three_to_one(prepared, tmp_path):
     for kind in KINDS_OF_TRIP:
         ledger = torch.load(tmp_path / f"{kind}.pt", weights_only=True)["ledger"]
         assert sorted(ledger) == list(range(NUM_SAMPLES)), kind
+
+
+class Ramp:
+    """Batches of two, and of four from the sixth on."""
+
+    def __init__(self, sampler):
+        self.sampler = sampler
+
+    def __iter__(self):
+        indices, number = iter(self.sampler), 0
+        while batch := list(islice(indices, 2 if number < 5 else 4)):
+            number += 1
+            yield batch
+
+    def __len__(self):
+        return 5 + -(-(len(self.sampler) - 10) // 4)
+
+
+def test_a_ramp_of_batch_sizes_goes_on_at_every_cut_and_on_other_ranks():
+    def ramped(num_ranks=1, rank=0):
+        sampler = Ramp(RandomSampler(range(61), generator=torch.Generator().manual_seed(3)))
+        loader = DataLoader(range(61), batch_sampler=sampler, collate_fn=list)
+        loader.deal_out(num_ranks, rank)
+        return loader
+
+    whole = list(ramped())
+    assert [len(batch) for batch in whole] == [*[2] * 5, *[4] * 12, 3]
+    for cut in range(1, len(whole)):
+        begun, resumed = ramped(), ramped()
+        had = list(islice(begun, cut))
+        resumed.load_state_dict(begun.state_dict())
+        assert had + list(resumed) == whole
+    begun = [ramped(2, rank) for rank in range(2)]
+    had = [batch for loader in begun for batch in islice(loader, 3)]
+    state = DataLoader.merge_state_dicts([loader.local_state_dict() for loader in begun])
+    for rank in range(3):
+        resumed = ramped(3, rank)
+        resumed.load_state_dict(state)
+        had += resumed
+    assert sorted(chain.from_iterable(had)) == list(range(61))
