@@ -182,16 +182,11 @@ class Exchange:
             self._gathered = [torch.empty_like(sent) for _ in self.ranks]
         self._work = dist.all_gather(self._gathered, sent, group=self._group, async_op=True)
 
-    def numbers(self) -> list[list[int]]:
-        """Wait for every rank, and return the numbers of each in the order of ``ranks``; the exchange stays under way."""
-        self._work.wait()
-        return [numbers.tolist() for numbers in self._gathered]
-
     def finish(self) -> list[list[int]]:
         """Wait for every rank, and return the numbers of each in the order of ``ranks``."""
-        found = self.numbers()
+        self._work.wait()
         self._work = None
-        return found
+        return [numbers.tolist() for numbers in self._gathered]
 
 
 _KEY = "fkat_data/first/{}"

@@ -1,14 +1,81 @@
 """Epochs whose length no rank knows beforehand end together: each rank delivers as many microbatches as all have."""
 
+import _thread
 import logging
 from collections.abc import Callable
+from functools import partial
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from fkat_data.distributed import Exchange, job_store, rank_and_world_size
+from fkat_data.dropped import after_end
 from fkat_data.errors import RankMismatchError
-from fkat_data.interruption import genuine
+from fkat_data.interruption import genuine, suppress
 
 _logger = logging.getLogger(__name__)
+
+
+_Round = tuple[int, int, int, bool]
+_MOST_KEPT = 8
+_RECHECK_S = 0.05
+
+
+# A group that dies in a thread while the interpreter ends aborts the process: torch takes the lock of Python again there.
+_exchanges: list[Exchange] = []
+
+
+class _Rounds:
+    """Exchanges numbers between ranks in a thread of its own.
+
+    No signal's handler runs there: whatever interrupts its caller, who asks again then, a round is begun once.
+    """
+
+    def __init__(self) -> None:
+        self._asked: SimpleQueue[tuple[_Round, list[int]] | None] = SimpleQueue()
+        self._rung: SimpleQueue[None] = SimpleQueue()
+        self._heard: dict[_Round, list[list[int]] | BaseException] = {}
+        after_end(self, partial(self._asked.put, None))
+        _exchanges.append(Exchange(None))
+        _thread.start_new_thread(_exchange, (_exchanges[-1], self._asked, self._heard, self._rung))
+
+    def ask(self, name: _Round, numbers: list[int]) -> None:
+        """Begin a round, unless it has begun; do not wait."""
+        self._asked.put((name, numbers))
+
+    def heard(self, name: _Round) -> list[list[int]]:
+        """Wait for a round, one of the last that were begun, and return the numbers of each rank.
+
+        Raises:
+            Exception: The ranks cannot exchange anything.
+        """
+        while name not in self._heard:
+            # The ring may be lost with a call that was interrupted.
+            with suppress(Empty):
+                self._rung.get(timeout=_RECHECK_S)
+        found = self._heard[name]
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+
+def _exchange(
+    exchange: Exchange,
+    asked: "SimpleQueue[tuple[_Round, list[int]] | None]",
+    heard: "dict[_Round, list[list[int]] | BaseException]",
+    rung: "SimpleQueue[None]",
+) -> None:
+    while (request := asked.get()) is not None:
+        name, numbers = request
+        if name in heard:
+            continue
+        try:
+            exchange.begin(numbers)
+            heard[name] = exchange.finish()
+        except BaseException as error:  # noqa: BLE001 - raised where the round is waited for
+            heard[name] = error
+        while len(heard) > _MOST_KEPT:
+            del heard[next(iter(heard))]
+        rung.put(None)
 
 
 class EqualEnds:
@@ -21,8 +88,9 @@ class EqualEnds:
     """
 
     def __init__(self) -> None:
-        self._exchange = Exchange(None)
-        self._asked = -1, -1
+        self._rounds = _Rounds()
+        self._num_iterations = 0
+        self._ahead: _Round | None = None
         # Up to which step of which epoch all ranks have microbatches: kept until the next iteration for a call that an
         # interruption has kept from returning it.
         self._agreed = -1, 0
@@ -33,13 +101,15 @@ class EqualEnds:
         Raises:
             RankMismatchError: Ranks have left it at different places.
         """
-        self._settle()
+        self._look()
         self._agreed = -1, 0
+        self._num_iterations += 1
 
     def look_ahead(self, epoch: int, step: int, num_certain: int) -> None:
         """Say how many microbatches this rank is certain to have from a step on; do not wait. A collective."""
-        if not self._exchange.is_pending:
-            self._ask(epoch, step, num_certain)
+        name = (self._num_iterations, epoch, step, True)
+        self._rounds.ask(name, [epoch, step, num_certain])
+        self._ahead = name
 
     def agree(self, epoch: int, step: int, num_certain: int) -> int:
         """Return how many microbatches each rank is certain to have from a step on. A collective.
@@ -52,28 +122,28 @@ class EqualEnds:
         Raises:
             RankMismatchError: Ranks are at different places.
         """
-        self._settle()
+        self._look()
         if self._agreed[0] != epoch or self._agreed[1] <= step:
-            self._ask(epoch, step, num_certain)
-            self._settle()
+            name = (self._num_iterations, epoch, step, False)
+            self._rounds.ask(name, [epoch, step, num_certain])
+            self._hear(name)
         return self._agreed[1] - step
 
-    def _ask(self, epoch: int, step: int, num_certain: int) -> None:
-        self._asked = epoch, step
-        self._exchange.begin([epoch, step, num_certain])
+    def _look(self) -> None:
+        """Learn what the other ranks have said ahead, if that was asked for."""
+        if self._ahead is not None:
+            self._hear(self._ahead)
+            self._ahead = None
 
-    def _settle(self) -> None:
-        """Learn what the other ranks have said, if that was asked for."""
-        if not self._exchange.is_pending:
-            return
-        found = self._exchange.numbers()
+    def _hear(self, name: _Round) -> None:
+        found = self._rounds.heard(name)
         places = [(each[0], each[1]) for each in found]
         if len(set(places)) > 1:
-            self._exchange.finish()
+            self._ahead = None
             per_rank = ", ".join(f"epoch {at[0]} step {at[1]} on rank {rank}" for rank, at in enumerate(places))
             raise RankMismatchError("the microbatches that were delivered", per_rank)
-        self._agreed = self._asked[0], self._asked[1] + min(each[2] for each in found)
-        self._exchange.finish()
+        _, epoch, step, _ = name
+        self._agreed = epoch, step + min(each[2] for each in found)
 
 
 class EndsOfRanks:

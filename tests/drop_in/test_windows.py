@@ -423,6 +423,22 @@ def test_real_ranks_end_an_epoch_together_though_their_windows_make_uneven_numbe
     assert set(rows) < set(rows_of(range(300)))
 
 
+@pytest.mark.usefixtures("processes")
+@pytest.mark.parametrize("kind", ["indices", "strands"])
+def test_ranks_end_an_epoch_together_though_each_is_interrupted_again_and_again(prepared, tmp_path, kind):
+    script = RANKS.with_name("interrupted_ranks.py")
+    for rank in prepared.run_ranks(
+        2, script, tmp_path, 1, *(["strands"] if kind == "strands" else []), folder=tmp_path
+    ):
+        assert rank.returncode == 0, rank.stderr
+    counts, interruptions, rows = zip(*json.loads((tmp_path / "content.json").read_text()), strict=True)
+    assert counts[0] == counts[1] > 50
+    assert min(interruptions) > 20
+    had = [tuple(row) for of_rank in rows for row in of_rank]
+    assert len(set(had)) == len(had)
+    assert set(had) <= set(rows_of(range(300)))
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("share", [60, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.timeout(7200)])])
 def test_a_loop_goes_on_where_an_interrupted_call_has_left_it(share):
