@@ -1,8 +1,6 @@
 """Read JSON Lines files, by index or sequentially: one JSON value per line; plain, gzip or zstd."""
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,7 +10,7 @@ from fkat_data import arguments
 from fkat_data.datasets.item_index import DatasetOfFiles, IndexedFiles, counted
 from fkat_data.files.counted_file import CountedFile
 from fkat_data.files.lines import LineIndex, lines_of, parsed
-from fkat_data.files.opening import FileVersion, TextFile, changed, local_path, shown_path
+from fkat_data.files.opening import FileVersion, TextFile, changed, shown_path
 
 _MAX_LINE_BYTES = 64 << 20
 
@@ -41,7 +39,8 @@ def _counted_files(
     """
 
     def num_lines(path: str, options: Mapping[str, Any]) -> int:
-        index = LineIndex.saved(path) or LineIndex.of(path, TextFile(path, options).chunks(), max_line_bytes)
+        saved = LineIndex.saved(path, options)
+        index = saved[0] if saved else LineIndex.of(path, TextFile(path, options).chunks(), max_line_bytes)
         return index.num_lines
 
     return counted("json lines", paths, storage_options, num_lines)
@@ -97,7 +96,7 @@ class JsonDataset(_JsonFiles, IndexedFiles):
         """
         return self._by_file(indices, self._samples)
 
-    def save_index(self, before: os.stat_result) -> None:
+    def save_index(self, before: FileVersion) -> None:
         """Write the index of the only file beside it, for all who open the file from now on.
 
         Args:
@@ -107,17 +106,14 @@ class JsonDataset(_JsonFiles, IndexedFiles):
             OSError: It cannot be written.
         """
         (file,), (index,) = self._files, self._indices
-        index.save(file.path, before)
+        index.save(file.path, before, self.storage_options)
 
     def _index(self, file: TextFile) -> LineIndex:
-        # Looked at before the index is compared with the file: a later change is another version.
-        local = local_path(file.path)
-        version = FileVersion.of(local) if local is not None and Path(local).exists() else None
-        index = LineIndex.saved(file.path)
-        if index is None:
-            index, version = LineIndex.of(file.path, file.chunks(), self.max_line_bytes), file.version_read
-        self._versions.append(version)
-        return index
+        saved = LineIndex.saved(file.path, self.storage_options)
+        if saved is None:
+            saved = LineIndex.of(file.path, file.chunks(), self.max_line_bytes), file.version_read
+        self._versions.append(saved[1])
+        return saved[0]
 
     def _place(self, part: int, row: int) -> str:
         return _place(self.paths[part], row)

@@ -1,7 +1,6 @@
 """The lengths of items as one array: given, or counted in threads."""
 
-import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -10,7 +9,7 @@ import torch
 
 from fkat_data.background import AnyExecutor, results_of
 from fkat_data.errors import ConfigurationError
-from fkat_data.files.opening import local_path, locations_of
+from fkat_data.files.opening import RangedFile, locations_of
 from fkat_data.files.sidecar import read_sidecar, write_sidecar
 from fkat_data.interruption import genuine
 
@@ -87,39 +86,43 @@ def _are_several(found: object) -> bool:
 _SIDECAR = "lengths"
 
 
-def write_lengths(path: str, lengths: Any) -> str:
+def write_lengths(path: str, lengths: Any, *, storage_options: Mapping[str, Any] | None = None) -> str:
     """Write the lengths of a file's samples beside it, once for all who read it; return where.
 
     Args:
-        path: The file, on this machine. Of a file that changes while they are counted, they are wrong.
+        path: The file: a local path, or a URI that fsspec supports. Of a file that changes while they are counted, they
+            are wrong.
         lengths: A list, an array or a tensor of integers, one for each sample.
+        storage_options: Options for fsspec, for a file that is not local.
 
     Raises:
-        ConfigurationError: They are no lengths, or the file is not on this machine.
-        FileNotFoundError: There is no such file.
+        ConfigurationError: They are no lengths, or the file's store does not say when its content is another one.
+        ShardNotFoundError: There is no such file.
         OSError: They cannot be written.
     """
-    local = local_path(path)
-    if local is None:
-        raise ConfigurationError("path", path, "a file on this machine")
+    options = storage_options or {}
     found = as_lengths("lengths", lengths)
     is_small = not len(found) or found.max() < 1 << 31
     values = found.astype(np.int32) if is_small else found
-    return str(write_sidecar(path, _SIDECAR, values, {"num_samples": len(found)}, os.stat(local)))  # noqa: PTH116 - a str
+    before = RangedFile(path, options).version()
+    return write_sidecar(path, _SIDECAR, values, {"num_samples": len(found)}, before, options)
 
 
-def read_lengths(paths: str | Sequence[str]) -> npt.NDArray[np.int64]:
+def read_lengths(
+    paths: str | Sequence[str], *, storage_options: Mapping[str, Any] | None = None
+) -> npt.NDArray[np.int64]:
     """Return the lengths of the samples of files, which ``write_lengths`` or ``fkat-data index --lengths`` has written.
 
     Args:
         paths: The files, in the order of their samples.
+        storage_options: Options for fsspec, for files that are not local.
 
     Raises:
         ConfigurationError: A file has no such lengths, or was changed since they were counted.
     """
     found: list[npt.NDArray[Any]] = []
     for path in locations_of("paths", paths):
-        sidecar = read_sidecar(path, _SIDECAR)
+        sidecar = read_sidecar(path, _SIDECAR, storage_options or {})
         if sidecar is None:
             expected = "a file whose lengths lie beside it: run `fkat-data index --lengths MODULE:FUNCTION` on it, again if it was changed"
             raise ConfigurationError("paths", path, expected)

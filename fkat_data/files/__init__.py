@@ -12,7 +12,7 @@ from fkat_data.files.formats import open_shard
 from fkat_data.files.index import parse_index, read_index
 from fkat_data.files.lines import LineIndex
 from fkat_data.files.mapping import mapped, mapped_span, num_maps
-from fkat_data.files.opening import RangedFile
+from fkat_data.files.opening import FileVersion, RangedFile
 from fkat_data.files.shard import Column, FileInfo, Origin, ShardEntry
 from fkat_data.files.stored import (
     COMPRESSIONS,
@@ -39,6 +39,7 @@ __all__ = [
     "Column",
     "EncodingError",
     "FileInfo",
+    "FileVersion",
     "LineIndex",
     "Origin",
     "RangedFile",

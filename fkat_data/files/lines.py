@@ -1,11 +1,10 @@
 """Files of lines: JSON, by an index of their lines; and shards of JSON and of separated values."""
 
 import json
-import os
 import zlib
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -15,6 +14,7 @@ import numpy.typing as npt
 from fkat_data.errors import ShardCorruptError
 from fkat_data.files.encoding import EncodingError
 from fkat_data.files.mapping import mapped, offsets_of
+from fkat_data.files.opening import FileVersion
 from fkat_data.files.shard import (
     ReadOptions,
     ShardEntry,
@@ -225,27 +225,28 @@ class LineIndex(NamedTuple):
         return cls(anchors, stride, num_lines, num_bytes, checksum)
 
     @classmethod
-    def saved(cls, path: str) -> "LineIndex | None":
-        """Return the index that ``save`` has left beside a file; None: there is none of its present text."""
-        found = read_sidecar(path, _SIDECAR)
+    def saved(cls, path: str, storage_options: Mapping[str, Any]) -> "tuple[LineIndex, FileVersion] | None":
+        """Return the index that ``save`` has left beside a file, and what the file is; None: it has none as it is now."""
+        found = read_sidecar(path, _SIDECAR, storage_options)
         if found is None:
             return None
         anchors = array("q")
         anchors.frombytes(found.values.astype(np.int64).tobytes())
-        return cls(anchors, *(int(found.facts[name]) for name in cls._fields[1:]))
+        return cls(anchors, *(int(found.facts[name]) for name in cls._fields[1:])), found.version
 
-    def save(self, path: str, before: os.stat_result) -> Path:
+    def save(self, path: str, before: FileVersion, storage_options: Mapping[str, Any]) -> str:
         """Write the index beside its file, for all who open it from now on; return where.
 
         Args:
-            path: The file, on this machine.
+            path: The file.
             before: What it was when it was read.
+            storage_options: Options for fsspec, for a file that is not local.
 
         Raises:
             OSError: It cannot be written.
         """
         facts = {name: getattr(self, name) for name in self._fields[1:]}
-        return write_sidecar(path, _SIDECAR, np.array(self.anchors, np.int64), facts, before)
+        return write_sidecar(path, _SIDECAR, np.array(self.anchors, np.int64), facts, before, storage_options)
 
     def block(self, number: int) -> tuple[int, int]:
         """Return offset and size in bytes of the ``stride`` lines that begin at an anchor."""

@@ -1,106 +1,129 @@
 """A sidecar: an array about a file, written once beside it, so that a thousand processes need not read the file for it.
 
-It is a ``.npy`` file, which any program maps, with facts as JSON behind the array. Among them are the size and the time
-of the file that it is about: once that file is another one, the sidecar says nothing.
+It is a ``.npy`` file, which any program maps, with facts as JSON behind the array. Among them are the size of the file
+that it is about, and its time, or what a store calls its content: once that file is another one, the sidecar says
+nothing.
 """
 
 import json
 import logging
-import os
 import secrets
 import struct
 from collections.abc import Mapping
+from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from fkat_data.files.opening import local_path
+from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
+from fkat_data.files.opening import FileVersion, RangedFile, local_path
 from fkat_data.interruption import genuine
 
 _logger = logging.getLogger(__name__)
 
 _END = struct.Struct("<Q16s")
 _MAGIC = b"fkat_data facts\n"
-_VERSION = 1
+_VERSION = 2
 
 
 class Sidecar(NamedTuple):
     """What was found out about a file.
 
     Attributes:
-        values: The array, mapped.
+        values: The array; mapped where the file is on this machine.
         facts: What else there is to know.
+        version: What the file was when the sidecar was compared with it.
     """
 
     values: npt.NDArray[Any]
     facts: Mapping[str, Any]
+    version: FileVersion
 
 
 def write_sidecar(
-    path: str, kind: str, values: npt.NDArray[Any], facts: Mapping[str, Any], before: os.stat_result
-) -> Path:
-    """Write what was found out about a file; the sidecar is there as a whole or not at all. Return its path.
+    path: str,
+    kind: str,
+    values: npt.NDArray[Any],
+    facts: Mapping[str, Any],
+    before: FileVersion,
+    storage_options: Mapping[str, Any],
+) -> str:
+    """Write what was found out about a file; the sidecar is there as a whole or not at all. Return its path or URI.
 
     Args:
-        path: The file, on this machine.
+        path: The file: a local path, or a URI that fsspec supports.
         kind: The last part of the sidecar's name.
         values: The array.
         facts: What else there is to know, as JSON holds it.
         before: What the file was when it was looked at.
+        storage_options: Options for fsspec, for a file that is not local.
 
     Raises:
+        ConfigurationError: The file's store does not say when its content is another one.
         OSError: It cannot be written.
     """
+    if before.time is None:
+        raise ConfigurationError("path", path, "a file of a store that says when its content is another one")
     place = _beside(path, kind)
-    temporary = place.with_name(f"{place.name}.{secrets.token_hex(8)}.tmp")
-    about = {"version": _VERSION, "size_bytes": before.st_size, "time_ns": before.st_mtime_ns, **facts}
+    about = {"version": _VERSION, "size_bytes": before.size_bytes, "time": before.time, **facts}
     text = json.dumps(about).encode()
+    if local_path(path) is None:
+        # Imported here, because only remote files need it.
+        import fsspec  # noqa: PLC0415 - see above
+
+        with cast("Any", fsspec).open(place, "wb", **storage_options) as file:  # a store has it as a whole, at the end
+            _write(file, values, text)
+        return place
+    temporary = Path(f"{place}.{secrets.token_hex(8)}.tmp")
     try:
         with temporary.open("wb") as file:
-            np.lib.format.write_array(file, np.ascontiguousarray(values), allow_pickle=False)
-            file.write(text + _END.pack(len(text), _MAGIC))
+            _write(file, values, text)
         temporary.replace(place)
     finally:
         temporary.unlink(missing_ok=True)
     return place
 
 
-def read_sidecar(path: str, kind: str) -> Sidecar | None:
+def read_sidecar(path: str, kind: str, storage_options: Mapping[str, Any]) -> Sidecar | None:
     """Return what was found out about a file; None where there is no sidecar, or the file is another one since.
 
     Args:
-        path: The file: a local path, or a URI, which has no sidecar.
+        path: The file: a local path, or a URI that fsspec supports.
         kind: The last part of the sidecar's name.
+        storage_options: Options for fsspec, for a file that is not local.
     """
-    local = local_path(path)
-    if local is None:
-        return None
     place = _beside(path, kind)
     try:
-        facts = _facts(place)
-        now = os.stat(local)  # noqa: PTH116 - as everywhere in this package
-        if facts["version"] > _VERSION or (facts["size_bytes"], facts["time_ns"]) != (now.st_size, now.st_mtime_ns):
-            _logger.info("%s is of another %s, which is read instead", place, local)
+        beside = RangedFile(place, storage_options)
+        facts = _facts(beside)
+        now = RangedFile(path, storage_options).version()
+        if facts["version"] > _VERSION or (facts["size_bytes"], facts["time"]) != (now.size_bytes, now.time):
+            _logger.info("%s is of another %s, which is read instead", place, path)
             return None
-        return Sidecar(np.load(place, mmap_mode="r", allow_pickle=False), facts)
-    except genuine(FileNotFoundError):
+        if local_path(path) is not None:
+            return Sidecar(np.load(place, mmap_mode="r", allow_pickle=False), facts, now)
+        return Sidecar(np.load(BytesIO(beside.read(0, beside.size_bytes)), allow_pickle=False), facts, now)
+    except genuine(ShardNotFoundError):
         return None
-    except genuine(OSError, ValueError, KeyError, TypeError, struct.error) as error:
+    except genuine(OSError, ValueError, KeyError, TypeError, struct.error, ShardCorruptError) as error:
         _logger.warning("%s cannot be read, and the file that it is about is read instead: %s", place, error)
         return None
 
 
-def _beside(path: str, kind: str) -> Path:
-    return Path(f"{local_path(path) or path}.{kind}")
+def _write(file: Any, values: npt.NDArray[Any], text: bytes) -> None:
+    np.lib.format.write_array(file, np.ascontiguousarray(values), allow_pickle=False)
+    file.write(text + _END.pack(len(text), _MAGIC))
 
 
-def _facts(place: Path) -> dict[str, Any]:
-    with place.open("rb") as file:
-        file.seek(-_END.size, os.SEEK_END)
-        size, magic = _END.unpack(file.read(_END.size))
-        if magic != _MAGIC:
-            raise ValueError("it does not end as a sidecar does")
-        file.seek(-_END.size - size, os.SEEK_END)
-        return cast("dict[str, Any]", json.loads(file.read(size)))
+def _beside(path: str, kind: str) -> str:
+    return f"{local_path(path) or path}.{kind}"
+
+
+def _facts(beside: RangedFile) -> dict[str, Any]:
+    end = beside.size_bytes - _END.size
+    size, magic = _END.unpack(beside.read(max(0, end), beside.size_bytes))
+    if magic != _MAGIC:
+        raise ValueError("it does not end as a sidecar does")
+    return cast("dict[str, Any]", json.loads(beside.read(end - size, end)))

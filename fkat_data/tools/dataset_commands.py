@@ -18,6 +18,7 @@ from rich.table import Table
 
 from fkat_data.datasets import JsonDataset, count_parallel, write_lengths
 from fkat_data.errors import ConfigurationError, ShardNotFoundError
+from fkat_data.files.opening import RangedFile
 from fkat_data.files.shard import ShardEntry
 from fkat_data.files.verification import (
     DatasetReport,
@@ -148,7 +149,7 @@ def convert_command(
 
 @dataset_app.command("index")
 def index_command(
-    files: Annotated[list[str], typer.Argument(help="JSON Lines files, on this machine.")],
+    files: Annotated[list[str], typer.Argument(help="JSON Lines files: paths, or URIs such as s3://bucket/a.jsonl.")],
     lengths: Annotated[
         str | None, typer.Option(help="MODULE:FUNCTION from a sample to its length, such as its tokens.")
     ] = None,
@@ -171,7 +172,7 @@ def index_command(
 
 def index_file(path: str, lengths: str | None) -> int:
     """Write what there is to write beside a file, and return the number of its lines; runs in a process of its own."""
-    before = Path(path).stat()
+    before = RangedFile(path, {}).version()
     # Its own index may be stale: it reads the file then.
     dataset = JsonDataset(path)
     dataset.save_index(before)

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from fkat_data.datasets import JsonDataset, PackedDataset, read_lengths, write_lengths
-from fkat_data.errors import ConfigurationError
+from fkat_data.errors import ConfigurationError, ShardNotFoundError
+from fkat_data.files import FileVersion
 from fkat_data.tools import app
 
 PATHS = ["a.jsonl", "b.jsonl"]
@@ -84,7 +85,7 @@ def test_a_sidecar_of_another_file_says_nothing(files, how, caplog):
 def test_any_lines_are_the_same_by_their_sidecar(tmp_path_factory, values, separator):
     path = tmp_path_factory.mktemp("lines") / "c.jsonl"
     write(path, values, separator)
-    before = path.stat()
+    before = FileVersion.of(str(path))
     JsonDataset(str(path)).save_index(before)
     assert list(JsonDataset(str(path))) == values
 
@@ -103,8 +104,8 @@ def test_lengths_of_a_file_that_was_changed_are_refused_by_its_name(files):
     for bad in ([-1], [[1]], ["1"]):
         with pytest.raises(ConfigurationError, match="lengths"):
             write_lengths(files[0], bad)
-    with pytest.raises(ConfigurationError, match="on this machine"):
-        write_lengths("s3://bucket/a.jsonl", [1])
+    with pytest.raises(ShardNotFoundError, match=r"nothing\.jsonl"):
+        write_lengths("nothing.jsonl", [1])
 
 
 @pytest.mark.usefixtures("processes")
