@@ -6,8 +6,9 @@ import sys
 from itertools import islice
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset, RandomSampler, get_worker_info
 from walks import wait_until
 
 from fkat_data import DataLoader
@@ -70,7 +71,10 @@ def main():
     content = json.loads(path.read_text()) if path.exists() else {"rows": [], "state": None, "counts": []}
     options = {"window_fn": rows_of, "window_size": 50, "collate_fn": listed, "num_workers": num_workers}
     dataset = range(NUM_SAMPLES)
-    if len(sys.argv) > 4:
+    if sys.argv[4:] == ["a sampler"]:
+        # All begin with the first one's.
+        options["sampler"] = RandomSampler(dataset, generator=torch.Generator().manual_seed(rank))
+    elif len(sys.argv) > 4:
         dataset = Strands() if sys.argv[4] == "strands" else StreamingDataset(local=sys.argv[4])
     with DataLoader(dataset, 4, **options) as loader:
         loader.deal_out(num_ranks, rank)

@@ -395,11 +395,14 @@ def test_ranks_that_are_an_epoch_apart_keep_their_number():
 
 
 @pytest.mark.usefixtures("processes")
-@pytest.mark.parametrize(("num_workers", "kind"), [(0, "indices"), (1, "indices"), (1, "a stream"), (1, "strands")])
+@pytest.mark.parametrize(
+    ("num_workers", "kind"),
+    [(0, "indices"), (1, "indices"), (1, "a sampler"), (1, "a stream"), (1, "strands")],
+)
 def test_real_ranks_end_an_epoch_together_though_their_windows_make_uneven_numbers_of_rows(
     prepared, tmp_path, num_workers, kind
 ):
-    stream = ["strands"] if kind == "strands" else []
+    stream = [kind] if kind in {"strands", "a sampler"} else []
     if kind == "a stream":
         stream = [tmp_path / "stream"]
         with MDSWriter(out=str(stream[0]), columns={"number": "int"}, size_limit=500) as writer:
