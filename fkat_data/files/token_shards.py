@@ -101,7 +101,7 @@ def check_windowing(windowing: TokenWindowing | None, kind: str, name: str) -> N
         ConfigurationError: It is not so.
     """
     if windowing is None and kind == "tokens":
-        raise ConfigurationError("tokens", None, f"a mapping such as {{'window_size': 2049}}: {name} holds tokens")
+        raise ConfigurationError("tokens", None, f"a mapping such as {{'window_size': 2049}}, for the tokens of {name}")
     if windowing is not None and kind != "tokens":
         raise ConfigurationError("tokens", windowing._asdict(), f"None: {name} is {kind}, and holds no tokens")
 

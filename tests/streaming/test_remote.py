@@ -431,7 +431,7 @@ def named_in(place, name):
 def test_a_file_that_is_no_stream_is_named_with_what_would_do(tmp_path, data, bucket, processes):
     folder = tmp_path / "data"
     shutil.copytree(data, folder)
-    (folder / "train.bin").write_bytes(bytes(100))
+    (folder / "train.dat").write_bytes(bytes(100))
     (folder / "below").mkdir()
     (folder / "below" / "x.txt").write_text("x")
     bucket.fill(folder)
@@ -452,7 +452,7 @@ def test_a_file_that_is_no_stream_is_named_with_what_would_do(tmp_path, data, bu
         places += [{"remote": f"{server.url}/%?signature=s", "local": str(tmp_path / "web")}]
         for place in places:
             for name, advice in {
-                "train.bin": r"a file\. A stream is a directory of shards.*fkat-data convert.*MDSWriter",
+                "train.dat": r"a file\. A stream is a directory of shards.*fkat-data convert.*MDSWriter",
                 "index.json": "name its directory",
                 "shard.00000.mds": "name its directory",
             }.items():

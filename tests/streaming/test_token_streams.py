@@ -114,7 +114,7 @@ def test_bad_input_is_named(tmp_path):
     list(write(tmp_path / "megatron", megatron))
     (tmp_path / "nothing").mkdir()
     window = {"window_size": 10}
-    refused(ConfigurationError, r"tokens = None: expected a mapping .*0\.npy holds tokens", tmp_path / "npy", None)
+    refused(ConfigurationError, r"tokens = None: expected a mapping .*for the tokens of 0\.npy", tmp_path / "npy", None)
     refused(ConfigurationError, r"dtype = None: .*0\.bin", tmp_path / "bare", window)
     refused(ConfigurationError, r"dtype = .*int64.*0\.npy says", tmp_path / "npy", window | {"dtype": "int64"})
     refused(ConfigurationError, r"dtype.*a type of integers", tmp_path / "bare", window | {"dtype": "float"})
