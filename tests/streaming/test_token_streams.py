@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from file_streams import OPTIONS
+from parquet_examples import write_parquet
 from token_writers import bare, datatrove, llm_c, megatron, numpys
 
 from fkat_data import ConfigurationError, DataLoader, ShardCorruptError, ShardNotFoundError
@@ -101,6 +102,14 @@ def test_streams_of_tokens_are_mixed_with_others_and_packs_are_collated(tmp_path
     found = torch.cat([batch["tokens"].flatten() for batch in batches])
     assert (found == 1).sum() == 3 * (found == 2).sum()
     assert {"cu_seqlens", "position_ids"} <= batches[0].keys()
+
+
+def test_tables_and_tokens_in_one_folder_are_streams_of_their_own(tmp_path):
+    list(write(tmp_path / "both", numpys))
+    write_parquet(tmp_path / "both" / "a.parquet", range(20), [20])
+    options = {"local": str(tmp_path / "both"), "batch_size": 2}
+    assert StreamingDataset(**options).num_samples == 20
+    assert StreamingDataset(tokens={"window_size": 100}, **options).num_samples == 7 + 4
 
 
 def refused(error, pattern, folder, tokens, **options):

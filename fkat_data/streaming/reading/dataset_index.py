@@ -325,6 +325,9 @@ class GeneratedIndex:
                 self._location,
                 f"no file matches, with a name that ends with {LISTED_SUFFIXES} (a web server lists no files: name one)",
             )
+        # An array beside tables is no part of their stream, nor are tables part of one of tokens.
+        of_kind = [file for file in found if (listed_format(file.name) == "tokens") == (self._windowing is not None)]
+        found = of_kind or found
         for file in found:
             if max(len(part.encode(errors="replace")) for part in file.name.split("/")) > _LONGEST_NAME_BYTES:
                 raise ShardCorruptError(file.name, f"a name or a folder is longer than {_LONGEST_NAME_BYTES} bytes")
