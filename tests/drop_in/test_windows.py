@@ -325,6 +325,27 @@ def test_a_sampler_that_gives_another_number_than_its_length_is_an_error(given):
             list(loader)
 
 
+def test_a_rank_that_ends_long_before_the_others_begins_the_next_epoch_as_they_do():
+    shape = {"num_samples": 700, "counts": [1], "size": None, "window_size": 1, "shuffle": "a generator"}
+    with make(**shape) as loader:
+        epochs = [list(loader) for _ in range(3)]
+    with make(**shape, ranks=(300, 0)) as loader:
+        assert [list(loader) for _ in range(3)] == [[rows[0], rows[300], rows[600]] for rows in epochs]
+    with make(**shape, ranks=(300, 150)) as loader:
+        assert [list(loader) for _ in range(3)] == [[rows[150], rows[450]] for rows in epochs]
+    with make(**shape, ranks=(350, 0)) as loader:
+        found = []
+        for _ in epochs:
+            for _microbatch in loader:
+                loader.provenance()
+            found.append(loader.local_state_dict())
+            assert (loader.epoch, loader.step) == (len(found), 0)
+    for place, rows in zip(found, epochs[1:], strict=False):
+        with make(**shape, ranks=(350, 0)) as loader:
+            loader.load_state_dict(place)
+            assert list(loader) == [rows[0], rows[350]]
+
+
 def test_the_order_of_a_sampler_goes_on_over_epochs_and_another_one_is_refused():
     options = {"size": 4, "shuffle": "a generator"}
     with make(30, [2, 0, 1], **options) as loader:
