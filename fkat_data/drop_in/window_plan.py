@@ -78,7 +78,7 @@ class WindowOrder(ABC):
         return windows
 
     def finish(self, epoch: int, terms: Mapping[str, Any]) -> None:
-        """Come to the epoch's end: this rank has its last window."""
+        """Come to the epoch's end. Any number of calls."""
         del epoch, terms
 
 
@@ -166,8 +166,19 @@ class WindowPlan(IndexPlan):
 
     def renew(self, epoch: int, step: int) -> None:
         """Read the number of samples again when the next iteration begins."""
+        if step:
+            self._finish(epoch)
         self._order.renew(epoch, step)
         self._epoch = -1
+
+    def leave(self, position: Position) -> None:
+        """Come to the end of an epoch that is left."""
+        self._finish(position.epoch)
+
+    def _finish(self, epoch: int) -> None:
+        """Bring the order to the end of an epoch, where it is on every rank, however few windows this one has read."""
+        if epoch == self._epoch:
+            self._order.finish(epoch, self._terms)
 
     def begin_at(self, position: Position) -> Position:
         """Return where tasks begin for a position: with the window of the first row that was not delivered."""
@@ -187,6 +198,7 @@ class WindowPlan(IndexPlan):
         """
         self._go_to(epoch)
         if index >= len(self._windows):
+            self._finish(epoch)
             return None
         if index not in self._kept:
             if index != self._num_followed or not self._kept:
@@ -208,8 +220,6 @@ class WindowPlan(IndexPlan):
             if left_out:
                 self._left_out[self._epoch, index] = left_out
             is_last = index + 1 == len(self._windows)
-            if is_last:
-                self._order.finish(self._epoch, self._terms)
             yield Window(self._epoch, number, samples_of(number), first_row, is_last, left_out)
 
     def piece(self, epoch: int, index: int) -> Piece:
