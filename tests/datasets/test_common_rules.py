@@ -104,6 +104,7 @@ ARGUMENTS = [
     ("sequence_length", lambda: packed(sequence_length=0)),
     ("lengths", lambda: packed(lengths=[1])),
     ("lengths", lambda: packed(base_dataset=[ONE])),
+    (r"lengths\[1\]", lambda: packed(base_dataset=Documents([1, 5]))),
     ("fields", lambda: packed(fields=[])),
     ("too_long", lambda: packed(too_long="cut")),
     ("rank", lambda: packed(rank=1)),

@@ -9,9 +9,9 @@ import torch
 from dataset_examples import CountedKeyed, Documents
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader
 
-from fkat_data.datasets import Fragment, Pack, PackedDataset, collate_packed
+from fkat_data.datasets import Pack, PackedDataset, collate_packed
 from fkat_data.datasets.best_fit import best_fit, count_bins
 from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.streaming import LocalDataset, MDSWriter
@@ -113,21 +113,6 @@ def test_any_order_of_visits_and_any_copy_sees_the_same():
     assert [copied.fragments(index - len(copied)) for index in range(len(copied))] == in_order
 
 
-def test_documents_that_are_too_long_are_split_or_skipped_where_asked():
-    documents = Documents([5, 12, 0])
-    split = PackedDataset(documents, 5, shuffle=False, too_long="split")
-    assert sorted(fragment for index in range(len(split)) for fragment in split.fragments(index)) == [
-        Fragment(0, 0, 5),
-        Fragment(1, 0, 5),
-        Fragment(1, 5, 5),
-        Fragment(1, 10, 2),
-    ]
-    skipped = PackedDataset(documents, 5, too_long="skip", seed=0)
-    assert [skipped.fragments(index) for index in range(len(skipped))] == [[Fragment(0, 0, 5)]]
-    with pytest.raises(ConfigurationError, match=r"^lengths\[1\] = 12"):
-        PackedDataset(documents, 5)
-
-
 @given(st.integers(0, 2**32), st.integers(1, 60), st.sampled_from(["skip", "split", "truncate"]))
 @settings(max_examples=20)
 def test_many_windows_are_counted_as_they_are_planned(seed, longest, too_long):
@@ -141,8 +126,9 @@ def test_many_windows_are_counted_as_they_are_planned(seed, longest, too_long):
         for start in range(0, min(length, 16) if too_long == "truncate" else length, 16)
     ]
     assert found == expected
-    with pytest.raises(IndexError):
-        dataset[len(dataset)]
+    for outside in (len(dataset), -len(dataset) - 1):
+        with pytest.raises(IndexError):
+            dataset[outside]
 
 
 @given(
@@ -156,21 +142,12 @@ def test_bins_are_counted_as_best_fit_makes_them(packings, capacity):
     assert count_bins(sizes, capacity) == expected
 
 
-def test_documents_that_are_too_long_are_truncated_where_asked():
-    dataset = PackedDataset(Documents([5, 12, 2]), 5, shuffle=False, too_long="truncate", pad_value=-1)
-    assert [dataset.fragments(index) for index in range(len(dataset))] == [
-        [Fragment(0, 0, 5)],
-        [Fragment(1, 0, 5)],
-        [Fragment(2, 0, 2)],
-    ]
-    assert [item["tokens"].tolist() for item in dataset] == [[*range(5)], [*range(1000, 1005)], [2000, 2001, *[-1] * 3]]
-
-
 def test_padding_is_each_fields_own():
-    items = [{"tokens": torch.arange(n), "labels": torch.arange(n), "weights": torch.ones(n)} for n in (3, 2)]
+    items = [{"tokens": torch.arange(n), "labels": -torch.arange(n), "weights": torch.ones(n)} for n in (3, 2)]
     options = {"lengths": [3, 2], "fields": ["tokens", "labels", "weights"], "shuffle": False}
     item = PackedDataset(items, 6, **options, pad_value=7, padding={"labels": -100, "weights": 0})[0]
     assert [item[name][-1].item() for name in options["fields"]] == [7, -100, 0]
+    assert torch.equal(item["tokens"][:5], -item["labels"][:5])
     with pytest.raises(ConfigurationError, match=r"^padding = \{'label': 0\}: .*'labels'"):
         PackedDataset(items, 6, **options, padding={"label": 0})
 
@@ -183,14 +160,6 @@ def test_arrays_of_a_stream_are_packed_without_a_warning(tmp_path):
     assert [item["tokens"].tolist() for item in packed] == [[0, 1, 2, 0, 1], [0, 1, 2, 3, 0]]
     rows = Pack(5)([sample["tokens"] for sample in LocalDataset(str(tmp_path))])
     assert [row["tokens"].tolist() for row in rows] == [item["tokens"].tolist() for item in packed]
-
-
-def test_several_fields_are_packed_alike():
-    items = [{"tokens": torch.arange(n), "labels": -torch.arange(n), "name": "a"} for n in (3, 2, 4)]
-    dataset = PackedDataset(items, 5, lengths=[3, 2, 4], fields=["tokens", "labels"], shuffle=False)
-    assert len(dataset) == 2
-    for item in dataset:
-        assert torch.equal(item["tokens"], -item["labels"])
 
 
 def test_a_document_of_another_length_than_was_said_is_named():
@@ -253,21 +222,6 @@ def test_ranks_take_the_sequences_of_one_plan_in_turn_and_halve_only_the_last(le
         assert made.state_dict() == dataset.state_dict() == plan.state_dict()
 
 
-def test_torchs_own_loader_gives_each_rank_its_part_with_a_sampler_or_without():
-    documents = Documents([1 + index * 7 % 13 for index in range(60)])
-    tokens = sorted(token for index in range(60) for token in documents[index].tolist())
-
-    def seen(dataset, sampler=None):
-        loader = DataLoader(dataset, batch_size=2, collate_fn=collate_packed, sampler=sampler)
-        return [token for batch in loader for token in batch["tokens"][batch["document_ids"] >= 0].tolist()]
-
-    parts = [PackedDataset(documents, 16, 20, seed=1, rank=rank, world_size=3) for rank in range(3)]
-    assert sorted(token for part in parts for token in seen(part)) == tokens
-    whole = PackedDataset(documents, 16, 20, seed=1)
-    samplers = [DistributedSampler(whole, 3, rank, shuffle=True, drop_last=False) for rank in range(3)]
-    assert {token for sampler in samplers for token in seen(whole, sampler)} == set(tokens)
-
-
 def test_a_state_of_the_old_order_of_several_ranks_is_refused_by_name():
     dataset = PackedDataset(Documents([3] * 40), 6, 20, seed=1)
     old = dataset.state_dict() | {"version": 1, "world_size": 1, "epoch": 2}
@@ -276,10 +230,3 @@ def test_a_state_of_the_old_order_of_several_ranks_is_refused_by_name():
     assert dataset.state_dict()["epoch"] == 2
     with pytest.raises(StateMismatchError, match=r"order of several ranks has changed.*begin the next epoch"):
         dataset.load_state_dict(old | {"world_size": 2})
-
-
-def test_an_index_outside_raises_index_error():
-    dataset = PackedDataset(Documents([3] * 4), 6, seed=1)
-    for index in (2, -3):
-        with pytest.raises(IndexError):
-            dataset[index]
