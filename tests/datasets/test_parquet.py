@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import default_collate
 
 from fkat_data.datasets import IterableParquetDataset, ParquetDataset
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
@@ -37,31 +36,10 @@ def path(tmp_path):
     return str(tmp_path / "rows.parquet")
 
 
-def test_files_follow_one_another(tmp_path, path):
-    pq.write_table(TABLE.slice(3, 2), tmp_path / "more.parquet")
-    dataset = ParquetDataset([path, str(tmp_path / "more.parquet")], ["label"])
-    assert len(dataset) == 12
-    assert [row["label"] for row in dataset] == [*range(10), 3, 4]
-
-
-def test_only_the_columns_asked_for_are_read_in_their_order(path):
-    assert list(ParquetDataset(path, ["text", "label"])[0]) == ["text", "label"]
-
-
 def test_rows_belong_to_the_caller(path):
     dataset = ParquetDataset(path, ["tokens"])
     dataset[0]["tokens"].fill_(99)
     assert dataset[0]["tokens"].tolist() == [0, 1, 2]
-
-
-def test_a_list_with_a_null_in_it_is_what_pyarrow_gives(tmp_path):
-    pairs = fixed([[1, 2], [3, None], [5, 6], [None, None]], 2, pa.float32())
-    pq.write_table(pa.table({"pair": pairs}), tmp_path / "nulls.parquet", row_group_size=3)
-    rows = ParquetDataset(str(tmp_path / "nulls.parquet")).__getitems__([3, 2, 1, 0])
-    assert [row["pair"] if isinstance(row["pair"], list) else row["pair"].tolist() for row in rows] == (
-        pairs.to_pylist()[::-1]
-    )
-    assert isinstance(rows[1]["pair"], torch.Tensor)
 
 
 @pytest.fixture
@@ -159,7 +137,7 @@ KINDS = {
     pa.decimal128(9, 2): st.decimals(-9999999, 9999999, places=2),
     pa.dictionary(pa.int32(), pa.string()): st.sampled_from(["a", "b"]),
     pa.list_(pa.int64()): st.lists(integers("int64"), max_size=3),
-    pa.list_(pa.float32(), 2): st.lists(st.floats(width=32), min_size=2, max_size=2),
+    pa.list_(pa.float32(), 2): st.lists(st.floats(width=32) | st.none(), min_size=2, max_size=2),
     pa.list_(pa.list_(pa.int16(), 2), 3): st.lists(
         st.lists(integers("int16"), min_size=2, max_size=2), min_size=3, max_size=3
     ),
@@ -192,7 +170,7 @@ def same(found, written, kind):
         shape.append(kind.list_size)
         kind = kind.value_type
     is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
-    if is_number and written is not None:
+    if is_number and written is not None and not (isinstance(written, list) and None in written):
         dtype = "bool" if kind == pa.bool_() else "float16" if kind == pa.float16() else str(kind)
         dtype = {"float": "float32", "double": "float64"}.get(dtype, dtype)
         assert list(found.shape) == shape
@@ -257,14 +235,13 @@ def test_no_more_files_are_open_than_a_few(tmp_path):
     assert 0 < num_mapped() <= 32
 
 
-def test_an_iterable_dataset_gives_the_rows_of_all_files_and_opens_one_at_a_time(tmp_path, path):
+def test_files_follow_one_another_with_the_columns_in_the_order_asked_for_and_are_iterated_one_by_one(tmp_path, path):
     more = str(tmp_path / "more.parquet")
     pq.write_table(TABLE.slice(3, 2), more)
-    dataset = IterableParquetDataset([path, more, f"{tmp_path}/missing"], ["label", "text"])
-    rows = iter(dataset)
-    found = [next(rows) for _ in range(12)]
-    assert [row["label"] for row in found] == [*range(10), 3, 4]
-    assert list(found[0]) == ["label", "text"]
+    rows = iter(IterableParquetDataset([path, more, f"{tmp_path}/missing"], ["text", "label"]))
+    for found in (list(ParquetDataset([path, more], ["text", "label"])), [next(rows) for _ in range(12)]):
+        assert [row["label"] for row in found] == [*range(10), 3, 4]
+        assert list(found[0]) == ["text", "label"]
     with pytest.raises(ShardNotFoundError, match="missing"):
         next(rows)
 
@@ -284,17 +261,3 @@ def test_an_iterable_dataset_decodes_so_many_rows_at_a_time(tmp_path):
         next(rows)
         most = max(most, pool.bytes_allocated() - before)
     assert most < 16 << 20
-
-
-def test_numbers_that_python_has_collate_to_the_tensors_that_they_were_read_from(tmp_path):
-    columns = {
-        "int64": np.arange(8),
-        "float64": np.linspace(0, 1, 8),
-        "bool": np.arange(8) % 2 == 0,
-        "int32": np.arange(8, dtype=np.int32),
-        "float32": np.linspace(0, 1, 8, dtype=np.float32),
-    }
-    pq.write_table(pa.table(columns), tmp_path / "rows.parquet", row_group_size=3)
-    microbatch = default_collate(ParquetDataset(str(tmp_path / "rows.parquet")).__getitems__(list(range(8))))
-    for name, values in columns.items():
-        torch.testing.assert_close(microbatch[name], torch.from_numpy(values), rtol=0, atol=0)
