@@ -91,13 +91,3 @@ def test_an_empty_file_arrives():
     store = store_of(ScriptedClient([], (b"", '"1"', None, 100, True, 0)))
     store.download("x", io.BytesIO(), info_of("x", b""), "sha256")
     assert store.read("x", 10) == (b"", '"1"')
-
-
-def test_a_disk_that_is_full_is_no_failure_of_the_store():
-    class Full(io.BytesIO):
-        def write(self, data):
-            raise OSError(28, "No space left on device")
-
-    with pytest.raises(OSError, match="No space left") as caught:
-        fetched([], RIGHT, Full())
-    assert caught.value.errno == 28
