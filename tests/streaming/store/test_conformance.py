@@ -1,11 +1,10 @@
 """Every fault, through every client, from every server: the bytes are right, after so many requests, or it is said."""
 
 import contextlib
-import hashlib
 import time
 
 import pytest
-from proxy import KINDS, RandomPlan, fault
+from proxy import KINDS, fault
 from stored_files import CONTENTS, WAYS, fetch, info_of
 
 from fkat_data.errors import DownloadError, ShardNotFoundError
@@ -130,14 +129,3 @@ def test_a_server_that_asks_for_time_gets_it(through, tmp_path, way):
     started_at = time.monotonic()
     assert fetch(store, tmp_path / "out") == CONTENTS[NAME]
     assert time.monotonic() - started_at >= 1.0
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_under_random_faults_that_end_every_file_arrives(through, tmp_path, way):
-    store, _ = through(way, RandomPlan(seed=hash_of(way), probability=0.6, longest=10), num_retries=20, timeout_s=20.0)
-    for name, content in CONTENTS.items():
-        assert fetch(store, tmp_path / name, name) == content
-
-
-def hash_of(text):
-    return hashlib.sha256(text.encode()).hexdigest()
