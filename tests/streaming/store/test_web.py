@@ -1,6 +1,5 @@
 import pytest
 from proxy import FaultServer, fault
-from stored_files import CONTENTS
 
 from fkat_data.streaming.store import open_store
 
@@ -25,12 +24,3 @@ def test_a_server_without_head_is_asked_by_get(through, status):
     store, faulty = through("web-nginx", {f"HEAD {NAME}": [fault("status", status=status)]}, timeout_s=20.0)
     assert store.version(NAME) == store.read(NAME, 1 << 20)[1] != ""
     assert faulty.ranges[NAME] == ["bytes=0-0", None]
-
-
-@pytest.mark.parametrize("way", ["web-directory", "s3-moto"])
-def test_a_version_is_asked_for_again_too(through, way):
-    plan = {f"HEAD {NAME}": [fault("status"), fault("reset_first")]}
-    store, faulty = through(way, plan, timeout_s=20.0)
-    assert store.version(NAME)
-    assert faulty.count(NAME, "HEAD") == 3
-    assert CONTENTS[NAME]
