@@ -183,12 +183,6 @@ def test_a_request_for_time_is_understood_and_one_that_makes_no_sense_is_none(wa
     assert least_s <= waits[0] <= most_s
 
 
-@pytest.mark.parametrize("error", [OSError(), named("ClientPayloadError")])
-def test_the_text_says_something(waits, error):
-    with pytest.raises(DownloadError, match=type(error).__name__):
-        tried([error] * 3)
-
-
 class Clock:
     """A clock that moves while a body is waited for, and a store with one file of such a body."""
 
