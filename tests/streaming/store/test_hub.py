@@ -111,14 +111,6 @@ def test_what_may_not_be_read_is_an_error_at_once_that_names_the_page(hub, opene
     assert caught.value.num_attempts == len(hub.requests) == 1
 
 
-def test_a_gated_file_is_refused_in_the_hubs_words(hub, opened):
-    store = opened()
-    gated = {"X-Error-Code": "GatedRepo", "X-Error-Message": "Access to dataset owner/name is restricted."}
-    hub.faults = [("resolve", 403, gated)]
-    with pytest.raises(DownloadError, match=r"403 GatedRepo: Access to dataset owner/name is restricted\."):
-        downloaded(store, "a.mds", LARGE)
-
-
 @pytest.mark.parametrize(
     ("url", "words"),
     {
