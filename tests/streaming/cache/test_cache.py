@@ -79,17 +79,9 @@ def test_what_the_filling_raises_arrives_as_it_is_and_the_next_one_tries_again(c
     with pytest.raises(type(error)) as caught:
         cache.get("a.mds", 1000, fill)
     assert caught.value is error
+    assert not isinstance(error, OSError) or str(directory / "a.mds") in error.__notes__[0]
     assert shards_in(directory) == leftovers_in(directory) == []
     assert is_right(get(cache, "a.mds", 1000), "a.mds", 1000)
-
-
-def test_an_error_of_the_system_says_which_file_was_being_made(cache, directory):
-    def fill(file):
-        raise OSError(errno.EIO, "broken")
-
-    with pytest.raises(OSError, match="broken") as caught:
-        cache.get("a.mds", 1000, fill)
-    assert str(directory / "a.mds") in caught.value.__notes__[0]
 
 
 def test_the_file_may_be_closed_read_and_cut_while_it_is_filled(cache):
@@ -368,6 +360,7 @@ class CacheMachine(DirectoryMachine):
         calls = []
         path = get(self.caches[which], name, SIZES[name], calls)
         assert is_right(path, name, SIZES[name])
+        os.utime(path, ns=(0, SIZES[name] * 10**15))  # times say nothing of the order of use
         is_there = name in self.used and name not in self.is_planted
         assert bool(calls) == (not is_there)
         if not is_there and self.limit is not None:
