@@ -40,19 +40,6 @@ def test_a_file_counts_as_mapped_until_the_last_view_of_its_last_map_is_gone(tmp
     assert not is_mapped(cache, "a.mds")
 
 
-def test_a_mapped_file_stays_and_the_next_colder_one_goes(tmp_path, at_once):
-    cache = cache_in(tmp_path, 300)
-    get(cache, "a.mds", 100)
-    kept = map_from(cache, "a.mds", 100)
-    for name in ("b.mds", "c.mds", "d.mds", "e.mds"):
-        get(cache, name, 100)
-    assert shards_in(tmp_path) == ["a.mds", "d.mds", "e.mds"]
-    del kept
-    get(cache, "f.mds", 100)
-    get(cache, "g.mds", 100)
-    assert shards_in(tmp_path) == ["e.mds", "f.mds", "g.mds"]
-
-
 class Owner:
     def __init__(self, *maps):
         self.maps = list(maps)
