@@ -9,18 +9,6 @@ from fkat_data.errors import ConfigurationError
 from fkat_data.streaming.cache import Cache, CacheBudget
 
 
-def test_the_least_recently_used_go_first_whatever_their_times_are(tmp_path):
-    cache = cache_in(tmp_path, 350)
-    for number, name in enumerate(["a.mds", "b.mds", "c.mds"]):
-        get(cache, name, 100)
-        os.utime(tmp_path / name, ns=(0, (10 - number) * 10**18))
-    cache.touch("a.mds")
-    get(cache, "d.mds", 100)
-    assert shards_in(tmp_path) == ["a.mds", "c.mds", "d.mds"]
-    get(cache, "e.mds", 150)
-    assert shards_in(tmp_path) == ["a.mds", "d.mds", "e.mds"]
-
-
 def test_files_that_no_cache_made_count_and_stay_and_unused_shards_go_first(tmp_path):
     (tmp_path / "notes.txt").write_bytes(b"x" * 100)
     (tmp_path / "old.mds").write_bytes(b"x" * 50)
