@@ -80,18 +80,6 @@ def test_a_file_that_is_not_parquet_is_named(tmp_path, content, kind):
 
 
 @KINDS_OF_DATASETS
-def test_a_damaged_row_group_is_named_when_it_is_read(tmp_path, kind):
-    """The footer is whole and the row group is not."""
-    path = tmp_path / "damaged.parquet"
-    pq.write_table(TABLE.select(["text"]), path, compression="zstd", use_dictionary=False)
-    content = path.read_bytes()
-    path.write_bytes(content[:4] + b"\xff" * 56 + content[60:])
-    dataset = kind(str(path))
-    with pytest.raises(ShardCorruptError, match=r"damaged\.parquet.*row group 0"):
-        next(iter(dataset))
-
-
-@KINDS_OF_DATASETS
 def test_a_missing_column_is_named_beside_those_that_exist(path, kind):
     with pytest.raises(ConfigurationError, match=r"'token': expected columns of .*: tokens, label, text"):
         list(kind(path, ["label", "token"]))
