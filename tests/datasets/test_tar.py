@@ -1,15 +1,11 @@
 """Samples of tar files by index: the right ones, from anywhere, and nothing of the others is read."""
 
 import gzip
-import pickle
 from itertools import chain
 from pathlib import Path
 
-import fsspec
 import pytest
-import torch
 from archive_examples import archive
-from torch.utils.data import DataLoader
 
 from fkat_data import DataLoaderFactory, ShardedDataLoader
 from fkat_data.datasets import TarDataset
@@ -55,13 +51,6 @@ def test_columns_and_decoders_are_chosen(paths, tmp_path):
             TarDataset(paths, **options)
 
 
-def test_a_remote_file_is_read_by_ranges(paths):
-    fsspec.filesystem("memory").pipe_file("/tar-dataset/a.tar", Path(paths[0]).read_bytes())
-    dataset = TarDataset("memory://tar-dataset/a.tar")
-    assert list(dataset) == list(TarDataset(paths[0]))
-    assert pickle.loads(pickle.dumps(dataset))[3]["cls"] == 3
-
-
 def test_what_is_no_archive_is_an_error(tmp_path, paths):
     (tmp_path / "a.tar.gz").write_bytes(gzip.compress(Path(paths[0]).read_bytes()))
     with pytest.raises(ConfigurationError, match="without compression"):
@@ -101,9 +90,3 @@ def test_a_resume_reads_no_content_that_it_passes_over(tmp_path, monkeypatch):
     contents = [start for start, stop in reads if stop - start > 16 << 10]
     assert min(contents) > 0.7 * size
     assert headers < 0.5 * size
-
-
-def test_workers_read_the_same(paths, processes):
-    loader = DataLoader(TarDataset(paths), batch_size=5, num_workers=1)
-    assert [batch["cls"].tolist() for batch in loader] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10, 11]]
-    assert all(isinstance(batch["cls"], torch.Tensor) for batch in loader)
