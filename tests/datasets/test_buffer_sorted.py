@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fkat_data.datasets import BufferSortedDataset
-from fkat_data.errors import ConfigurationError, StateMismatchError
+from fkat_data.errors import ConfigurationError
 
 # An order is computed anew after a resume: if it changes, every run that is resumed goes on elsewhere, and says
 # nothing. So the file may not change: never without a decision record (docs/adr).
@@ -128,43 +128,3 @@ def test_a_base_datasets_state_and_epoch_pass_through():
     inner.sort_key = lambda index: index
     BufferSortedDataset(inner, 4, 2, 1).set_epoch(4)
     assert inner.state_dict()["epoch"] == 4
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("version", 2),
-        ("seed", 8),
-        ("seed", "7"),
-        ("epoch", -1),
-        ("epoch", True),
-        ("buffer_size", 5),
-        ("pack_size", 1),
-        ("length", 11),
-        ("base_dataset", {}),
-    ],
-)
-def test_a_state_of_another_set_up_is_refused_and_changes_nothing(field, value):
-    dataset = BufferSortedDataset(Keyed(range(10)), 4, 2, 7)
-    order = list(dataset)
-    with pytest.raises(StateMismatchError, match=f"^state field '{field}'"):
-        dataset.load_state_dict(dataset.state_dict() | {field: value})
-    if field != "base_dataset":
-        with pytest.raises(StateMismatchError, match=f"'{field}': saved <missing>"):
-            dataset.load_state_dict({name: kept for name, kept in dataset.state_dict().items() if name != field})
-    assert list(dataset) == order
-
-
-def test_it_saves_the_padding_that_random_batches_need():
-    # Lengths as those of source lines: many short ones, few long ones.
-    lengths = [min(400, int(random.Random(index).lognormvariate(3.5, 0.8)) + 1) for index in range(20_000)]
-    dataset = BufferSortedDataset(Keyed(lengths), 4096, 32, 0)
-
-    def padding(order):
-        batches = [[lengths[index] for index in order[place : place + 32]] for place in range(0, len(order), 32)]
-        return 1 - sum(lengths) / sum(len(batch) * max(batch) for batch in batches)
-
-    shuffled = list(range(len(lengths)))
-    random.Random(0).shuffle(shuffled)
-    assert padding(shuffled) > 0.4
-    assert padding(list(dataset)) < 0.05
