@@ -119,12 +119,6 @@ def test_samples_of_different_lengths_are_named_with_what_would_do(lines, rows):
         assert "entry ['ids'] of the samples: lists of 0, 1, 2 and 3 items" in notes
 
 
-def test_the_note_of_different_lengths_arrives_from_a_worker(processes, rows):
-    loader = ShardedDataLoader(0, [rows], DataLoaderFactory(ParquetDataset, batch_size=4))
-    assert "entry ['ids'] of the samples: lists of 0, 1, 2 and 3 items" in notes_of(lambda: list(loader))
-    loader.close()
-
-
 @pytest.mark.parametrize(
     ("samples", "found"),
     [
