@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from token_writers import MEGATRON_CODES, bare, datatrove, llm_c, megatron, numpys
 
 from fkat_data import ConfigurationError, DataLoader, ShardCorruptError, ShardNotFoundError, StateMismatchError
-from fkat_data.datasets import PackedDataset, TokenDocuments, TokenWindows, collate_packed
+from fkat_data.datasets import TokenDocuments, TokenWindows, collate_packed
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "tokens"
 
@@ -138,14 +138,6 @@ def test_files_may_be_in_any_store(tmp_path):
         assert TokenWindows(remote, 40)[0].tolist() == tokens.tolist()
         if write in INDEXED:
             assert TokenDocuments(remote).lengths.tolist() == [7, 1, 20, 0, 12]
-
-
-def test_documents_can_be_packed_without_naming_their_lengths_again(tmp_path):
-    path, tokens = written(megatron, tmp_path / "a", (7, 1, 20, 12))
-    documents = TokenDocuments(path)
-    packed = PackedDataset(documents, 20, lengths=documents.lengths, shuffle=False)
-    found = torch.cat([item["tokens"][item["document_ids"] >= 0] for item in packed])
-    assert sorted(found.tolist()) == tokens.tolist()
 
 
 def age(folder):
