@@ -166,6 +166,7 @@ def test_files_of_a_store_are_not_converted(tmp_path):
 def test_indices_are_merged(tmp_path):
     data = golden("mds-merged", tmp_path)
     expected = (data / "index.json").read_bytes()
+    (data / "index.json").unlink()
     code, output = run("merge-index", data)
     assert (code, output) == (0, f"{data} has 30 samples\n")
     assert (data / "index.json").read_bytes() == expected

@@ -1,12 +1,11 @@
 """What the writers make of the golden datasets' samples is, byte for byte, what was made of them before."""
 
 import hashlib
-import shutil
 
 import pytest
-from golden_shards import CASES, SHARDS, expected_of, unpacked, value_of
+from golden_shards import CASES, expected_of, unpacked, value_of
 
-from fkat_data.streaming import CSVWriter, JSONWriter, MDSWriter, TSVWriter, XSVWriter, merge_index
+from fkat_data.streaming import CSVWriter, JSONWriter, MDSWriter, TSVWriter, XSVWriter
 
 WRITERS = {kind.__name__: kind for kind in (MDSWriter, JSONWriter, XSVWriter, CSVWriter, TSVWriter)}
 REWRITTEN = [case for case in CASES if "inputs" in expected_of(case)]
@@ -53,11 +52,3 @@ def test_a_dataset_without_samples_is_an_index_without_shards(tmp_path):
     with WRITERS["MDSWriter"](out=tmp_path / "new", columns=expected["writer_args"]["columns"]):
         pass
     assert (tmp_path / "new" / "index.json").read_text() == expected["index_json"]
-
-
-def test_merged_datasets_have_the_same_index(tmp_path):
-    data = SHARDS / "mds-merged" / "data"
-    shutil.copytree(data, tmp_path, dirs_exist_ok=True)
-    (tmp_path / "index.json").unlink()
-    assert merge_index(tmp_path) == expected_of("mds-merged")["num_samples"]
-    assert (tmp_path / "index.json").read_bytes() == (data / "index.json").read_bytes()
