@@ -67,7 +67,6 @@ def test_data_that_are_no_function_of_the_position_part_without_a_stop(dataset, 
     ("factory", "cause"),
     [
         (examples.Counter, "KEPT_STATE"),
-        (examples.SeededOnce, "KEPT_STATE"),
         (examples.BufferFactory, "KEPT_STATE"),
         (lambda: examples.Backwards, "ORDER"),
     ],

@@ -49,15 +49,6 @@ class OwnRandom(Exact):
         return random.Random().random()
 
 
-class SeededOnce(Exact):
-    def __init__(self, shard):
-        super().__init__(shard)
-        self.generator = random.Random(5)
-
-    def extra(self):
-        return self.generator.random()
-
-
 class Clock(Exact):
     def extra(self):
         return time.time_ns() % 1_000_003
