@@ -144,12 +144,6 @@ def test_a_loader_that_hangs_is_ended(verify, mode):
     assert output.startswith("the loader hangs, so nothing was verified: HangError: ")
 
 
-def test_time_that_is_over_before_a_stop_proves_nothing(verify):
-    code, output = verify(loader_config(dataset_config("Exact")), "--timeout-s", "1e-9", "--mode=in-process")
-    assert code == 1
-    assert "nothing proven" in output
-
-
 @pytest.mark.usefixtures("processes")
 def test_the_installed_program_finds_modules_beside_it_and_says_its_options(tmp_path):
     source = Path(__file__).with_name("verify_examples.py")
