@@ -5,21 +5,15 @@ import gzip
 import io
 import lzma
 import pickle
-import re
-import shutil
-from itertools import chain
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import zstandard
 from file_streams import COUNT, OPTIONS, all_same
-from parquet_examples import write_parquet
 from PIL import Image
 from streaming_examples import numbers
 from tar_examples import DECODE, archive, write_both, write_tar
-from token_writers import bare, numpys
 
 from fkat_data.errors import ConfigurationError, DownloadError, ShardCorruptError, ShardNotFoundError
 from fkat_data.streaming import LocalDataset, Stream, StreamingDataLoader, StreamingDataset
@@ -143,28 +137,6 @@ def test_a_compressed_file_is_refused_and_no_message_lists_its_suffix(tmp_path, 
         assert suffix not in str(caught.value).replace(str(path), "")
 
 
-def test_every_suffix_that_an_error_lists_is_read(tmp_path):
-    with pytest.raises(ShardNotFoundError) as caught:
-        StreamingDataset(local=str(tmp_path), batch_size=1)
-    listed = re.search(r"needs no index \(([^)]*)\)", str(caught.value)).group(1).split(", ")
-    assert set(listed) == {".parquet", ".parq", ".pq", ".tar", ".npy", ".bin", ".ds"}
-    for number, suffix in enumerate(listed):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        tokens = None
-        if suffix == ".tar":
-            write_tar(folder / "a.tar", range(3))
-        elif suffix in {".npy", ".bin", ".ds"}:
-            tokens = {"window_size": 10, "dtype": "uint16"}
-            (numpys if suffix == ".npy" else bare)(folder / "a", np.zeros(30, np.uint16), []).rename(
-                folder / f"a{suffix}"
-            )
-        else:
-            write_parquet(folder / f"a{suffix}", range(3), [3])
-        for location in (folder, folder / f"a{suffix}", f"{folder}/*{suffix}"):
-            assert StreamingDataset(local=str(location), batch_size=1, tokens=tokens).num_samples == 3
-
-
 def test_a_file_that_is_removed_before_its_headers_are_read_is_named(tmp_path):
     path = tmp_path / "a.tar"
     write_tar(path, range(3))
@@ -173,17 +145,3 @@ def test_a_file_that_is_removed_before_its_headers_are_read_is_named(tmp_path):
     path.unlink()
     with pytest.raises(ShardNotFoundError, match=r"a\.tar"):
         reader.sample(0)
-
-
-def test_new_files_are_described_and_replaced_ones_again(tmp_path):
-    for number in range(3):
-        write_tar(tmp_path / "data" / f"{number}.tar", range(10 * number, 10 * number + 10))
-
-    def read():
-        loader = StreamingDataLoader(StreamingDataset(local=str(tmp_path / "data"), decode=DECODE, **OPTIONS))
-        return sorted(chain(*numbers(loader)))
-
-    assert read() == list(range(30))
-    write_tar(tmp_path / "data" / "1.tar", range(100, 110))
-    shutil.move(tmp_path / "data" / "2.tar", tmp_path / "data" / "3.tar")
-    assert read() == [*range(10), *range(20, 30), *range(100, 110)]
