@@ -6,7 +6,6 @@ import os
 import signal
 from itertools import chain, islice
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -15,8 +14,7 @@ from own_workers import worker_pids
 from streaming_examples import write
 
 from fkat_data import ConfigurationError, DataLoader, StateMismatchError
-from fkat_data.datasets import Pack, collate_packed
-from fkat_data.streaming import MDSWriter, Stream, StreamingDataLoader, StreamingDataset, World
+from fkat_data.streaming import Stream, StreamingDataLoader, StreamingDataset, World
 
 NUM_SAMPLES = 61
 FACES = [DataLoader, StreamingDataLoader]
@@ -224,29 +222,6 @@ def test_weights_that_change_within_an_epoch_are_those_of_the_order(tmp_path):
     numbers = [number for batch in loader for number, _ in batch]
     assert [number >= 100 for number in numbers] == [False] * 20 + [True] * 20
     assert len(set(numbers)) == 40
-
-
-def test_documents_of_a_stream_are_packed_and_resumed(tmp_path):
-    with MDSWriter(out=str(tmp_path), columns={"tokens": "ndarray:int32"}) as writer:
-        for number in range(50):
-            writer.write({"tokens": np.full(1 + number % 9, number + 1, np.int32)})
-
-    def make_packed():
-        dataset = StreamingDataset(local=str(tmp_path), shuffle=True, shuffle_seed=1, world=World())
-        options = {"window_fn": Pack(16, "concatenate"), "window_size": 20, "collate_fn": collate_packed}
-        return StreamingDataLoader(dataset, 2, **options)
-
-    whole = list(make_packed())
-    tokens = torch.cat([batch["tokens"].flatten() for batch in whole])
-    assert tokens[tokens > 0].unique(return_counts=True)[1].tolist() == [1 + number % 9 for number in range(50)]
-    loader = make_packed()
-    had = list(islice(loader, 3))
-    other = make_packed()
-    other.load_state_dict(loader.state_dict())
-    for found, expected in zip([*had, *other], whole, strict=True):
-        assert found.keys() == expected.keys()
-        assert torch.equal(found["tokens"], expected["tokens"])
-        assert torch.equal(found["cu_seqlens"], expected["cu_seqlens"])
 
 
 def test_an_epoch_is_ended_and_begun_by_its_number(data):
