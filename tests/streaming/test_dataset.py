@@ -8,33 +8,6 @@ from fkat_data.errors import ConfigurationError, ShardNotFoundError, StaleIterat
 from fkat_data.streaming import Stream, StreamingDataLoader, StreamingDataset
 from fkat_data.streaming.order import BATCHING_METHODS
 
-ALGORITHMS = ("block", "naive", "py1b", "py1br", "py1e", "py1s", "py2s")
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_every_sample_is_read_and_only_the_end_is_filled_up(data, algorithm):
-    dataset = StreamingDataset(
-        local=data, batch_size=4, shuffle=True, shuffle_algo=algorithm, shuffle_block_size=30, num_canonical_nodes=1
-    )
-    first, second = ([sample["number"] for sample in dataset] for _ in range(2))
-    assert sorted(first) == sorted(second) == list(range(97))
-    assert first != second
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_resume_goes_on_with_the_next_batch_wherever_it_was(data, algorithm):
-    options = {"local": data, "batch_size": 4, "shuffle": True, "shuffle_algo": algorithm, "shuffle_block_size": 30}
-    whole = numbers(StreamingDataLoader(StreamingDataset(**options)))
-    loader = StreamingDataLoader(StreamingDataset(**options))
-    states = [loader.state_dict(), *(loader.state_dict() for _ in loader)]
-    for place, state in enumerate(states):
-        other = StreamingDataLoader(StreamingDataset(**options))
-        other.load_state_dict(state)
-        # What was loaded and not yet used is the state.
-        assert other.state_dict() == state
-        assert numbers(other) == whole[place:]
-
 
 def test_the_epoch_after_a_resumed_one_is_the_one_that_would_have_followed(data):
     options = {"local": data, "batch_size": 4, "shuffle": True, "shuffle_seed": 5, "num_canonical_nodes": 2}
