@@ -26,11 +26,6 @@ def of_epoch(batches):
     return [number for batch in numbers(batches) for number in batch]
 
 
-def texts(samples):
-    """A collate function of a user's."""
-    return [sample["text"] for sample in samples]
-
-
 def collated_by_torch(samples):
     """torch's own function, under a name that ours does not know."""
     return default_collate(samples)
@@ -97,20 +92,6 @@ def test_streams_with_other_columns_are_collated_as_torch_does(tmp_path):
         list(loader)
     per_stream = StreamingDataset(streams=streams, batch_size=4, batching_method="per_stream")
     assert {tuple(batch) for batch in StreamingDataLoader(per_stream)} == {("number", "text"), ("number",)}
-
-
-def test_a_collate_function_gets_the_samples(data):
-    loader = StreamingDataLoader(make(data), collate_fn=texts)
-    assert [text for batch in loader for text in batch] == [
-        f"sample {number}" for batch in numbers(StreamingDataLoader(make(data))) for number in batch
-    ]
-
-
-def test_drop_last_drops_the_short_batch_alone(data):
-    loader = StreamingDataLoader(make(data), drop_last=True)
-    assert len(loader) == 24
-    assert {len(batch) for batch in numbers(loader)} == {4}
-    assert len(numbers(StreamingDataLoader(make(data)))) == 25
 
 
 def test_the_state_counts_what_was_delivered_on_all_ranks(data):
