@@ -3,7 +3,7 @@ from streaming_examples import sample, write
 from torch.utils.data import DataLoader
 
 from fkat_data.errors import ConfigurationError
-from fkat_data.streaming import LocalDataset, MDSWriter
+from fkat_data.streaming import LocalDataset
 
 
 @pytest.fixture(scope="module")
@@ -23,14 +23,6 @@ def test_samples_have_the_numbers_in_which_they_were_written(data):
 def test_a_torch_dataloader_with_workers_reads_it(data):
     loader = DataLoader(LocalDataset(data, arrays="torch"), batch_size=8, num_workers=1)
     assert [batch["number"].tolist() for batch in loader] == [list(range(8)), list(range(8, 16)), list(range(16, 23))]
-
-
-def test_pickles_are_refused_unless_they_are_allowed(tmp_path):
-    with MDSWriter(out=str(tmp_path / "data"), columns={"item": "pkl"}) as writer:
-        writer.write({"item": {1, 2}})
-    with pytest.raises(ConfigurationError, match=r"allow_unsafe_types = False.*column 'item' of shard.00000.mds"):
-        LocalDataset(str(tmp_path / "data"))
-    assert LocalDataset(str(tmp_path / "data"), allow_unsafe_types=True)[0] == {"item": {1, 2}}
 
 
 @pytest.mark.parametrize("local", ["", 3])
