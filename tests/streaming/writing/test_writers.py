@@ -1,7 +1,6 @@
 """Writers: how shards are cut, what is refused, and that nothing looks whole before it is."""
 
 import io
-import json
 import os
 import re
 import sys
@@ -54,21 +53,6 @@ def test_separators_of_several_characters_are_never_made_where_values_meet(tmp_p
                 continue
             kept.append(sample)
     assert rows_in(directory) == kept
-
-
-def test_a_first_sample_beyond_the_limit_makes_no_empty_shard(tmp_path):
-    write(tmp_path, [{"id": 0, "text": "x" * 400}, *samples_of(3, 1)])
-    assert [entry.samples for entry in read_index(tmp_path / "index.json")] == [1, 3]
-
-
-@pytest.mark.parametrize("size_limit", ["1kb", 1024])
-def test_a_limit_may_be_written_with_its_unit(tmp_path, size_limit):
-    with MDSWriter(columns={"data": "bytes"}, out=tmp_path, size_limit=size_limit) as writer:
-        for _ in range(20):
-            writer.write({"data": bytes(100)})
-    index = json.loads((tmp_path / "index.json").read_text())
-    assert {shard["size_limit"] for shard in index["shards"]} == {1024}
-    assert all(shard["raw_data"]["bytes"] <= 1024 for shard in index["shards"])
 
 
 @pytest.mark.parametrize("writer", [MDSWriter, JSONWriter, CSVWriter])
