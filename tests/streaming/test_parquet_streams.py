@@ -15,7 +15,6 @@ from file_streams import COUNT, OPTIONS
 from parquet_examples import COLUMNS, table_of, write_both, write_parquet
 from streaming_examples import numbers, same, write
 
-from fkat_data.datasets import PaddingCollate
 from fkat_data.errors import ConfigurationError, DownloadError, ShardCorruptError, ShardNotFoundError
 from fkat_data.streaming import LocalDataset, Stream, StreamingDataLoader, StreamingDataset
 from fkat_data.streaming.formats import FileInfo, open_shard
@@ -381,13 +380,6 @@ def test_a_column_of_lists_of_different_lengths_is_named_with_what_pads_them(tmp
     said = "\n".join([str(raised.value), *getattr(raised.value, "__notes__", [])])
     assert "entry ['ids'] of the samples: shapes (0,) and (1,)" in said
     assert "fkat_data.datasets.PaddingCollate(...) pads them" in said
-
-
-def test_the_padding_that_the_note_names_pads_such_a_column(tmp_path):
-    pq.write_table(pa.table({"ids": [[*range(length)] for length in range(4)]}), tmp_path / "a.parquet")
-    dataset = StreamingDataset(local=str(tmp_path), batch_size=4, arrays="torch")
-    (batch,) = StreamingDataLoader(dataset, collate_fn=PaddingCollate(-1))
-    assert batch["ids"].tolist() == [[-1, -1, -1], [0, -1, -1], [0, 1, -1], [0, 1, 2]]
 
 
 def test_ranges_beyond_4_gib_are_read(tmp_path):
