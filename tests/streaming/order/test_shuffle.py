@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from order_vectors import VECTORS, check, name, sizes_of
 
 from fkat_data.errors import ConfigurationError
-from fkat_data.streaming.order import REFERENCE_SHUFFLES, ReferenceShuffle, divided
+from fkat_data.streaming.order import ReferenceShuffle, divided
 
 
 def shuffle_of(case):
@@ -26,24 +26,6 @@ def test_spans_are_divided_as_the_reference_does(case):
     assert [list(span) for part in parts for span in part] == case["out_spans"]
     stops = np.cumsum([len(part) for part in parts])
     assert [[stop - len(part), stop] for part, stop in zip(parts, stops, strict=True)] == case["part_ranges"]
-
-
-@given(
-    algorithm=st.sampled_from(REFERENCE_SHUFFLES),
-    sizes=st.lists(st.integers(0, 40), min_size=1, max_size=12),
-    nodes=st.integers(1, 5),
-    epoch=st.integers(0, 3),
-    block_size=st.integers(2, 60),
-    data=st.data(),
-)
-def test_any_places_can_be_asked_for_and_the_whole_is_a_permutation(algorithm, sizes, nodes, epoch, block_size, data):
-    if sum(sizes) < nodes:
-        return
-    made = ReferenceShuffle(algorithm, np.array(sizes, np.int64), nodes, 7, epoch, block_size)
-    whole = made.whole()
-    assert sorted(whole.tolist()) == list(range(sum(sizes)))
-    places = np.array(data.draw(st.lists(st.integers(0, sum(sizes) - 1), max_size=20)), np.int64)
-    assert made.samples_at(places).tolist() == whole[places].tolist()
 
 
 @given(
