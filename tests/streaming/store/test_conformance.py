@@ -91,15 +91,6 @@ def test_a_fault_that_stays_is_an_error_that_names_every_attempt(through, tmp_pa
     assert (tmp_path / "out").stat().st_size <= len(CONTENTS[NAME])
 
 
-@pytest.mark.parametrize("way", FEWER_WAYS)
-@pytest.mark.parametrize("status", [400, 401, 403])
-def test_a_refusal_is_final(through, tmp_path, status, way):
-    store, faulty = through(way, {NAME: [fault("status", status=status, body=b"")]}, forever=True)
-    with pytest.raises(DownloadError, match=f"{status}|Forbidden|Unauth|ermission") as caught:
-        fetch(store, tmp_path / "out")
-    assert caught.value.num_attempts == faulty.count(NAME) == 1
-
-
 @pytest.mark.parametrize("way", WAYS)
 def test_what_is_missing_is_found_missing_at_once(through, tmp_path, way):
     store, faulty = through(way)
