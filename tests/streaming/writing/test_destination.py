@@ -3,7 +3,6 @@
 import contextlib
 import gc
 import re
-from pathlib import Path
 
 import pytest
 from written_examples import COLUMNS, good_samples_of, tens, write, write_items
@@ -171,9 +170,3 @@ print(len(os.listdir("{tmp_path}/forgotten")) > 3)
     assert done.stdout == "['.fkat_data.writing']\n['index.json']\nTrue\n"
     assert done.stderr.count("was dropped without finish()") == 1
     assert not (tmp_path / "forgotten").exists()
-
-
-def test_a_user_whose_home_is_unknown_is_part_of_the_path(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write("~nobody-of-this-name/data", SAMPLES)
-    assert Path(tmp_path, "~nobody-of-this-name", "data", "index.json").is_file()
