@@ -183,23 +183,14 @@ COLUMNS = {
     "f32": (pa.float32(), [0.5, 2], "float32", [np.float32(0.5), np.float32(2)]),
     "flag": (pa.bool_(), [True, False], "json", [True, False]),
     "blob": (pa.large_binary(), [b"a", b""], "bytes", [b"a", b""]),
-    "kind": (pa.dictionary(pa.int8(), pa.string()), ["x", "y"], "str", ["x", "y"]),
     "price": (pa.decimal128(5, 2), [Decimal("1.20"), Decimal(0)], "str_decimal", [Decimal("1.20"), Decimal("0.00")]),
     "day": (pa.date32(), [dt.date(2026, 1, 2)] * 2, "str", ["2026-01-02"] * 2),
     "tokens": (pa.list_(pa.uint16()), [[1, 2, 3], [4]], "ndarray:uint16", [np.uint16([1, 2, 3]), np.uint16([4])]),
-    "pair": (pa.list_(pa.int64(), 2), [[1, 2], [3, 4]], "ndarray:int64:2", [np.int64([1, 2]), np.int64([3, 4])]),
     "grid": (
         pa.list_(pa.list_(pa.float32(), 1), 2),
         [[[1], [2]], [[3], [4]]],
         "ndarray:float32:2,1",
         [np.float32([[1], [2]]), np.float32([[3], [4]])],
-    ),
-    "names": (pa.list_(pa.string()), [["a"], []], "json", [["a"], []]),
-    "record": (
-        pa.struct([("a", pa.int8()), ("b", pa.string())]),
-        [{"a": 1, "b": None}] * 2,
-        "json",
-        [{"a": 1, "b": None}] * 2,
     ),
 }
 
