@@ -98,9 +98,3 @@ def test_what_cannot_be_simulated_is_said(config, options, words):
     assert code == 2, output
     assert "nothing was simulated" in output
     assert words in output
-
-
-def test_a_dataset_that_is_not_there_is_said(config):
-    code, output = run(config, *LINE)
-    assert code == 2, output
-    assert "nothing was simulated" in output
