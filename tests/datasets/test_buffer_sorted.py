@@ -102,14 +102,6 @@ def test_keys_that_do_not_compare_are_named_with_their_place(keys):
         dataset[2]
 
 
-def test_a_seed_that_is_not_given_is_drawn_and_kept_in_the_state():
-    first, second = (BufferSortedDataset(Keyed(range(50)), 50, 5) for _ in range(2))
-    assert list(first) != list(second)
-    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    assert list(second) == list(first)
-    assert second.seed == first.seed
-
-
 @given(epoch=st.integers(0, 5), seed=SEEDS)
 def test_a_state_brings_epoch_and_seed_and_is_plain(epoch, seed):
     dataset = BufferSortedDataset(Keyed(range(20)), 6, 2, seed)

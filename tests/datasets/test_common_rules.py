@@ -1,5 +1,7 @@
 """Rules that all datasets and samplers keep: what cannot work is refused by name, and a seed is all that decides."""
 
+import json
+
 import pytest
 import torch
 from dataset_examples import Documents, Keyed, generators
@@ -217,6 +219,17 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(make, field, v
             made.load_state_dict({name: kept for name, kept in before.items() if name != field})
     assert made.state_dict() == before
     assert repr(list(made)) == repr(list(make()))
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: BufferSortedDataset(Keyed(range(50)), 50, 5), lambda: TokenBudgetBatchSampler([1] * 50, 1)]
+)
+def test_a_seed_that_is_not_given_is_drawn_and_kept_in_the_state(make):
+    first, second = make(), make()
+    state, order = json.loads(json.dumps(first.state_dict())), list(first)
+    assert list(second) != order
+    second.load_state_dict(state)
+    assert list(second) == order
 
 
 @pytest.mark.parametrize(
