@@ -31,11 +31,3 @@ def test_every_sample_is_read_once(case, tmp_path):
 def test_a_dataset_without_samples_is_refused():
     with pytest.raises(ShardCorruptError, match="no samples"):
         StreamingDataset(local=str(shards_directory() / "mds-no-samples" / "data"), batch_size=1)
-
-
-@pytest.mark.parametrize("split", ["train", "val"])
-def test_a_split_is_read(split):
-    path = shards_directory() / "mds-splits"
-    expected = json.loads((path / "expected.json").read_text())["splits"][split]
-    dataset = StreamingDataset(local=str(path / "data"), split=split, batch_size=2)
-    assert list(dataset) == expected
