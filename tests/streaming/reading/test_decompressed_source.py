@@ -78,17 +78,6 @@ def test_decompressed_shards_follow_their_dataset_even_if_the_index_has_the_same
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_an_index_that_is_copied_with_its_time_changes_nothing(tmp_path, way):
-    data = written(tmp_path / "data", 100)
-    numbers(**{way: str(data)})
-    before = [(path, path.stat().st_ino) for path in decompressed(tmp_path)]
-    shutil.copy2(data / "index.json", tmp_path / "copy")
-    (tmp_path / "copy").rename(data / "index.json")
-    assert numbers(**{way: str(data)}) == is_of(100)
-    assert [(path, path.stat().st_ino) for path in decompressed(tmp_path)] == before
-
-
-@pytest.mark.parametrize("way", WAYS)
 def test_a_decompressed_shard_that_is_damaged_is_made_again(tmp_path, way):
     data = written(tmp_path / "data", 100, hashes=["sha256"])
     numbers(**{way: str(data)})
