@@ -57,6 +57,9 @@ def test_any_order_of_visits_any_copy_and_any_worker_sees_the_same(keys, buffer_
     for index in data.draw(st.permutations(range(len(keys)))):
         assert dataset[index] == in_order[index] == dataset[np.int64(index - len(keys))]
     assert list(pickle.loads(pickle.dumps(dataset))) == in_order
+    for index in (len(keys), -len(keys) - 1, 10**9):
+        with pytest.raises(IndexError, match=f"out of range for a dataset of {len(keys)} items"):
+            dataset[index]
     chosen = data.draw(st.lists(st.sampled_from(range(-len(keys), len(keys))), max_size=9)) if keys else []
     assert dataset.__getitems__(chosen) == [in_order[index] for index in chosen]
 
@@ -81,13 +84,6 @@ def test_a_sort_key_is_asked_once_an_epoch(keys, buffer_size, pack_size):
         random.Random(epoch).shuffle(order)
         dataset.__getitems__(order)
         assert sorted(base.asked) == sorted(list(range(len(keys))) * (epoch + 1))
-
-
-@pytest.mark.parametrize("index", [5, -6, 10**9])
-def test_an_index_outside_raises_index_error(index):
-    dataset = BufferSortedDataset(Keyed(range(5)), 2, 1, 0)
-    with pytest.raises(IndexError, match="out of range for a dataset of 5 items"):
-        dataset[index]
 
 
 @pytest.mark.parametrize(
