@@ -181,8 +181,6 @@ def test_a_fault_that_does_not_end_is_an_error_at_the_sample_that_it_concerns_ev
     assert bad not in shards(tmp_path / "local")
 
 
-
-
 def test_shards_are_prepared_and_evicted_by_number(data, serve, tmp_path):
     server, local = serve(data), tmp_path / "local"
     dataset = StreamingDataset(remote=server.url, local=str(local), **OPTIONS)
