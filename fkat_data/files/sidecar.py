@@ -61,12 +61,14 @@ def write_sidecar(
         storage_options: Options for fsspec, for a file that is not local.
 
     Raises:
-        ConfigurationError: The file's store does not say when its content is another one.
+        ConfigurationError: The file's store does not say when its content is another one, or nothing can lie beside it.
         OSError: It cannot be written.
     """
+    place = _beside(path, kind)
+    if place is None:
+        raise ConfigurationError("path", path, "a file that another can lie beside, not a query or a chain of URIs")
     if before.time is None:
         raise ConfigurationError("path", path, "a file of a store that says when its content is another one")
-    place = _beside(path, kind)
     about = {"version": _VERSION, "size_bytes": before.size_bytes, "time": before.time, **facts}
     text = json.dumps(about).encode()
     if local_path(path) is None:
@@ -95,6 +97,8 @@ def read_sidecar(path: str, kind: str, storage_options: Mapping[str, Any]) -> Si
         storage_options: Options for fsspec, for a file that is not local.
     """
     place = _beside(path, kind)
+    if place is None:
+        return None
     try:
         beside = RangedFile(place, storage_options)
         facts = _facts(beside)
@@ -108,7 +112,9 @@ def read_sidecar(path: str, kind: str, storage_options: Mapping[str, Any]) -> Si
     except genuine(ShardNotFoundError):
         return None
     except genuine(OSError, ValueError, KeyError, TypeError, struct.error, ShardCorruptError) as error:
-        _logger.warning("%s cannot be read, and the file that it is about is read instead: %s", place, error)
+        # Stores call what is not there so, too, to those who may not list.
+        level = logging.INFO if isinstance(error, PermissionError) else logging.WARNING
+        _logger.log(level, "%s cannot be read, and the file that it is about is read instead: %s", place, error)
         return None
 
 
@@ -117,8 +123,12 @@ def _write(file: Any, values: npt.NDArray[Any], text: bytes) -> None:
     file.write(text + _END.pack(len(text), _MAGIC))
 
 
-def _beside(path: str, kind: str) -> str:
-    return f"{local_path(path) or path}.{kind}"
+def _beside(path: str, kind: str) -> str | None:
+    """Return where a file's sidecar is; None: its URI does not end with its name."""
+    local = local_path(path)
+    if local is None and ("?" in path or "::" in path):
+        return None
+    return f"{local or path}.{kind}"
 
 
 def _facts(beside: RangedFile) -> dict[str, Any]:

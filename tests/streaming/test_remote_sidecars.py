@@ -8,7 +8,8 @@ import pytest
 
 from fkat_data import ConfigurationError
 from fkat_data.datasets import JsonDataset, read_lengths, write_lengths
-from fkat_data.files import RangedFile
+from fkat_data.files import FileVersion, RangedFile
+from fkat_data.files.sidecar import read_sidecar, write_sidecar
 
 
 def lines(values):
@@ -42,3 +43,7 @@ def test_a_store_that_says_no_version_has_no_sidecars():
     with pytest.raises(ConfigurationError, match="a file of a store that says when its content is another one"):
         write_lengths("memory://sidecars/a.jsonl", np.ones(2, int))
     assert list(JsonDataset("memory://sidecars/a.jsonl")) == [1, 2]
+    for uri in ("filecache::memory://sidecars/a.jsonl", "https://example.org/a.jsonl?key=1"):
+        with pytest.raises(ConfigurationError, match="a file that another can lie beside"):
+            write_sidecar(uri, "lines", np.ones(2, int), {}, FileVersion(2, "version"), {})
+        assert read_sidecar(uri, "lines", {}) is None
