@@ -171,6 +171,11 @@ class Exchange:
         """Whether an exchange is under way."""
         return self._work is not None
 
+    @property
+    def is_done(self) -> bool:
+        """Whether ``finish`` returns at once: every rank has sent its numbers, or cannot."""
+        return self._work is not None and self._work.is_completed()
+
     def begin(self, numbers: Sequence[int]) -> None:
         """Start sending this rank's numbers, without waiting.
 

@@ -2,6 +2,7 @@
 
 import _thread
 import logging
+import time
 from collections.abc import Callable
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -20,7 +21,11 @@ _MOST_KEPT = 8
 _RECHECK_S = 0.05
 
 
-# A group that dies in a thread while the interpreter ends aborts the process: torch takes the lock of Python again there.
+# How long the thread sleeps between two looks at a round.
+_SHORTEST_S, _LONGEST_S = 5e-5, 2e-3
+_STOPPED_WITHIN_S = 1.0
+# A group that dies in a thread while the interpreter ends aborts the process, and so does a wait in torch there: it takes
+# the lock of Python again. So groups die with this module, and the thread waits by itself and is stopped before.
 _exchanges: list[Exchange] = []
 
 
@@ -34,9 +39,13 @@ class _Rounds:
         self._asked: SimpleQueue[tuple[_Round, list[int]] | None] = SimpleQueue()
         self._rung: SimpleQueue[None] = SimpleQueue()
         self._heard: dict[_Round, list[list[int]] | BaseException] = {}
-        after_end(self, partial(self._asked.put, None))
+        running = _thread.allocate_lock()
+        running.acquire()
+        stopped: list[bool] = []
+        after_end(self, partial(_stop, self._asked, stopped, running), at_exit=True)
         _exchanges.append(Exchange(None))
-        _thread.start_new_thread(_exchange, (_exchanges[-1], self._asked, self._heard, self._rung))
+        arguments = (_exchanges[-1], self._asked, self._heard, self._rung, stopped, running)
+        _thread.start_new_thread(_exchange, arguments)
 
     def ask(self, name: _Round, numbers: list[int]) -> None:
         """Begin a round, unless it has begun; do not wait."""
@@ -63,6 +72,8 @@ def _exchange(
     asked: "SimpleQueue[tuple[_Round, list[int]] | None]",
     heard: "dict[_Round, list[list[int]] | BaseException]",
     rung: "SimpleQueue[None]",
+    stopped: list[bool],
+    running: _thread.LockType,
 ) -> None:
     while (request := asked.get()) is not None:
         name, numbers = request
@@ -70,12 +81,28 @@ def _exchange(
             continue
         try:
             exchange.begin(numbers)
+            pause_s = _SHORTEST_S
+            while not exchange.is_done and not stopped:
+                time.sleep(pause_s)
+                pause_s = min(1.5 * pause_s, _LONGEST_S)
+            if stopped:
+                break
             heard[name] = exchange.finish()
         except BaseException as error:  # noqa: BLE001 - raised where the round is waited for
             heard[name] = error
         while len(heard) > _MOST_KEPT:
             del heard[next(iter(heard))]
         rung.put(None)
+    running.release()
+
+
+def _stop(
+    asked: "SimpleQueue[tuple[_Round, list[int]] | None]", stopped: list[bool], running: _thread.LockType
+) -> None:
+    """End the thread: another rank may never take part in the round under way."""
+    stopped.append(True)
+    asked.put(None)
+    running.acquire(timeout=_STOPPED_WITHIN_S)
 
 
 class EqualEnds:

@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import socket
+import subprocess
 import sys
 from functools import partial
 from itertools import chain, islice
@@ -471,6 +473,24 @@ def test_real_ranks_end_an_epoch_together_though_their_windows_make_uneven_numbe
     rows = list(map(tuple, ended["rows"]))
     assert len(set(rows)) == len(rows)
     assert set(rows) < set(rows_of(range(300)))
+
+
+@pytest.mark.usefixtures("processes")
+def test_ranks_that_leave_at_different_steps_end_as_any_other_program():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    # Interpreters of their own, one of which ends while the other's round is under way.
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port)]
+    done = subprocess.run(
+        [sys.executable, *launcher, str(RANKS.with_name("leaving_ranks.py"))],
+        # Without the sitecustomize of tests, with which an interpreter ends otherwise.
+        env={**{name: value for name, value in os.environ.items() if name != "PYTHONPATH"}, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.usefixtures("processes")
