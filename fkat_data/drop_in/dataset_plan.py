@@ -28,6 +28,7 @@ class Provenance(NamedTuple):
 class DatasetPlan(ShardPlan):
     """The plan of a DataLoader's epochs, and the part of a state that is the plan's."""
 
+    takes_marks = True
     has_parts: bool = False
     """Whether an epoch has several tasks, the next of which can be made ahead."""
     has_windows: bool = False

@@ -176,9 +176,9 @@ class Delivery:
         if self._run and self._whole_at is position:
             self._whole_at = None
             microbatch = self._run.popleft()
-            epoch, shard, number, step, ended = position
+            epoch, shard, number, step, ended, left_out = position
             # half of what the class itself takes, whose function is one of Python's
-            after = tuple.__new__(Position, (epoch, shard, number + 1, step + 1, ended))
+            after = tuple.__new__(Position, (epoch, shard, number + 1, step + 1, ended, left_out))
             self._num_delivered += 1
             self._delivered_at_s = time.perf_counter()
             cursor.advance(after)

@@ -249,7 +249,9 @@ class Engine(Generic[Microbatch_co]):
         """Where the caller stands, with what is known here: the position, the skipped tasks, and the begun one's terms."""
         position = self.position
         terms = self._prefetcher.terms(position) or ShardTerms()
-        return Place(position, skipped=self._prefetcher.skips.shards(position.epoch), **terms._asdict())
+        skipped = self._prefetcher.skips.shards(position.epoch)
+        num_left_out = self._prefetcher.sample_skips.count(position)
+        return Place(position, skipped=skipped, num_left_out=num_left_out, **terms._asdict())
 
     def statistics(self) -> LoaderStatistics:
         """Return what was done so far; cheap enough for every step."""
@@ -289,6 +291,7 @@ class Engine(Generic[Microbatch_co]):
             self._agreement.demand()
         self._prefetcher.load_terms(place.position, ShardTerms(place.batching, place.files))
         self._prefetcher.skips.load(place.position.epoch, place.skipped)
+        self._prefetcher.sample_skips.load(place.position, place.num_left_out)
         self._cursor.load(place.position)
         self._loading = None
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Generic, cast
+from typing import Any, Generic, Literal, cast
 
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
@@ -13,6 +13,8 @@ from fkat_data.interruption import genuine
 from fkat_data.types import Microbatch_co, Shard
 from fkat_data.wording import Described
 from fkat_data.worker.windows import ShardWindows, WindowFunction, version_of, window_functions_of
+
+_WINDOWED = "window_fn or on_sample_error='skip'"
 
 
 class DataLoaderFactory(Described, Generic[Microbatch_co]):
@@ -37,6 +39,9 @@ class DataLoaderFactory(Described, Generic[Microbatch_co]):
             gets what the one before it returned. Microbatches are cut from the rows, across windows, until the shard's
             end. A resume within the shard makes its windows again.
         window_size: Samples of a window.
+        on_sample_error: What becomes of a sample that raises: ``"raise"``; or ``"skip"``: it is left out, logged, counted
+            in ``statistics()``, and kept in the state. Microbatches stay full, and one worker makes all of a shard.
+        max_skipped_samples: Samples of an epoch that may be left out on each rank.
 
     Raises:
         ConfigurationError: An argument is of the wrong type, or nothing says how to batch.
@@ -53,6 +58,8 @@ class DataLoaderFactory(Described, Generic[Microbatch_co]):
         shard_sizes: Mapping[Any, int] | Callable[[Shard], int] | None = None,
         window_fn: WindowFunction | Sequence[WindowFunction] | None = None,
         window_size: int = 1024,
+        on_sample_error: Literal["raise", "skip"] = "raise",
+        max_skipped_samples: int = 100,
     ) -> None:
         self.dataset_generator: Callable[..., Any] = arguments.function("dataset_generator", dataset_generator)
         for name, value in (
@@ -76,7 +83,11 @@ class DataLoaderFactory(Described, Generic[Microbatch_co]):
         self.batch_size: int | None = batch_size or None
         self.window_size: int = arguments.integer("window_size", window_size, minimum=1)
         self.window_functions: tuple[WindowFunction, ...] = window_functions_of(window_fn)
-        if self.window_functions:
+        most = arguments.integer("max_skipped_samples", max_skipped_samples, minimum=0)
+        skips = arguments.choice("on_sample_error", on_sample_error, ("raise", "skip")) == "skip"
+        self.max_skipped_samples: int | None = most if skips else None
+        """Samples of an epoch that may be left out; None: one that raises is an error."""
+        if self._has_windows:
             self._check_windows()
         self.shard_sizes: Mapping[Any, int] | Callable[[Shard], int] | None = shard_sizes
 
@@ -89,6 +100,8 @@ class DataLoaderFactory(Described, Generic[Microbatch_co]):
         if self.window_functions:
             rows = f"rows of windows of {self.window_size} {order}, {version_of(self.window_functions)}"
             return f"{self.batch_size or 'one by one'} {rows}"
+        if self.max_skipped_samples is not None and self.sampler_generator:
+            order = f"in windows of {self.window_size} {order}"  # whose draws decide on the order
         return f"{self.batch_size or 'one by one'} {order}"
 
     def __call__(self, shard: Shard) -> Iterable[Microbatch_co]:
@@ -98,12 +111,12 @@ class DataLoaderFactory(Described, Generic[Microbatch_co]):
             Exception: Whatever the generators raise.
         """
         dataset = self.dataset_generator(shard)
-        if self.window_functions:
+        if self._has_windows:
             order = self.sampler_generator(dataset) if self.sampler_generator else None
             collate_fn = _option(self.dataloader_generator, "collate_fn", None)
             drop_last = _option(self.dataloader_generator, "drop_last", False)
-            functions, size = self.window_functions, self.window_size
-            return ShardWindows(dataset, order, functions, size, collate_fn, self.batch_size, drop_last=drop_last)
+            windows = self.window_functions, self.window_size, collate_fn, self.batch_size
+            return ShardWindows(dataset, order, *windows, drop_last=drop_last, max_skipped=self.max_skipped_samples)
         generate = self.dataloader_generator or cast("Callable[..., Iterable[Microbatch_co]]", DataLoader)
         return generate(dataset, shuffle=None, **self._batching(dataset))
 
@@ -141,16 +154,20 @@ class DataLoaderFactory(Described, Generic[Microbatch_co]):
         # torch counts a batch size of 1 as none: a batch sampler excludes any other.
         return {"batch_size": 1, "sampler": None, "batch_sampler": batch_sampler}
 
+    @property
+    def _has_windows(self) -> bool:
+        return bool(self.window_functions) or self.max_skipped_samples is not None
+
     def _check_windows(self) -> None:
-        """Raise for what does not go with a window function."""
+        """Raise for what does not go with windows."""
         if self.batch_sampler_generator:
-            expected = "batch_size, with window_fn: batches are cut from rows"
+            expected = f"batch_size, with {_WINDOWED}: batches are cut from rows"
             raise ConfigurationError("batch_sampler_generator", self.batch_sampler_generator, expected)
         generator = self.dataloader_generator
         keywords: set[str] = set(cast("partial[Any]", generator).keywords) if isinstance(generator, partial) else set()
         if generator is not None and (_called(generator) is not DataLoader or keywords - {"collate_fn", "drop_last"}):
             expected = (
-                "functools.partial(DataLoader, collate_fn=, drop_last=), with window_fn: nothing else of it is used"
+                f"functools.partial(DataLoader, collate_fn=, drop_last=), with {_WINDOWED}: no more of it is used"
             )
             raise ConfigurationError("dataloader_generator", cast("object", generator), expected)
 
@@ -163,7 +180,7 @@ class DataLoaderFactory(Described, Generic[Microbatch_co]):
         )
         return (
             type(self).__call__ is DataLoaderFactory.__call__
-            and not self.window_functions
+            and not self._has_windows
             and all(_called(generator) in allowed for generator, allowed in kinds)
             # Of an iterable dataset, each worker makes batches of its own part.
             and _option(self.dataloader_generator, "num_workers", 0) <= 1

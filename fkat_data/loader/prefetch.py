@@ -15,10 +15,10 @@ from typing import Any, NamedTuple, cast
 from fkat_data.errors import ReplayMismatchError, StaleIteratorError, WorkerDiedError, WorkerError, WorkerStalledError
 from fkat_data.interruption import genuine
 from fkat_data.loader.look_ahead import LookAhead
-from fkat_data.loader.recovery import Recovery, Remedy, Restarts, ShardSkips, WaitClock
+from fkat_data.loader.recovery import Recovery, Remedy, Restarts, SampleSkips, ShardSkips, WaitClock
 from fkat_data.loader.shard_lengths import ShardLengths
 from fkat_data.loader.shortages import Shortages
-from fkat_data.loader.worker_group import WorkerGroup
+from fkat_data.loader.worker_group import WorkerGroup, left_out_before
 from fkat_data.plan.place import START, Piece, Position, ShardTerms, Task
 from fkat_data.plan.shard_plan import ShardPlan
 from fkat_data.types import Shard
@@ -91,7 +91,7 @@ class Work:
 
     __slots__ = (
         *("allowance", "arrived", "carry", "delivered", "front", "group"),
-        *("last_digest", "learn_at", "rest", "task"),
+        *("last_digest", "learn_at", "left_out", "rest", "task"),
     )
 
     def __init__(self, task: Task, group: WorkerGroup, allowance: int) -> None:
@@ -113,6 +113,8 @@ class Work:
         """What has come together with the first message in ``arrived``, or the one that was just handed out."""
         self.carry: bytes | None = None
         """What the task has left for the one behind it, once it is known."""
+        self.left_out: tuple[int, ...] = task.left_out
+        """Samples that were left out before the next microbatch to hand out."""
 
     @property
     def num_arrived(self) -> int:
@@ -205,6 +207,9 @@ class Prefetcher:
         """How often a dead worker was replaced."""
         self.skips: ShardSkips = ShardSkips(recovery.max_skipped_shards, skips=recovery.skips_shards)
         """Which failing shards were skipped."""
+        self.sample_skips: SampleSkips = SampleSkips()
+        """Which samples of shards were left out."""
+        self._marks = plan if plan.takes_marks else self.sample_skips
         self._num_shard_prefetches = num_shard_prefetches
         self._num_microbatch_prefetches = min(num_microbatch_prefetches, _MOST_AHEAD)
         self._window: LookAhead | None = None
@@ -236,7 +241,7 @@ class Prefetcher:
     @property
     def num_skipped_samples(self) -> int:
         """Samples that were left out."""
-        return self._plan.num_skipped_samples
+        return self._marks.num_skipped_samples
 
     @property
     def num_arrived(self) -> int:
@@ -388,8 +393,8 @@ class Prefetcher:
         """
         self.has_run = False
         run = self._work[0].take_run() if self._work else []
-        epoch, shard, number, step, ended = self._place
-        self._place = Position(epoch, shard, number + len(run), step + len(run), ended)
+        place = self._place
+        self._place = place._replace(microbatch=place.microbatch + len(run), step=place.step + len(run))
         return run
 
     def _is_settled(self, work: Work, item: Item, *, block: bool) -> bool:
@@ -416,7 +421,7 @@ class Prefetcher:
 
     def _hand_out(self, work: Work, item: Item) -> Arrival | ShardEnd:
         if item.is_last and isinstance(item.microbatch, Epilogue):
-            self._plan.end_shard(work.task, item.microbatch.value)
+            self._marks.end_shard(work.task, item.microbatch.value)
             return ShardEnd(self._end(work, item.microbatch_index))
         work.last_digest = item.digest
         work.delivered = delivered = item.microbatch_index + 1
@@ -426,11 +431,13 @@ class Prefetcher:
             is_last = self._take_end(work)
         microbatch = item.microbatch
         if type(microbatch) is Marked:
-            self._plan.mark(work.task, delivered, microbatch.mark)
+            self._marks.mark(work.task, delivered, microbatch.mark)
+            work.left_out += microbatch.left_out
+            self._place = self._place._replace(left_out=self._place.left_out + microbatch.left_out)
             microbatch = microbatch.microbatch
         # half of what the class itself takes, whose function is one of Python's
-        epoch, shard, number, step, ended = self._place
-        self._place = tuple.__new__(Position, (epoch, shard, number + 1, step + 1, ended))
+        epoch, shard, number, step, ended, left_out = self._place
+        self._place = tuple.__new__(Position, (epoch, shard, number + 1, step + 1, ended, left_out))
         if is_last:
             self._end(work, delivered)
         else:
@@ -445,7 +452,7 @@ class Prefetcher:
         """Return whether the next message says no more than that the shard has ended; take it then."""
         behind = work.arrived[0]
         if isinstance(behind, Item) and behind.is_last and isinstance(behind.microbatch, Epilogue):
-            self._plan.end_shard(work.task, behind.microbatch.value)
+            self._marks.end_shard(work.task, behind.microbatch.value)
         elif not isinstance(behind, End):
             return False
         work.arrived.popleft()
@@ -513,10 +520,13 @@ class Prefetcher:
             return
         piece = self._plan.piece(epoch, index)
         terms = self._terms[1] if first_microbatch and self._terms[0] == (epoch, index) else None
+        left_out = self._place.left_out if first_microbatch else ()
         if piece is not None:
             first_microbatch += piece.first_microbatch
             terms = terms or (self._terms_of_pieces if piece.first_microbatch else None)
-        self._assign(shard, index, first_microbatch, self._groups[self._ticket % len(self._groups)], piece, terms)
+            left_out = piece.left_out + left_out
+        group = self._groups[self._ticket % len(self._groups)]
+        self._assign(shard, index, first_microbatch, group, piece, terms, left_out)
         self._next_shard += 1
 
     def _assign(
@@ -527,11 +537,13 @@ class Prefetcher:
         group: WorkerGroup,
         piece: Piece | None = None,
         terms: ShardTerms | None = None,
+        left_out: tuple[int, ...] = (),
     ) -> None:
         carry = self._carry
         if self._has_carries:
             self._carry = None
-        task = Task(self._ticket, self._place.epoch, index, shard, first_microbatch, piece, terms=terms, carry=carry)
+        place = self._ticket, self._place.epoch, index
+        task = Task(*place, shard, first_microbatch, piece, terms=terms, carry=carry, left_out=left_out)
         allowance = self._initial_allowance(first_microbatch)
         group.assign(task, allowance)
         self._work.append(Work(task, group, allowance))
@@ -666,7 +678,11 @@ class Prefetcher:
         last = work.arrived[-1] if work.arrived else None
         digest = last.digest if isinstance(last, Item) else work.last_digest
         given_up = loss if remedy is Remedy.GIVE_UP_SHARD else None
-        resumed = [(each.task, each.allowance) for each in self._work if each.group is group]
+        resumed = [
+            (each.task, each.allowance, sum(map(left_out_before, each.arrived), each.left_out))
+            for each in self._work
+            if each.group is group
+        ]
         group.resume(resumed, task, num_expected, digest, members, given_up)
 
     def _may_skip(self, work: Work, error: BaseException) -> bool:

@@ -8,11 +8,18 @@ import socket
 from enum import Enum
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
-from fkat_data.errors import ConfigurationError, ReplayMismatchError, StateMismatchError, WorkerStalledError
+from fkat_data.errors import (
+    ConfigurationError,
+    ReplayMismatchError,
+    SkippedSamplesError,
+    StateMismatchError,
+    WorkerStalledError,
+)
 from fkat_data.observe.progress import Activity, WaitDisplay, display_for
-from fkat_data.plan.place import Task
+from fkat_data.plan.place import Position, Task
 from fkat_data.wording import add_note, shard_name, shard_place
 from fkat_data.worker.messages import Worker
+from fkat_data.worker.windows import read_left_out
 
 _GROWTH = 2.0
 _SHORTEST_S = 0.001
@@ -259,3 +266,57 @@ class ShardSkips:
             error,
         )
         return True
+
+
+class SampleSkips:
+    """Counts and logs the samples that workers have left out of shards."""
+
+    def __init__(self) -> None:
+        self._epoch = -1
+        # Of shards that had ended before a resume; and the others, by shard and place in its order.
+        self._num_before = 0
+        self._left_out: set[tuple[int, int]] = set()
+        self.num_skipped_samples: int = 0
+        """Those that were left out since the loader was made."""
+
+    def count(self, position: Position) -> int:
+        """Return how many were left out of an epoch before a position."""
+        if position.epoch != self._epoch:
+            return 0
+        num_ended = sum(index < position.shard for index, _ in self._left_out)
+        return self._num_before + num_ended + len(position.left_out)
+
+    def load(self, position: Position, num_left_out: int) -> None:
+        """Go on at a position of an epoch of which ``num_left_out`` were left out before it."""
+        self._epoch = position.epoch
+        self._num_before = num_left_out - len(position.left_out)
+        self._left_out = {(position.shard, place) for place in position.left_out}
+
+    def mark(self, task: Task, num_made: int, mark: bytes) -> None:
+        """Take what was left out before a microbatch.
+
+        Raises:
+            SkippedSamplesError: They are too many.
+        """
+        del num_made
+        self._leave_out(task, mark)
+
+    def end_shard(self, task: Task, epilogue: bytes) -> None:
+        """Take what was left out behind a shard's last microbatch. Raises as ``mark`` does."""
+        self._leave_out(task, epilogue)
+
+    def _leave_out(self, task: Task, said: bytes) -> None:
+        most, skipped = read_left_out(said)
+        if task.epoch != self._epoch:
+            self.load(Position(task.epoch, 0, 0, 0), 0)
+        for place, index, reason in skipped:
+            if (task.shard_index, place) in self._left_out:  # it is made again
+                continue
+            self._left_out.add((task.shard_index, place))
+            self.num_skipped_samples += 1
+            shard = shard_name(task.shard)
+            logger.warning("sample %s of %s of epoch %d is left out: %s", index, shard, task.epoch, reason)
+        num_left_out = self._num_before + len(self._left_out)
+        if num_left_out > most:
+            last = f"sample {skipped[-1].number} of {shard_name(task.shard)}: {skipped[-1].reason}"
+            raise SkippedSamplesError(task.epoch, num_left_out, most, last)

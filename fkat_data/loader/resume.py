@@ -112,8 +112,12 @@ def _split_again(ranks: Sequence[Place], saved_size: int, plan: ElasticShardPlan
     # After an earlier split, a shard may have been begun by a rank that has another one now.
     begun = {_reported(state) for dp_rank, state in enumerate(before) if positions[dp_rank].microbatch}
     batching = begun.pop() if len(begun) == 1 and not before[0].layers else None
+    # What all have left out counts against the bounds of all.
+    num_left_out = sum(state.num_left_out for state in before if state.position.epoch == epoch)
+    num_own = (num_left_out + identity.dp_rank) // plan.dp_size
     # Not of its files: each of those shards has others.
-    return Place(Position(epoch, 0, 0, step), identity.dp_rank, layers, batching=batching)
+    place = Position(epoch, 0, 0, step)
+    return Place(place, identity.dp_rank, layers, num_left_out=num_own, batching=batching)
 
 
 def _reported(saved: Place) -> str | None:

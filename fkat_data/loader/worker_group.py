@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 from fkat_data.errors import StaleIteratorError
 from fkat_data.observe.sink import EventSink
 from fkat_data.plan.place import ShardTerms, Task
-from fkat_data.worker.messages import End, Failure, Item, MadeAlone, MemoryShortage, Message, Worker, WorkerGone
+from fkat_data.worker.messages import End, Failure, Item, MadeAlone, Marked, MemoryShortage, Message, Worker, WorkerGone
 
 if TYPE_CHECKING:  # Windows has no worker processes
     from fkat_data.worker.picks import Picks
@@ -270,7 +270,7 @@ class WorkerGroup:
 
     def resume(
         self,
-        tasks: Sequence[tuple[Task, int]],
+        tasks: Sequence[tuple[Task, int, tuple[int, ...]]],
         current: Task,
         index: int,
         digest: int | None,
@@ -280,7 +280,7 @@ class WorkerGroup:
         """Let the successors of dead workers go on.
 
         Args:
-            tasks: Those in work, in order, with their allowances.
+            tasks: Those in work, in order, with their allowances, and the samples that were left out of what has arrived.
             current: The shard whose microbatches are next.
             index: The next one of them.
             digest: Of the one before, if it is known.
@@ -293,24 +293,27 @@ class WorkerGroup:
             self._shortages.pop(before[place], None)
             self._gone.discard(before[place])
             lost = self._lost_by(place) if self._size > 1 else None
-            for task, allowance in tasks:
+            for task, allowance, left_out in tasks:
                 # Another worker that has died may have left a microbatch before the one that is given up.
                 if given_up is not None and task is given_up.task and lost is None:
                     continue
                 resumed = task
                 if self._size == 1 and task is current:
-                    resumed = task._replace(first_microbatch=index, digest=digest)
+                    resumed = task._replace(first_microbatch=index, digest=digest, left_out=left_out)
                 elif lost is not None and lost.task.ticket == task.ticket:
-                    resumed = self._resumed(task, lost.microbatch_index, digest if task is current else None)
+                    last_digest = digest if task is current else None
+                    resumed = self._resumed(task, lost.microbatch_index, last_digest, left_out)
                 worker.assign(resumed, allowance)
 
-    def _resumed(self, task: Task, index: int, last_digest: int | None) -> Task:
-        before = self._early.get(task.ticket, {}).get(index - 1)
+    def _resumed(self, task: Task, index: int, last_digest: int | None, left_out: tuple[int, ...]) -> Task:
+        early = self._early.get(task.ticket, {})
+        before = early.get(index - 1)
         digest = before.digest if isinstance(before, Item) else None
         if digest is None and index == self._next_index and self._tasks and self._tasks[0].ticket == task.ticket:
             digest = last_digest
         if self._picks().owner(task.ticket) is not None:
-            return task._replace(first_microbatch=index, digest=digest)
+            left_out = sum(map(left_out_before, early.values()), left_out)
+            return task._replace(first_microbatch=index, digest=digest, left_out=left_out)
         return task._replace(lost_microbatch=index, digest=digest)
 
     def _lost_by(self, place: int) -> Loss | None:
@@ -430,3 +433,9 @@ class WorkerGroup:
                     by_descriptor[descriptor] = worker
             self._poll = members, poll, by_descriptor
         return self._poll
+
+
+def left_out_before(message: Message) -> tuple[int, ...]:
+    """Return the samples that were left out before a microbatch, since the one before it."""
+    microbatch = message.microbatch if isinstance(message, Item) else None
+    return microbatch.left_out if isinstance(microbatch, Marked) else ()

@@ -17,6 +17,8 @@ class Position(NamedTuple):
         step: Number of microbatches delivered in this epoch, over all its shards.
         ended: Where tasks take turns: those that have ended, and the microbatches of each. There, ``shard`` is 0, and
             ``microbatch`` the step.
+        left_out: Samples that were left out of the shard at index ``shard`` because they raised, by their places in its
+            order.
     """
 
     epoch: int
@@ -24,6 +26,7 @@ class Position(NamedTuple):
     microbatch: int
     step: int
     ended: tuple[tuple[int, int], ...] = ()
+    left_out: tuple[int, ...] = ()
 
     def after_shard(self) -> "Position":
         """Return the position after the end of the current shard, where others follow in the epoch."""
@@ -56,11 +59,13 @@ class Piece(NamedTuple):
         dp_rank: Data-parallel rank that had the shard when the epoch began; the piece uses its random streams.
         shard_index: Index of the shard in that rank's order.
         first_microbatch: Number of the shard's microbatches that were delivered before.
+        left_out: Samples that were left out of the shard before, by their places in its order.
     """
 
     dp_rank: int
     shard_index: int
     first_microbatch: int
+    left_out: tuple[int, ...] = ()
 
 
 class Deal(NamedTuple):
@@ -106,7 +111,10 @@ def left_over(pieces: Sequence[Piece], position: Position, epoch: int) -> list[P
         return list(pieces) if position.epoch < epoch else []
     left = list(pieces[position.shard :])
     if left:
-        left[0] = left[0]._replace(first_microbatch=left[0].first_microbatch + position.microbatch)
+        begun = left[0]
+        left[0] = begun._replace(
+            first_microbatch=begun.first_microbatch + position.microbatch, left_out=begun.left_out + position.left_out
+        )
     return left
 
 
@@ -162,6 +170,7 @@ class Place(NamedTuple):
         layers: Positions of all ranks at each change of their number that an epoch under way depends on.
         sampler: What the order of the position's epoch depends on, as the plan's ``sampler_state`` returned it.
         skipped: Indices of the epoch's shards that failed and were skipped.
+        num_left_out: Samples of the epoch that were left out, those of the begun shard too.
         batching: How the begun shard's samples are grouped into microbatches.
         files: What the files of the begun shard are, in numbers.
         seed: Seed of the loader.
@@ -175,6 +184,7 @@ class Place(NamedTuple):
     layers: tuple[Layer, ...] = ()
     sampler: dict[str, Any] | None = None
     skipped: tuple[int, ...] = ()
+    num_left_out: int = 0
     batching: str | None = None
     files: tuple[int, ...] | None = None
     seed: int | None = None
@@ -212,6 +222,7 @@ class Task(NamedTuple):
         terms: What was reported of the shard when it was begun; None: nothing is known.
         is_counted: Whether to count the shard's microbatches instead of making them.
         carry: What the task before has left for this one, as its worker sent it; None: it comes later.
+        left_out: Samples of the shard that were left out before the first microbatch, by their places in its order.
     """
 
     ticket: int
@@ -225,3 +236,4 @@ class Task(NamedTuple):
     terms: ShardTerms | None = None
     is_counted: bool = False
     carry: bytes | None = b""
+    left_out: tuple[int, ...] = ()

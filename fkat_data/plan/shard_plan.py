@@ -42,6 +42,8 @@ class ShardPlan(ABC):
 
     has_carries: bool = False
     """Whether each task leaves something for the one behind it."""
+    takes_marks: bool = False
+    """Whether what a task gives beside its microbatches is the plan's; else it says which samples were left out."""
     num_skipped_samples: int = 0
     """Samples that were left out since the plan was made."""
 
@@ -379,7 +381,7 @@ class ElasticShardPlan(ShardPlan):
             digest = hashlib.blake2b(digest_size=8, person=b"fkat_data pieces")
             for piece in self._pieces:
                 shard = self._begun[piece.dp_rank].shard(epoch, piece.shard_index)
-                digest.update(f"({tuple(piece)!r}, {shard_identity(shard)})".encode())
+                digest.update(f"({piece[:3]!r}, {shard_identity(shard)})".encode())
             self._digest = digest.hexdigest()
         return self._digest
 

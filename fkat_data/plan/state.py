@@ -11,6 +11,8 @@ A *rank state* describes one rank, in plain values that JSON can hold. A *state*
         "all_rank_epochs": [2, 2],
         "all_rank_samplers": (None, None),             # states of users' own samplers
         "all_rank_skipped": ((0,), ()),                # shards that failed and were skipped
+        "all_rank_num_left_out": [4, 0],               # samples of the epoch that were left out
+        "all_rank_left_out": ((17,), ()),              # those of the begun shard, by their places in its order
         "dp_size": 2,
         "fingerprint": {"seed": 7, "all_rank_dp_ranks": [0, 1], "all_rank_num_shards": [4, 4],
                         "all_rank_shards": ["9f3c…", "11ab…"],
@@ -73,7 +75,7 @@ def unsealed(state_dict: Any) -> Any:
 
 def saved_place(place: Place) -> dict[str, Any]:
     """Return a place as plain values, the state of one rank."""
-    epoch, shard, microbatch, step, _ = place.position
+    epoch, shard, microbatch, step, _, left_out = place.position
     state: dict[str, Any] = {
         "version": STATE_VERSION,
         "epoch": epoch,
@@ -96,6 +98,8 @@ def saved_place(place: Place) -> dict[str, Any]:
         state["resplits"] = _resplits(place.layers)
     if place.skipped:
         state["skipped"] = list(place.skipped)
+    if place.num_left_out:
+        state |= {"num_left_out": place.num_left_out, "left_out": list(left_out)}
     return state
 
 
@@ -129,6 +133,8 @@ def merge(ranks: Sequence[Place]) -> dict[str, Any]:
         "all_rank_epochs": [position.epoch for position in positions],
         "all_rank_samplers": tuple(rank.sampler for rank in ranks),
         "all_rank_skipped": tuple(rank.skipped for rank in ranks),
+        "all_rank_num_left_out": [rank.num_left_out for rank in ranks],
+        "all_rank_left_out": tuple(position.left_out for position in positions),
         "dp_size": len(ranks),
         "fingerprint": {
             "seed": seed,
@@ -170,6 +176,8 @@ def read(state: Mapping[str, Any]) -> list[Place]:
             ("epochs", epoch),
             ("samplers", None),
             ("skipped", ()),
+            ("num_left_out", 0),
+            ("left_out", ()),
         )
     }
     fingerprint = _mapping(state.get("fingerprint", {}), "fingerprint")
@@ -184,15 +192,15 @@ def read(state: Mapping[str, Any]) -> list[Place]:
         indices = [max(-1, index) for index in _integers(indices, "all_rank_indices")]
     ranks: list[Place] = []
     for rank in range(num_ranks):
-        position = _position(
-            columns["epochs"][rank], indices[rank], columns["microbatches"][rank], columns["steps"][rank]
-        )
+        row = columns["epochs"][rank], indices[rank], columns["microbatches"][rank], columns["steps"][rank]
+        position = _position(*row, columns["left_out"][rank])
         sampler = _sampler(columns["samplers"][rank], "all_rank_samplers")
         skipped = _shard_indices(columns["skipped"][rank], "all_rank_skipped")
         dp_rank = _dp_rank(dp_ranks[rank])
         found = _files(files[rank], "fingerprint.all_rank_files")
-        place = Place(position, dp_rank, layers, sampler, skipped, batchings[rank], found, seed, saved_dp_size)
-        ranks.append(place._replace(num_shards=nums_shards[rank], shards=digests[rank]))
+        num_left_out = _count(columns["num_left_out"][rank], "all_rank_num_left_out", minimum=len(position.left_out))
+        place = Place(position, dp_rank, layers, sampler, skipped, num_left_out, batchings[rank], found, seed)
+        ranks.append(place._replace(dp_size=saved_dp_size, num_shards=nums_shards[rank], shards=digests[rank]))
     return ranks
 
 
@@ -209,7 +217,8 @@ def read_rank(state: Mapping[str, Any]) -> Place:
             )
     saved_version(state, STATE_VERSION, default=STATE_VERSION)
     fingerprint = _mapping(state.get("fingerprint", {}), "fingerprint")
-    position = _position(state["epoch"], state["index"], state.get("microbatch", 0), state.get("step"))
+    row = state["epoch"], state["index"], state.get("microbatch", 0), state.get("step")
+    position = _position(*row, state.get("left_out", ()))
     sampler = _sampler(state.get("sampler"), "sampler")
     return Place(
         position,
@@ -221,6 +230,7 @@ def read_rank(state: Mapping[str, Any]) -> Place:
         dp_size=_dp_size(fingerprint),
         layers=_layers(state),
         skipped=_shard_indices(state.get("skipped", ()), "skipped"),
+        num_left_out=_count(state.get("num_left_out", 0), "num_left_out", minimum=len(position.left_out)),
         batching=fingerprint.get("batching"),
         files=_files(fingerprint.get("files"), "fingerprint.files"),
     )
@@ -309,13 +319,18 @@ def _counts(value: object, field: str, what: str) -> tuple[int, ...]:
     return tuple(_count(number, field) for number in cast("Sequence[object]", value))
 
 
-def _resplits(layers: Sequence[Layer]) -> list[dict[str, list[int]]]:
+def _resplits(layers: Sequence[Layer]) -> list[dict[str, list[Any]]]:
     return [
         {
             "epochs": [position.epoch for position in layer],
             "indices": [position.shard - 1 for position in layer],
             "microbatches": [position.microbatch for position in layer],
             "steps": [position.step for position in layer],
+            **(
+                {"left_out": [list(position.left_out) for position in layer]}
+                if any(position.left_out for position in layer)
+                else {}
+            ),
         }
         for layer in layers
     ]
@@ -330,7 +345,8 @@ def _layers(state: Mapping[str, Any]) -> tuple[Layer, ...]:
         epochs = _items(resplit, "epochs", None)
         if not epochs:
             raise StateMismatchError("resplits", [], "<a position for each rank>", _NOT_A_STATE)
-        columns = (_items(resplit, name, len(epochs)) for name in ("indices", "microbatches", "steps"))
+        columns = [_items(resplit, name, len(epochs)) for name in ("indices", "microbatches", "steps")]
+        columns.append(_items(resplit, "left_out", len(epochs), ()))
         layers.append(tuple(_position(*row) for row in zip(epochs, *columns, strict=True)))
     return tuple(layers)
 
@@ -344,9 +360,10 @@ def _dp_rank(value: object) -> int | None:
     return None if value is None else _count(value, "fingerprint.dp_rank")
 
 
-def _position(epoch: object, index: object, microbatch: object, step: object) -> Position:
+def _position(epoch: object, index: object, microbatch: object, step: object, left_out: object = ()) -> Position:
     shard = _count(index, "all_rank_indices", minimum=-1, maximum=2**31 - 2) + 1
     microbatch = _count(microbatch, "all_rank_microbatches")
     # A state without a step was saved between shards, by a loader that counted only shards.
     step = _count(step, "all_rank_steps") if step is not None else microbatch
-    return Position(_count(epoch, "all_rank_epochs"), shard, microbatch, step)
+    places = _counts(left_out, "all_rank_left_out", "places")
+    return Position(_count(epoch, "all_rank_epochs"), shard, microbatch, step, left_out=places)

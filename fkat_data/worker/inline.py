@@ -24,7 +24,16 @@ from fkat_data.transport.digest import digest_of
 from fkat_data.wording import shard_name
 from fkat_data.worker.batches import draws_nothing, is_plain
 from fkat_data.worker.collate import FreshCollate
-from fkat_data.worker.messages import End, Failure, Item, Marked, Message, Together, remember_terms
+from fkat_data.worker.messages import (
+    End,
+    Failure,
+    Item,
+    Marked,
+    Message,
+    Together,
+    content_of,
+    remember_terms,
+)
 from fkat_data.worker.produce import Produced, Producer, name_place, produce, produce_together
 
 
@@ -215,7 +224,7 @@ class InlineWorker:
         if produced is None:
             return End(task.ticket, self._next_index)
         self._next_index = produced.microbatch_index + 1
-        digest = digest_of(produced.microbatch) if self._is_digested else 0
+        digest = digest_of(content_of(produced.microbatch)) if self._is_digested else 0
         return Item(task.ticket, produced.microbatch_index, produced.is_last, produced.microbatch, size_bytes, digest)
 
     def _made_together(self, task: Task) -> Together:

@@ -106,10 +106,17 @@ class Marked(NamedTuple):
     Attributes:
         microbatch: For the caller.
         mark: For ``ShardPlan.mark``.
+        left_out: Samples that were left out since the microbatch before, by their places in the shard's order.
     """
 
     microbatch: Any
     mark: bytes
+    left_out: tuple[int, ...] = ()
+
+
+def content_of(produced: Any) -> Any:
+    """Return what the caller gets of what a factory's product has yielded."""
+    return produced.microbatch if type(produced) is Marked else produced
 
 
 class Epilogue(NamedTuple):

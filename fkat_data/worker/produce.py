@@ -28,8 +28,8 @@ from fkat_data.worker.batches import (
     is_random_access,
 )
 from fkat_data.worker.items import ItemThreads
-from fkat_data.worker.messages import Epilogue
-from fkat_data.worker.windows import WindowProduct
+from fkat_data.worker.messages import Epilogue, content_of
+from fkat_data.worker.windows import ShardWindows, WindowProduct
 
 _FIELD = "files"
 _MOST_VIEWS = 16  # a dataset may name itself
@@ -171,6 +171,8 @@ class OpenShard:
         self._first = task.first_microbatch if task.lost_microbatch is None else task.lost_microbatch
         self._producer = producer
         product = _made_by(producer.factory, task.shard)
+        if task.left_out:
+            product = _without(product, task.left_out)
         self.kind: str = type(cast("object", product)).__qualname__
         """The name of the class of what the factory returned."""
         terms = terms_of(product)
@@ -272,7 +274,7 @@ class OpenShard:
 
     def _check(self, index: int, produced: Produced | None) -> None:
         task = self._task
-        if task.digest is not None and (produced is None or task.digest != digest_of(produced.microbatch)):
+        if task.digest is not None and (produced is None or task.digest != digest_of(content_of(produced.microbatch))):
             raise ReplayMismatchError(task.shard, task.epoch, index)
 
     def _iterated(self, production: Production) -> Iterator[Produced]:
@@ -349,6 +351,14 @@ def _made_by(factory: Callable[[Shard], Any], shard: Shard) -> Any:
             "dataloader_factory", product, "something that returns an iterable of microbatches for a shard"
         )
     return cast("object", product)
+
+
+def _without(product: Any, places: tuple[int, ...]) -> ShardWindows:
+    """Return a product that leaves out these samples of its shard, as when the shard was begun."""
+    if not isinstance(product, ShardWindows):
+        hint = "finish the shard with a DataLoaderFactory(on_sample_error='skip'), as it was begun"
+        raise StateMismatchError("left_out", list(places), "<none>", hint)
+    return product.without(places)
 
 
 def _is_last(production: Production, index: int) -> bool | None:

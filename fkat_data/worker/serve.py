@@ -36,6 +36,7 @@ from fkat_data.worker.messages import (
     SEGMENT,
     TICKET,
     Kind,
+    content_of,
     pack_failure,
     pack_terms,
     reportable,
@@ -315,7 +316,7 @@ class Server:
     def _publish(self, task: Task, produced: Produced) -> None:
         self._producer.mark("encode", produced.microbatch_index)
         encoded = encode(produced.microbatch)
-        digest = digest_of(produced.microbatch) if self._is_digested else 0
+        digest = digest_of(content_of(produced.microbatch)) if self._is_digested else 0
         size_bytes = encoded.size_bytes
         envelope, tail = encoded.envelope, encoded.envelope
         segment_index, in_segment = NO_SEGMENT, len(envelope) > _LONGEST_ENVELOPE

@@ -5,6 +5,7 @@ takes the rows that the windows before have left over, and says at once what it 
 begins to collate. So a microbatch is collated where its last row was made, and no worker makes a window twice.
 """
 
+import copy
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count, islice
@@ -21,7 +22,7 @@ from fkat_data.types import BatchStream
 from fkat_data.wording import add_note, notes_of
 from fkat_data.worker.fetch import gives_items_together
 from fkat_data.worker.items import ItemThreads, items_in_turn
-from fkat_data.worker.messages import Epilogue, Marked
+from fkat_data.worker.messages import Epilogue, Marked, content_of
 
 WindowFunction: TypeAlias = Callable[[list[Any]], list[Any]]
 """Makes rows of a window's samples: as many as it likes, none too."""
@@ -40,6 +41,7 @@ class Window(NamedTuple):
         first_row: Rows of it that were delivered before.
         is_last: Whether no other window of this rank follows in the epoch.
         left_out: Places of the samples that were left out when those rows were made.
+        is_begun: Whether rows of it may have been delivered before, though it gives them all again.
     """
 
     epoch: int
@@ -48,6 +50,7 @@ class Window(NamedTuple):
     first_row: int
     is_last: bool
     left_out: tuple[int, ...] = ()
+    is_begun: bool = False
 
     @property
     def in_words(self) -> str:
@@ -133,7 +136,8 @@ class WindowProduct:
         skips: bool,
     ) -> None:
         self._skips = skips
-        self._skipped: list[Skipped] = []
+        self.skipped: list[Skipped] = []
+        """The samples that were left out, once the window is read; of those before a resume, none."""
         self._window = window
         self._dataset = dataset
         self._functions = functions
@@ -191,8 +195,8 @@ class WindowProduct:
 
     def _epilogue(self) -> Iterator[Epilogue]:
         """Yield what says which samples were left out."""
-        if self._skipped:
-            yield Epilogue(dumps(self._skipped))
+        if self.skipped:
+            yield Epilogue(dumps(self.skipped))
 
     def _rows(self, threads: ItemThreads | None) -> list[Any]:
         window = self._window
@@ -204,7 +208,7 @@ class WindowProduct:
         places = [place for place in range(len(window.indices)) if place not in window.left_out]
         indices = [window.indices[place] for place in places] if window.left_out else window.indices
         # Rows that were delivered are counted: none before them may be left out now.
-        skips = self._skips and not window.first_row
+        skips = self._skips and not (window.first_row or window.is_begun)
         one_by_one = items_in_turn if threads is None else threads.items
         try:
             if isinstance(dataset, BatchStream):
@@ -223,10 +227,10 @@ class WindowProduct:
                 raise
             self._streams(window.number).seed_opening()
         found = one_by_one(_Skipping(dataset), indices)
-        self._skipped = [
+        self.skipped = [
             each._replace(place=place) for place, each in zip(places, found, strict=True) if isinstance(each, Skipped)
         ]
-        return [each for each in found if not isinstance(each, Skipped)] if self._skipped else found
+        return [each for each in found if not isinstance(each, Skipped)] if self.skipped else found
 
     def _collated(self, rows: Any, first: _Row, collate: Callable[[Any], Any] | None) -> Any:
         self._streams(first.window).seed_microbatch(first.place)
@@ -240,7 +244,7 @@ class WindowProduct:
 
     def _mark(self, num_rows: int, num_all: int, num_behind: int) -> bytes:
         mark = _MARK.pack(-1 if num_rows == num_all else num_rows, num_behind)
-        return mark + dumps(self._skipped) if self._skipped else mark
+        return mark + dumps(self.skipped) if self.skipped else mark
 
     def _streams(self, window: int) -> ShardStreams:
         # Of no rank: with another number of ranks, a window draws the same.
@@ -251,15 +255,20 @@ class ShardWindows:
     """What a factory with a window function returns for a shard: the microbatches of the rows of its windows.
 
     A resume within the shard makes the windows before its place again: how many rows they have is not known otherwise.
+    Without functions it is, and nothing is read again.
 
     Args:
         dataset: The shard's.
         order: The indices of its samples; None: its own order, or that of an iterable dataset.
-        functions: Called one on what the other has returned.
+        functions: Called one on what the other has returned; none: the samples are the rows.
         window_size: Samples of a window.
         collate_fn: The user's; None: torch's.
         batch_size: Rows of a microbatch; None: each row is one.
         drop_last: Whether a smaller last microbatch of the shard is left out.
+        max_skipped: Samples of an epoch that may be left out because they raise; None: none may.
+
+    Raises:
+        ConfigurationError: Samples of an iterable dataset shall be left out.
     """
 
     def __init__(
@@ -272,9 +281,14 @@ class ShardWindows:
         batch_size: int | None,
         *,
         drop_last: bool,
+        max_skipped: int | None,
     ) -> None:
         self.dataset: Any = dataset
         """The shard's, which a state may ask for its files."""
+        self._is_iterable = isinstance(dataset, _DATA.IterableDataset) or not hasattr(dataset, "__getitem__")
+        if max_skipped is not None and self._is_iterable:
+            expected = "'raise', with an iterable dataset: what it raises ends its iteration"
+            raise ConfigurationError("on_sample_error", "skip", expected)
         self._order = order
         self._functions = functions
         self._window_size = window_size
@@ -282,7 +296,28 @@ class ShardWindows:
         self._collate_fn: Any = collate_fn or (_DATA.default_convert if batch_size is None else _DATA.default_collate)
         self._batch_size = batch_size
         self._drop_last = drop_last
+        self._max_skipped = max_skipped
+        self._left_out: tuple[int, ...] = ()
         self._seed: int = microbatch_seed() or 0  # of the stream under which the shard is opened
+
+    def without(self, places: tuple[int, ...]) -> "ShardWindows":
+        """Return the same, which leaves out these samples, by their places in the shard's order."""
+        found = copy.copy(self)
+        vars(found)["_left_out"] = places
+        return found
+
+    def begin_near(self, first_microbatch: int, collate: Callable[[Any], Any] | None) -> tuple[int, Iterator[Any]]:
+        """Return where it begins, at most at ``first_microbatch``, and the microbatches from there.
+
+        Samples that were left out are said with the next microbatch, or behind the last one: see ``read_left_out``. A
+        window whose rows were delivered leaves out no others than it did then.
+
+        Args:
+            first_microbatch: The first that is wanted.
+            collate: Does what torch's ``default_collate`` does.
+        """
+        begin = 0 if self._functions else first_microbatch
+        return begin, self._made(begin, first_microbatch, collate)
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the microbatches.
@@ -291,26 +326,44 @@ class ShardWindows:
             Exception: The user's.
             ConfigurationError: A function has not returned a list.
         """
-        carried = [b""]
+        return (content_of(made) for made in self._made(0, 0, None) if type(made) is not Epilogue)
+
+    def _made(self, begin: int, num_delivered: int, collate: Callable[[Any], Any] | None) -> Iterator[Any]:
+        carried, unsaid, index = [b""], list[Skipped](), begin
+        num_left = begin * (self._batch_size or 1)
         for window, dataset in self._windows():
+            num_rows = len(window.indices) - len(window.left_out) if num_left else 0
+            if num_left and num_rows <= num_left:
+                num_left -= num_rows
+                continue
             product = WindowProduct(
-                window,
+                window._replace(first_row=num_left, is_begun=index < num_delivered),
                 dataset,
                 self._functions,
                 self._collate_fn,
                 self._batch_size,
                 drop_last=self._drop_last,
                 seed=self._seed,
-                skips=False,
+                skips=self._max_skipped is not None,
             )
-            for made in product.batches(carried.pop, carried.append, None, None):
+            num_left = 0
+            for number, made in enumerate(product.batches(carried.pop, carried.append, collate, None)):
+                if not number:
+                    first = window.number * self._window_size
+                    unsaid += [each._replace(place=first + each.place) for each in product.skipped]
                 if isinstance(made, Marked):
-                    yield made.microbatch
+                    yield self._saying(made.microbatch, unsaid) if unsaid else made.microbatch
+                    unsaid.clear()
+                    index += 1
+        if unsaid:
+            yield Epilogue(dumps((self._max_skipped, unsaid)))
+
+    def _saying(self, microbatch: Any, skipped: Sequence[Skipped]) -> Marked:
+        return Marked(microbatch, dumps((self._max_skipped, [*skipped])), tuple(each.place for each in skipped))
 
     def _windows(self) -> Iterator[tuple[Window, Any]]:
         whole: Any = self.dataset
-        is_iterable = isinstance(whole, _DATA.IterableDataset) or not hasattr(whole, "__getitem__")
-        source: Any = whole if is_iterable else range(len(whole)) if self._order is None else self._order
+        source: Any = whole if self._is_iterable else range(len(whole)) if self._order is None else self._order
         iterator: Iterator[Any] = iter(source)
         following = self._read(iterator, 0)
         for number in count():
@@ -318,9 +371,11 @@ class ShardWindows:
             if not present:
                 return
             # The samples of an iterable dataset are there: what is left is to call the functions.
-            read: Any = present if is_iterable else whole
-            indices: list[Any] = list(range(len(present))) if is_iterable else present
-            yield Window(0, number, indices, 0, is_last=not following), read
+            read: Any = present if self._is_iterable else whole
+            indices: list[Any] = list(range(len(present))) if self._is_iterable else present
+            first = number * self._window_size
+            left_out = tuple(place - first for place in self._left_out if first <= place < first + len(present))
+            yield Window(0, number, indices, 0, is_last=not following, left_out=left_out), read
 
     def _read(self, iterator: Iterator[Any], number: int) -> list[Any]:
         ShardStreams.of(self._seed, 0, 0, number).seed_batch_order(0)
@@ -374,6 +429,12 @@ def read_mark(mark: bytes) -> tuple[int, int, list[Skipped]]:
 def read_skipped(epilogue: bytes) -> list[Skipped]:
     """Return the samples that were left out of a window."""
     return [*map(Skipped._make, loads(epilogue))] if epilogue else []
+
+
+def read_left_out(said: bytes) -> tuple[int, list[Skipped]]:
+    """Return how many samples of an epoch may be left out of shards, and which were since the microbatch before."""
+    most, skipped = loads(said)
+    return most, [*map(Skipped._make, skipped)]
 
 
 def window_functions_of(window_fn: object) -> tuple[WindowFunction, ...]:

@@ -51,6 +51,8 @@ def test_the_documented_form_is_what_is_written():
         "all_rank_epochs": [1, 1],
         "all_rank_samplers": (None, None),
         "all_rank_skipped": ((), ()),
+        "all_rank_num_left_out": [0, 0],
+        "all_rank_left_out": ((), ()),
         "dp_size": 2,
         "fingerprint": {
             "seed": 7,
