@@ -42,6 +42,15 @@ class InlineWorker:
         is_digested: Whether to digest each microbatch.
     """
 
+    # There is no process, no pipe and no shared memory; each microbatch is made by the thread that asks for it.
+    is_alive: bool = True
+    is_waiting: bool = False
+    descriptors: tuple[int, ...] = ()
+    held_bytes: int = 0
+    num_segments: int = 0
+    segment_bytes: int = 0
+    num_ready: int = 0
+
     def __init__(
         self, producer: Producer, sink: EventSink, clock: StageClock | None = None, *, is_digested: bool = False
     ) -> None:
@@ -70,52 +79,17 @@ class InlineWorker:
         )
 
     @property
-    def is_alive(self) -> bool:
-        """True."""
-        return True
-
-    @property
     def pid(self) -> int:
         """This process."""
         return os.getpid()
-
-    @property
-    def is_waiting(self) -> bool:
-        """False: the caller's thread makes the microbatch instead."""
-        return False
 
     def end_wait(self) -> None:
         """Do nothing: there is no wait."""
 
     @property
-    def descriptors(self) -> tuple[int, ...]:
-        """None: there is no pipe."""
-        return ()
-
-    @property
-    def held_bytes(self) -> int:
-        """0: there is no shared memory."""
-        return 0
-
-    @property
-    def num_segments(self) -> int:
-        """0: there is no shared memory."""
-        return 0
-
-    @property
-    def segment_bytes(self) -> int:
-        """0: there is no shared memory."""
-        return 0
-
-    @property
     def num_received(self) -> int:
         """Everything that was made: there is no pipe."""
         return self._clock.times().produced
-
-    @property
-    def num_ready(self) -> int:
-        """0: each is made when it is asked for."""
-        return 0
 
     def times(self) -> StageTimes:
         """Return how the time was spent, without the time between microbatches."""
