@@ -102,25 +102,14 @@ def own_hash_seed() -> str | None:
     return value if value.isdigit() and int(value) else None  # -R makes of 0 a random one
 
 
-class Heritage(NamedTuple):
-    """What a process takes over at its start and cannot be given later.
+def heritage() -> tuple[object, ...]:
+    """Return what a process that is started now takes over from this one, and cannot be given later.
 
     All environment variables are part of it: which of them a library reads while it is imported is not known.
-
-    Attributes:
-        environment: The environment variables.
-        rest: All else.
     """
-
-    environment: dict[str, str]
-    rest: tuple[object, ...]
-
-
-def heritage() -> Heritage:
-    """Return what a process that is started now takes over from this one."""
     files = [_text(path) for path in _KEPT_FILES]
     identity = (os.getresuid(), os.getresgid(), tuple(os.getgroups()), os.getsid(0), os.sched_getscheduler(0))
-    return Heritage(dict(os.environ), (sys.executable, tuple(interpreter_flags()), *identity, *files))
+    return dict(os.environ), sys.executable, tuple(interpreter_flags()), *identity, *files
 
 
 def import_paths() -> list[str]:
