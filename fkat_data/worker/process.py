@@ -16,12 +16,12 @@ import sys
 import threading
 import time
 from collections.abc import Generator
-from pathlib import Path
 from typing import TypeAlias
 
 import psutil
 
 from fkat_data.interruption import genuine, suppress
+from fkat_data.machine import text_of
 from fkat_data.worker.child import SpawnedChild, events_on, has_stdout, popen_interpreter
 from fkat_data.worker.inheritance import BIRTH, DEATH, IS_DEAD, Surroundings, WorkerDescriptors, WorkerRequest
 from fkat_data.worker.monitor import Latch, WorkerMonitor, new_lifeline
@@ -345,8 +345,5 @@ def _status(pid: int) -> dict[str, str]:
         with suppress(psutil.NoSuchProcess):
             return {"State": psutil.Process(pid).status(), "SigCgt": _EVERY_SIGNAL}
         return {}
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
-    except genuine(OSError):
-        return {}
+    lines = text_of(f"/proc/{pid}/status").splitlines()
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}

@@ -190,7 +190,7 @@ class ProcessWorker:
 
     def dismiss(self) -> None:
         """Let the worker leave as soon as it looks at the pipe, and send its last events before."""
-        self._channel.finish_sending()
+        self._channel.hang_up(socket.SHUT_WR)
 
     def take_events(self, deadline_s: float) -> None:
         """Receive the events that a dismissed worker sends, and drop all else, up to ``deadline_s`` (monotonic)."""
