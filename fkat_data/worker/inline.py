@@ -180,7 +180,8 @@ class InlineWorker:
         size_bytes = 0
         try:
             produced = next(self._production, None)
-            if produced is not None and not self._is_new(produced.microbatch):
+            given = None if produced is None else produced.microbatch
+            if produced is not None and not self._collate.take(given.microbatch if type(given) is Marked else given):
                 self._mark_and_show("encode", produced.microbatch_index)
                 microbatch, size_bytes = copied(produced.microbatch)
                 produced = produced._replace(microbatch=microbatch)
@@ -207,10 +208,6 @@ class InlineWorker:
         if behind is None:
             behind = Item(task.ticket, last_index, True, made.pop(), 0, digests.pop())
         return Together(task.ticket, task.first_microbatch, made, digests, behind)
-
-    def _is_new(self, microbatch: Any) -> bool:
-        """Return whether a microbatch is in memory of its own for certain."""
-        return self._collate.take(microbatch.microbatch if type(microbatch) is Marked else microbatch)
 
     def kill(self) -> None:
         """Do nothing: it cannot stall beside its caller."""
