@@ -43,6 +43,14 @@ def call_in_forks(action: Callable[[], object]) -> None:
         os.register_at_fork(after_in_child=action)
 
 
+def text_of(path: str | Path) -> str:
+    """Return the text of a file, empty if it cannot be read."""
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except genuine(OSError):
+        return ""
+
+
 def num_usable_cpus() -> int:
     """Return how many CPUs this process may use; all of the machine's where the system sets no such limit."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -63,12 +71,9 @@ def started_at(pid: int) -> int:
     On Linux they count from the machine's start.
     """
     if sys.platform == "linux":
-        try:
-            status = Path(f"/proc/{pid}/stat").read_bytes()
-        except genuine(OSError):
-            return 0
         # The name of the program, in parentheses, may contain anything.
-        return int(status.rpartition(b")")[2].split()[19])
+        numbers = text_of(f"/proc/{pid}/stat").rpartition(")")[2].split()
+        return int(numbers[19]) if numbers else 0
     import psutil  # noqa: PLC0415 - as above
 
     try:
@@ -85,11 +90,7 @@ def variables_at_start() -> dict[str, str]:
         with suppress(psutil.Error, OSError):
             return psutil.Process().environ()
         return {}
-    try:
-        text = Path("/proc/self/environ").read_text(encoding="utf-8", errors="replace")
-    except genuine(OSError):
-        return {}
-    parts = (variable.partition("=") for variable in text.split("\0") if variable)
+    parts = (variable.partition("=") for variable in text_of("/proc/self/environ").split("\0") if variable)
     return {name: value for name, _, value in parts}
 
 

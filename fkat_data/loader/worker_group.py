@@ -149,7 +149,7 @@ class WorkerGroup:
         holder = self._picks().holder_pid()  # it may be stopped, with the lock that the others wait for
         return next((worker for worker in members if worker.pid == holder), members[0])
 
-    def _known_maker(self, ticket: int, index: int) -> Worker | None:
+    def _known_maker(self, ticket: int, index: int) -> "Worker | None":
         picks = self._picks()
         owner = picks.owner(ticket)
         if owner is not None:

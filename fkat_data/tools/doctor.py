@@ -19,7 +19,7 @@ from packaging.specifiers import SpecifierSet
 
 from fkat_data.loader.sharded import ShardedDataLoader
 from fkat_data.location import path_of
-from fkat_data.machine import num_usable_cpus
+from fkat_data.machine import num_usable_cpus, text_of
 from fkat_data.streaming.cache import file_system_of, is_node_local
 from fkat_data.streaming.dataset import StreamingDataset
 from fkat_data.transport.memory_limit import available_bytes, default_limit_bytes, group_bytes
@@ -75,7 +75,7 @@ def examine(
         *_memory(*groups),
         *_processors(*groups),
         _start_of_workers(),
-        *_accelerators(_text_of(root / "proc/driver/nvidia/version")),
+        *_accelerators(text_of(root / "proc/driver/nvidia/version")),
     ]
     found = {"versions": list(_versions()), "machine": machine}
     places = [finding for directory in directories for finding in _of_storage(directory)]
@@ -216,7 +216,7 @@ def _processors(mounts: Path, own_groups: Path) -> Iterator[Finding]:
         found = f"a control group grants {quota:.3g} cores' worth of time"
         yield _advice_if(quota < usable, "CPU quota", found, change)
     folders = [*_groups(mounts, own_groups, ""), *_groups(mounts, own_groups, "pids")]
-    counts = [_text_of(folder / "pids.max").split() + _text_of(folder / "pids.current").split() for folder in folders]
+    counts = [text_of(folder / "pids.max").split() + text_of(folder / "pids.current").split() for folder in folders]
     free = [int(most[0]) - int(most[1]) for most in counts if len(most) == 2 and most[0].isdigit()]
     if free:
         num_free = max(0, min(free))
@@ -227,7 +227,7 @@ def _processors(mounts: Path, own_groups: Path) -> Iterator[Finding]:
 
 def _groups(mounts: Path, own_groups: Path, controller: str) -> Iterator[Path]:
     """Yield this process's groups of a controller of version 1, or of version 2 (""), and those above them."""
-    for line in _text_of(own_groups).splitlines():
+    for line in text_of(own_groups).splitlines():
         _, controllers, path = line.split(":", 2)
         if controller in controllers.split(","):
             group = mounts / controller / path.lstrip("/")
@@ -235,20 +235,12 @@ def _groups(mounts: Path, own_groups: Path, controller: str) -> Iterator[Path]:
 
 
 def _words(path: Path) -> tuple[str, str]:
-    first, second, *_ = *_text_of(path).split(), "", ""
+    first, second, *_ = *text_of(path).split(), "", ""
     return first, second
 
 
 def _quota_of_version_1(group: Path) -> tuple[str, str]:
-    return _text_of(group / "cpu.cfs_quota_us"), _text_of(group / "cpu.cfs_period_us")
-
-
-def _text_of(path: Path) -> str:
-    """Return what a file of the kernel's says; nothing if it cannot be read."""
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""
+    return text_of(group / "cpu.cfs_quota_us").strip(), text_of(group / "cpu.cfs_period_us").strip()
 
 
 def _start_of_workers() -> Finding:

@@ -146,10 +146,15 @@ class Channel:
         """
         ring = self._outgoing
         if ring is not None:
-            if self._is_in_ring and descriptor is None and ring.write(kind, body):
-                return
-            if self._send_in_ring(ring, kind, body, descriptor):
-                return
+            if not self._is_in_ring and descriptor is None and ring.is_drained:
+                self._send_frame(_HEADER.pack(_OWN, _TO_RING), [])
+                self._is_in_ring = True
+            if self._is_in_ring:
+                if descriptor is None and ring.write(kind, body):
+                    return
+                # What did not go into the ring has to go through the socket.
+                ring.write(_TO_SOCKET, b"", is_marker=True)
+                self._is_in_ring = False
         frame = _HEADER.pack(len(body), kind) + body
         self._send_frame(frame, [] if descriptor is None else [descriptor])
 
@@ -313,20 +318,17 @@ class Channel:
         """Record that the interrupted wait is over."""
         self.is_waiting = False
 
-    def finish_sending(self) -> None:
-        """Let the peer receive end of file, while what it still sends can be received."""
-        self._outbox.clear()
-        self._unsent = b""
-        with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_WR)
+    def hang_up(self, how: int = socket.SHUT_RDWR) -> None:
+        """Let both sides receive end of file, a thread in ``wait`` included; the descriptors stay open.
 
-    def hang_up(self) -> None:
-        """Let both sides receive end of file, a thread in ``wait`` included; the descriptors stay open."""
+        Args:
+            how: ``SHUT_WR``: only the peer receives it, and what it still sends can be received.
+        """
         self._outbox.clear()
         self._unsent = b""
         with suppress(OSError):
             # Reaches the peer even if a forked process still holds the descriptor.
-            self._socket.shutdown(socket.SHUT_RDWR)
+            self._socket.shutdown(how)
 
     def close(self) -> None:
         """Close this end; the peer receives end of file."""
@@ -343,18 +345,6 @@ class Channel:
         self._ended = True
         while self._descriptors:
             os.close(self._descriptors.popleft())
-
-    def _send_in_ring(self, ring: RingWriter, kind: int, body: bytes, descriptor: int | None) -> bool:
-        """Return whether the message went into the ring; what did not has to go through the socket."""
-        if not self._is_in_ring and descriptor is None and ring.is_drained:
-            self._send_frame(_HEADER.pack(_OWN, _TO_RING), [])
-            self._is_in_ring = True
-        if self._is_in_ring:
-            if descriptor is None and ring.write(kind, body):
-                return True
-            ring.write(_TO_SOCKET, b"", is_marker=True)
-            self._is_in_ring = False
-        return False
 
     def _send_frame(self, frame: bytes, descriptors: list[int]) -> None:
         rights: _Rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []

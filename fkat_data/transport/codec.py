@@ -334,7 +334,7 @@ def _copy_by_parts(value: Any) -> tuple[Any, int]:
 
 def copied_size(sizes: list[int]) -> int:
     """Return the bytes that parts of these sizes take together, each aligned."""
-    return sum(_aligned(size) for size in sizes)
+    return sum(aligned(size) for size in sizes)
 
 
 def lies_at(parts: list[MemoryPart], address: int) -> bool:
@@ -342,7 +342,7 @@ def lies_at(parts: list[MemoryPart], address: int) -> bool:
     for part in parts:
         if not part.is_tensor or part.address != address:
             return False
-        address += _aligned(part.size_bytes)
+        address += aligned(part.size_bytes)
     return True
 
 
@@ -370,7 +370,7 @@ def write(parts: list[MemoryPart], memory: memoryview, address: int, offset: int
             ctypes.memmove(address + offset, part.address, size)
         else:
             memory[offset : offset + size] = part.owner
-        offset += _aligned(size)
+        offset += aligned(size)
 
 
 def decode(envelope: bytes | memoryview, sizes: tuple[int, ...], base: Any, offset: int) -> Any:
@@ -461,7 +461,7 @@ def _remember_plan(envelope: bytes) -> _Plan:
         dtype = _DTYPES[code]
         numel = math.prod(shape)
         leaves.append((start, shape, numel, dtype, _ARRAY_DTYPES.get(dtype)))
-        start += _aligned(numel * dtype.itemsize)
+        start += aligned(numel * dtype.itemsize)
     plan = _KINDS[kind], names, leaves
     _plans.remember(envelope, plan, len(leaves))
     return plan
@@ -509,7 +509,8 @@ def _parts_overlap(parts: list[MemoryPart]) -> bool:
     return overlapping(Extent(part.address, part.address + part.size_bytes, 0, None) for part in parts)
 
 
-def _aligned(size: int) -> int:
+def aligned(size: int) -> int:
+    """Return what a part of this size takes."""
     return (size + ALIGNMENT - 1) & -ALIGNMENT
 
 

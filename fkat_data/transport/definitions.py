@@ -66,12 +66,6 @@ class _KeyedDefinitions:
         """In a forked child: give other keys than the parent does."""
         self._process = os.urandom(8)
 
-    def forget(self) -> None:
-        """Forget all definitions: they are the parent's of this process."""
-        self._by_key.clear()
-        self._by_identity.clear()
-        self._incomplete.clear()
-
     def known(self, definition: Any) -> _Known | None:
         """Return what is known of a definition; None if it has no key."""
         known = self._by_identity.get(id(definition))
@@ -136,11 +130,6 @@ def is_definition(value: Any) -> bool:
     return isinstance(value, _DEFINITIONS)
 
 
-def forget_definitions() -> None:
-    """In a fork of the trainer that is to fork workers: let a worker get every definition from the trainer again."""
-    _registry.forget()
-
-
 def dump_shipment(value: Any) -> tuple[bytes, list[Any]]:
     """Pickle what a worker gets from its trainer.
 
@@ -195,22 +184,18 @@ def reduce_definition(definition: Any) -> Any:
     return NotImplemented
 
 
-def _receive(key: bytes, make: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    return _registry.build(key, make, arguments, is_received=True)
-
-
-def _rebuild(key: bytes, make: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    return _registry.build(key, make, arguments, is_received=False)
+def _build(key: bytes, make: Callable[..., Any], arguments: tuple[Any, ...], is_received: bool) -> Any:
+    return _registry.build(key, make, arguments, is_received=is_received)
 
 
 class _DefinitionPickler(cloudpickle.Pickler):
     """Pickles definitions by value, those of some kinds with their keys."""
 
-    def __init__(self, stream: io.BytesIO | io.RawIOBase, build: Callable[..., Any], kinds: tuple[type, ...]) -> None:
+    def __init__(self, stream: io.BytesIO | io.RawIOBase, kinds: tuple[type, ...], *, is_shipment: bool) -> None:
         super().__init__(stream, protocol=5)
         if "__mp_main__" in sys.modules:  # which cloudpickle takes for a module that can be imported
             cloudpickle.register_pickle_by_value(sys.modules["__mp_main__"])
-        self._build = build
+        self._is_shipment = is_shipment
         self._kinds = kinds
         self.definitions: list[Any] = []
 
@@ -229,14 +214,14 @@ class _DefinitionPickler(cloudpickle.Pickler):
             arguments = _with_slots(obj, arguments)
         key = _registry.key_of(obj)
         self.definitions.append(obj)
-        return self._build, (key, make, arguments), (key, set_state, state), None, None, _complete
+        return _build, (key, make, arguments, self._is_shipment), (key, set_state, state), None, None, _complete
 
 
 class ShipmentPickler(_DefinitionPickler):
     """Pickles what a worker gets; refuses what only this process can import."""
 
     def __init__(self, stream: io.BytesIO | io.RawIOBase) -> None:
-        super().__init__(stream, _receive, _DEFINITIONS)
+        super().__init__(stream, _DEFINITIONS, is_shipment=True)
         # A module may put any object in its own place.
         self._stand_ins = {
             id(found): name
@@ -285,7 +270,7 @@ def _with_slots(made: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
 def _dump(made: Any) -> bytes:
     # Only classes have keys: a function's closure may change from one microbatch to the next.
     stream = io.BytesIO()
-    _MadePickler(stream, _rebuild, (type,)).dump(made)
+    _MadePickler(stream, (type,), is_shipment=False).dump(made)
     return stream.getvalue()
 
 

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from fkat_data.interruption import genuine
+from fkat_data.machine import text_of
 
 _MEBIBYTE = 1 << 20
 _SMALLEST_LIMIT_BYTES = 1 << 20
@@ -72,11 +72,7 @@ def _memory_groups(mounts: Path, own_groups: Path) -> list[tuple[Path, _Files]]:
 
 
 def _groups(mounts: Path, own_groups: Path) -> Iterator[tuple[Path, _Files]]:
-    try:
-        lines = own_groups.read_text().splitlines()
-    except genuine(OSError):
-        lines = []
-    for line in lines:
+    for line in text_of(own_groups).splitlines():
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if number == "0" and not controllers:
@@ -103,17 +99,10 @@ def _left_bytes(group: Path, files: _Files) -> int | None:
 
 
 def _reclaimable_bytes(path: Path, names: tuple[str, ...]) -> int:
-    try:
-        lines = path.read_text().splitlines()
-    except genuine(OSError):
-        return 0
-    pairs = (line.split() for line in lines)
+    pairs = (line.split() for line in text_of(path).splitlines())
     return sum(int(pair[1]) for pair in pairs if len(pair) == 2 and pair[0] in names and pair[1].isdigit())
 
 
 def _number_in(path: Path, otherwise: int) -> int:
-    try:
-        text = path.read_text().strip()
-    except genuine(OSError):
-        return otherwise
+    text = text_of(path).strip()
     return int(text) if text.isdigit() else otherwise

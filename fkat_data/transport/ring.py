@@ -140,6 +140,8 @@ class _Ring:
         self._messages = view[_NUMBERS_BYTES:]
         self._written: int = 0
         self._read: int = 0
+        # To take a lock keeps a processor from reading ahead of what it has written.
+        self._fence = threading.Lock()
 
     def close(self) -> None:
         """Close the bell; the memory goes with the last reference."""
@@ -152,8 +154,6 @@ class RingWriter(_Ring):
     def __init__(self, memory: int, bell: int) -> None:
         super().__init__(memory, bell)
         self._rung_for: int = 0
-        # To take a lock keeps a processor from reading ahead of what it has written.
-        self._fence = threading.Lock()
 
     @property
     def is_drained(self) -> bool:
@@ -202,7 +202,6 @@ class RingReader(_Ring):
         self._num_waits = 0
         self._num_read = 0
         self._naps = Naps()
-        self._fence = threading.Lock()
 
     def read(self) -> Frame | None:
         """Return the next message, or None."""

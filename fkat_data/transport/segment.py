@@ -281,14 +281,10 @@ class SegmentLeases:
         """Bytes of all mapped segments."""
 
     @property
-    def num_leased(self) -> int:
-        """Segments whose microbatch is still alive."""
-        return len(self._leased())
-
-    @property
     def leased_bytes(self) -> int:
-        """Bytes of those segments."""
-        return sum(self._segments[index].size_bytes for index in self._leased() if index in self._segments)
+        """Bytes of the segments whose microbatch is still alive."""
+        leased = [index for index, lease in list(self._leases.items()) if lease() is not None]
+        return sum(self._segments[index].size_bytes for index in leased if index in self._segments)
 
     @property
     def num_mapped(self) -> int:
@@ -349,9 +345,6 @@ class SegmentLeases:
         self._segments.clear()
         self.mapped_bytes = 0
         _end_mappings()
-
-    def _leased(self) -> list[int]:
-        return [index for index, lease in list(self._leases.items()) if lease() is not None]
 
 
 class Lease(weakref.ref[Any]):

@@ -9,7 +9,7 @@ import copy
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sized
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -163,31 +163,7 @@ class NearestProduct(ABC):
         return self.begin_near(0, None)[1]
 
 
-class IndexedProduction(ABC):
-    """A shard whose microbatches are made one by one, by their indices, which must grow from call to call."""
-
-    @abstractmethod
-    def has(self, index: int) -> bool:
-        """Return whether the shard has this microbatch; one whose draw raises counts.
-
-        Raises:
-            ValueError: The index is below one that was asked for before.
-        """
-
-    @abstractmethod
-    def make(self, index: int) -> tuple[Any, bool] | None:
-        """Return a microbatch, made under its own random stream, and whether it is the last; None: there is none.
-
-        Raises:
-            Exception: The user's.
-        """
-
-    @abstractmethod
-    def close(self) -> None:
-        """End the drawing of indices, here instead of in a finaliser."""
-
-
-class _NumberedProduction(IndexedProduction):
+class NumberedProduction:
     """A shard whose microbatches are known by their indices alone.
 
     Args:
@@ -202,9 +178,15 @@ class _NumberedProduction(IndexedProduction):
         self._streams = streams
 
     def has(self, index: int) -> bool:
+        """Return whether the shard has this microbatch."""
         return index < self._count
 
     def make(self, index: int) -> tuple[Any, bool] | None:
+        """Return a microbatch, made under its own random stream, and whether it is the last; None: there is none.
+
+        Raises:
+            Exception: The user's.
+        """
         if index >= self._count:
             return None
         if self._streams is not None:
@@ -212,10 +194,10 @@ class _NumberedProduction(IndexedProduction):
         return self._make(index), index == self._count - 1
 
     def close(self) -> None:
-        pass
+        """Do nothing: no indices are drawn."""
 
 
-class _DrawnProduction(IndexedProduction):
+class DrawnProduction:
     """A shard whose batches of indices are drawn in order.
 
     Args:
@@ -233,6 +215,11 @@ class _DrawnProduction(IndexedProduction):
         self._is_over = False
 
     def has(self, index: int) -> bool:
+        """Return whether the shard has this microbatch; one whose draw raises counts.
+
+        Raises:
+            ValueError: The index is below one that was asked for before.
+        """
         while (
             not self._is_over and self._error is None and (self._drawn is None or self._drawn.microbatch_index < index)
         ):
@@ -247,11 +234,17 @@ class _DrawnProduction(IndexedProduction):
         return self._error is not None or (self._drawn is not None and self._drawn.microbatch_index == index)
 
     def close(self) -> None:
+        """End the drawing of indices, here instead of in a finaliser."""
         close = getattr(self._draws, "close", None)
         if close is not None:
             close()
 
     def make(self, index: int) -> tuple[Any, bool] | None:
+        """Return a microbatch, made under its own random stream, and whether it is the last; None: there is none.
+
+        Raises:
+            Exception: The user's.
+        """
         if not self.has(index):
             return None
         drawn = self._drawn
@@ -259,6 +252,10 @@ class _DrawnProduction(IndexedProduction):
             raise cast("Exception", self._error)
         self._streams.seed_microbatch(index)
         return self._make(drawn.indices), drawn.is_last
+
+
+IndexedProduction: TypeAlias = NumberedProduction | DrawnProduction
+"""A shard whose microbatches are made one by one, by their indices, which must grow from call to call."""
 
 
 def begin(
@@ -328,7 +325,7 @@ def _begin_random_access(
     make, stack = product.microbatch, getattr(collate, "stack", None)
     if stack is not None and getattr(product, "stacks_items", False):
         make = functools.partial(cast("Any", product).microbatch, stack=stack)
-    return _NumberedProduction(make, count, None if is_plain else streams)
+    return NumberedProduction(make, count, None if is_plain else streams)
 
 
 def _begin_map_style(
@@ -342,9 +339,9 @@ def _begin_map_style(
     sampler = getattr(product, attribute)
     fetch = direct_fetch(product, collate, threads)
     if fetch is not None and isinstance(sampler, NumberedBatches):
-        return _NumberedProduction(lambda index: fetch(sampler.batch(index)), len(sampler), streams)
+        return NumberedProduction(lambda index: fetch(sampler.batch(index)), len(sampler), streams)
     if fetch is not None:
-        return _DrawnProduction(fetch, draw_batches(sampler, streams), streams)
+        return DrawnProduction(fetch, draw_batches(sampler, streams), streams)
     # The factory may return its product again: change a copy.
     loader = copy.copy(product)
     is_placed = loader.batch_sampler is not None and not gives_items_together(loader.dataset)
@@ -450,51 +447,29 @@ class ShardCount(NamedTuple):
     reason: str
 
 
-class OpeningDraws:
-    """Notices random draws while a shard is opened and its batches are counted.
+def count_microbatches(open_shard: Callable[[], Any], streams: ShardStreams) -> ShardCount:
+    """Return the number of microbatches that a product says it has, and notice random draws meanwhile.
 
     Args:
+        open_shard: Returns what the factory does: its word, or that of its sampler or its dataset, is taken.
         streams: The shard's; the global generators are those of its opening from now on.
-    """
-
-    def __init__(self, streams: ShardStreams) -> None:
-        self._streams = streams
-        self._is_drawn = False
-        streams.seed_opening()
-        self._states = generator_states()
-
-    def begin_batches(self) -> None:
-        """Seed the generators as for the first of the shard's batches of indices."""
-        self._notice()
-        self._streams.seed_batch_order(0)
-        self._states = generator_states()
-
-    def end(self) -> bool:
-        """Return whether there were any."""
-        self._notice()
-        return self._is_drawn
-
-    def _notice(self) -> None:
-        self._is_drawn = self._is_drawn or has_made_generators() or generator_states() != self._states
-
-
-def count_microbatches(product: Any, draws: OpeningDraws) -> ShardCount:
-    """Return the number of microbatches that a product says it has.
-
-    Args:
-        product: What the factory returned: its word, or that of its sampler or its dataset, is taken.
-        draws: Has watched the shard being opened.
 
     Raises:
-        Exception: Whatever the user's ``__len__`` raises, except for TypeError and NotImplementedError.
+        Exception: What opening it raises, and what the user's ``__len__`` does, except for TypeError and
+            NotImplementedError.
     """
-    draws.begin_batches()
+    streams.seed_opening()
+    states = generator_states()
+    product = open_shard()
+    is_drawn = has_made_generators() or generator_states() != states
+    streams.seed_batch_order(0)
+    states = generator_states()
     num_microbatches, reason = None, ""
     try:
         num_microbatches = _count(product)
     except genuine(TypeError, NotImplementedError) as error:
         reason = str(error) or type(error).__name__
-    return ShardCount(num_microbatches, draws.end(), reason)
+    return ShardCount(num_microbatches, is_drawn or has_made_generators() or generator_states() != states, reason)
 
 
 def _count(product: Any) -> int:

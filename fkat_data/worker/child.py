@@ -1,4 +1,4 @@
-"""A process that this one has started itself, and what a monitor needs of any process that it watches."""
+"""A process that this one has started itself."""
 
 import _thread
 import contextlib
@@ -7,13 +7,14 @@ import functools
 import io
 import marshal
 import os
+import select
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from importlib.abc import InspectLoader
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import psutil
 
@@ -25,80 +26,6 @@ from fkat_data.worker.inheritance import new_interpreter
 _HIGHEST_STANDARD = 2
 
 
-class Child(Protocol):
-    """The leader of a process group, seen by the process that has to know of its end."""
-
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        ...
-
-    @property
-    def exit_code(self) -> int | None:
-        """As ``subprocess`` gives it, once the process has ended and was reaped; None if that is unknown."""
-        ...
-
-    @property
-    def end_descriptor(self) -> int | None:
-        """Readable when the process has ended; None if the kernel offers no such thing."""
-        ...
-
-    @property
-    def news_descriptor(self) -> int | None:
-        """Readable when ``hear`` is to be called; it may be another one after each call."""
-        ...
-
-    def is_born(self) -> bool:
-        """Return whether the process is known to have begun."""
-        ...
-
-    def is_dead(self) -> bool:
-        """Return whether the process has ended."""
-        ...
-
-    def hear(self) -> bool:
-        """Look what has happened; return whether the process has ended."""
-        ...
-
-    def reap(self) -> None:
-        """Record the end: the process id may be another's from here on."""
-        ...
-
-    def kill(self) -> None:
-        """Kill the process and its children; nothing once it is reaped."""
-        ...
-
-    def disown(self) -> None:
-        """Wait no longer for what its parent reports, where that is another process."""
-        ...
-
-    def close(self) -> None:
-        """Close the descriptors of a process that is reaped."""
-        ...
-
-    def abandon(self) -> None:
-        """In a forked child of this process: close the descriptors, and nothing else."""
-        ...
-
-
-class Waitable(Protocol):
-    """A process that this one has started, as ``subprocess.Popen`` shows it."""
-
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        ...
-
-    @property
-    def returncode(self) -> int | None:
-        """Its exit code, negative for a signal; None until ``wait`` has returned."""
-        ...
-
-    def wait(self) -> int:
-        """Wait for its end, and return its exit code."""
-        ...
-
-
 class SpawnedChild:
     """A process that this one has started itself.
 
@@ -106,7 +33,7 @@ class SpawnedChild:
         process: The process, leader of a process group.
     """
 
-    def __init__(self, process: Waitable) -> None:
+    def __init__(self, process: "Interpreter") -> None:
         self._process = process
         self.pid: int = process.pid
         """The process id."""
@@ -118,10 +45,8 @@ class SpawnedChild:
         """Readable when the process has ended; None if there is no descriptor for it."""
         return None if self._end_file is None or self._end_file.closed else self._end_file.fileno()
 
-    @property
-    def news_descriptor(self) -> int | None:
-        """The same."""
-        return self.end_descriptor
+    news_descriptor = end_descriptor
+    """Readable when ``hear`` is to be called: at the end."""
 
     @property
     def exit_code(self) -> int | None:
@@ -159,12 +84,8 @@ class SpawnedChild:
         if self._end_file is not None:
             self._end_file.close()
 
-    def abandon(self) -> None:
-        """In a forked child: close the descriptor."""
-        self.close()
 
-
-class _Interpreter:
+class Interpreter:
     """An interpreter that this process starts; it ends once nothing holds this object."""
 
     def __init__(self) -> None:
@@ -173,13 +94,16 @@ class _Interpreter:
 
     @property
     def pid(self) -> int:
+        """The process id."""
         return self.started[0].pid
 
     @property
     def returncode(self) -> int | None:
+        """The exit code, negative for a signal; None until ``wait`` has returned."""
         return self.started[0].returncode
 
     def wait(self) -> int:
+        """Wait for the end, and return the exit code."""
         return self.started[0].wait()
 
 
@@ -213,7 +137,7 @@ def popen_interpreter(
     stdout: int | None = None,
     folder: int | None = None,
     umask: int = -1,
-) -> Waitable:
+) -> Interpreter:
     """Start a new interpreter in a process group of its own, with this one's flags.
 
     It is killed and reaped once nothing holds what is returned, also if the call is interrupted.
@@ -240,7 +164,7 @@ def popen_interpreter(
         # A process inherits the signals that its parent's thread blocks: none reaches it before it handles them.
         blocked_before = signal.pthread_sigmask(signal.SIG_BLOCK, lifeline.DEAF_TO)
         try:
-            interpreter = _Interpreter()
+            interpreter = Interpreter()
             _EnteredPopen(
                 interpreter.started,
                 [sys.executable, *flags, "-c", _begin(restored, entered) + program, *map(str, (*passed, *numbers))],
@@ -336,6 +260,13 @@ def has_ended(pid: int) -> bool:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except genuine(psutil.NoSuchProcess):
         return True
+
+
+def events_on(descriptor: int) -> int:
+    """Return what ``poll`` says of a descriptor now, asked whether it is readable."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return sum(events for _, events in poll.poll(0))
 
 
 def _watch(pid: int, writing: int) -> None:

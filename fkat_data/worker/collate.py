@@ -17,7 +17,7 @@ from torch.utils import data as torch_data
 
 from fkat_data.interruption import genuine
 from fkat_data.sample_errors import collated
-from fkat_data.transport.codec import ALIGNMENT
+from fkat_data.transport.codec import aligned
 
 if TYPE_CHECKING:  # Windows has no segments
     from fkat_data.transport.segment import Segment
@@ -159,7 +159,7 @@ class _Memory:
 
     def take(self, leaf: "_Leaf") -> torch.Tensor:
         flat = torch.frombuffer(self._memory, dtype=leaf.dtype, count=leaf.numel, offset=self._offset)
-        self._offset += _aligned(leaf.size_bytes)
+        self._offset += aligned(leaf.size_bytes)
         return flat.view(leaf.shape)
 
 
@@ -185,7 +185,7 @@ class _Plan:
     def envelope_bytes(self) -> int:
         """Return what a long envelope may take of the segment; 0 for a short one."""
         size_bytes = self._text_bytes + self._num_leaves * _LEAF_ENVELOPE_BYTES
-        return _aligned(size_bytes) if size_bytes > _SHORT_ENVELOPE_BYTES else 0
+        return aligned(size_bytes) if size_bytes > _SHORT_ENVELOPE_BYTES else 0
 
     def add(self, batch: Any) -> Form | None:
         """Return how to make the microbatch of the samples; None where only ``default_collate`` knows.
@@ -268,7 +268,7 @@ class _Plan:
         """Return where a tensor goes in the order; None for one without bytes, which is in the envelope alone."""
         numel = math.prod(shape)
         leaf = _Leaf(dtype, shape, numel, numel * dtype.itemsize)
-        self.size_bytes += _aligned(leaf.size_bytes)
+        self.size_bytes += aligned(leaf.size_bytes)
         self._num_leaves += 1
         return leaf if numel else None
 
@@ -289,7 +289,3 @@ def _stacks_contiguously(first: torch.Tensor) -> bool:
     """Return whether a stack of tensors like this one is contiguous, whatever the strides of the others."""
     memory_format = _FORMATS.get(first.dim())
     return memory_format is None or (first.is_contiguous() and not first.is_contiguous(memory_format=memory_format))
-
-
-def _aligned(size_bytes: int) -> int:
-    return (size_bytes + ALIGNMENT - 1) & -ALIGNMENT

@@ -53,22 +53,19 @@ def direct_fetch(
     return _fetch_of(iter(loader), threads)
 
 
-def direct_iteration(
-    loader: "DataLoader[Any]", collate: Callable[[Any], Any] | None = None, threads: ItemThreads | None = None
-) -> Iterator[Any]:
+def direct_iteration(loader: "DataLoader[Any]", collate: Callable[[Any], Any] | None = None) -> Iterator[Any]:
     """Return an iterator over what ``iter(loader)`` yields, which costs less where that is the same thing.
 
     Args:
         loader: Stays as it is.
         collate: Is used instead of ``default_collate``, where iterating costs less.
-        threads: Make the items of a batch there, of a map-style dataset; None: they are made one after the other.
     """
     is_direct = is_plain(loader)
     iterator: Any = _iterator_of(_with_collate(loader, collate) if is_direct else loader)
     # torch warns where an iterable dataset has more samples than it said.
     if not is_direct or getattr(iterator, "_IterableDataset_len_called", None) is not None:
         return iterator
-    return map(_fetch_of(iterator, threads), _indices_of(iterator))
+    return map(_fetch_of(iterator, None), _indices_of(iterator))
 
 
 def _with_collate(loader: "DataLoader[Any]", collate: Callable[[Any], Any] | None) -> "DataLoader[Any]":

@@ -10,11 +10,10 @@ import resource
 import struct
 import subprocess
 import sys
-from pathlib import Path
 from typing import NamedTuple, cast
 
 from fkat_data.interruption import genuine, suppress
-from fkat_data.machine import variables_at_start
+from fkat_data.machine import text_of, variables_at_start
 
 _LIMITS = tuple(sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}))
 _SEED = "PYTHONHASHSEED"
@@ -102,25 +101,14 @@ def own_hash_seed() -> str | None:
     return value if value.isdigit() and int(value) else None  # -R makes of 0 a random one
 
 
-class Heritage(NamedTuple):
-    """What a process takes over at its start and cannot be given later.
+def heritage() -> tuple[object, ...]:
+    """Return what a process that is started now takes over from this one, and cannot be given later.
 
     All environment variables are part of it: which of them a library reads while it is imported is not known.
-
-    Attributes:
-        environment: The environment variables.
-        rest: All else.
     """
-
-    environment: dict[str, str]
-    rest: tuple[object, ...]
-
-
-def heritage() -> Heritage:
-    """Return what a process that is started now takes over from this one."""
-    files = [_text(path) for path in _KEPT_FILES]
+    files = [text_of(path) for path in _KEPT_FILES]
     identity = (os.getresuid(), os.getresgid(), tuple(os.getgroups()), os.getsid(0), os.sched_getscheduler(0))
-    return Heritage(dict(os.environ), (sys.executable, tuple(interpreter_flags()), *identity, *files))
+    return dict(os.environ), sys.executable, tuple(interpreter_flags()), *identity, *files
 
 
 def import_paths() -> list[str]:
@@ -134,17 +122,10 @@ def import_paths() -> list[str]:
 
 def _umask() -> int | None:
     # os.umask() would change it for the trainer's other threads.
-    for line in _text("/proc/self/status").splitlines():
+    for line in text_of("/proc/self/status").splitlines():
         if line.startswith("Umask:"):
             return int(line.split()[1], 8)
     return None
-
-
-def _text(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8", errors="replace")
-    except genuine(OSError):
-        return ""
 
 
 _hash_seed = own_hash_seed() or "0"

@@ -51,6 +51,15 @@ class InlineWorker:
         is_digested: Whether to digest each microbatch.
     """
 
+    # There is no process, no pipe and no shared memory; each microbatch is made by the thread that asks for it.
+    is_alive: bool = True
+    is_waiting: bool = False
+    descriptors: tuple[int, ...] = ()
+    held_bytes: int = 0
+    num_segments: int = 0
+    segment_bytes: int = 0
+    num_ready: int = 0
+
     def __init__(
         self, producer: Producer, sink: EventSink, clock: StageClock | None = None, *, is_digested: bool = False
     ) -> None:
@@ -79,52 +88,17 @@ class InlineWorker:
         )
 
     @property
-    def is_alive(self) -> bool:
-        """True."""
-        return True
-
-    @property
     def pid(self) -> int:
         """This process."""
         return os.getpid()
-
-    @property
-    def is_waiting(self) -> bool:
-        """False: the caller's thread makes the microbatch instead."""
-        return False
 
     def end_wait(self) -> None:
         """Do nothing: there is no wait."""
 
     @property
-    def descriptors(self) -> tuple[int, ...]:
-        """None: there is no pipe."""
-        return ()
-
-    @property
-    def held_bytes(self) -> int:
-        """0: there is no shared memory."""
-        return 0
-
-    @property
-    def num_segments(self) -> int:
-        """0: there is no shared memory."""
-        return 0
-
-    @property
-    def segment_bytes(self) -> int:
-        """0: there is no shared memory."""
-        return 0
-
-    @property
     def num_received(self) -> int:
         """Everything that was made: there is no pipe."""
         return self._clock.times().produced
-
-    @property
-    def num_ready(self) -> int:
-        """0: each is made when it is asked for."""
-        return 0
 
     def times(self) -> StageTimes:
         """Return how the time was spent, without the time between microbatches."""
@@ -215,7 +189,8 @@ class InlineWorker:
         size_bytes = 0
         try:
             produced = next(self._production, None)
-            if produced is not None and not self._is_new(produced.microbatch):
+            given = None if produced is None else produced.microbatch
+            if produced is not None and not self._collate.take(given.microbatch if type(given) is Marked else given):
                 self._mark_and_show("encode", produced.microbatch_index)
                 microbatch, size_bytes = copied(produced.microbatch)
                 produced = produced._replace(microbatch=microbatch)
@@ -242,10 +217,6 @@ class InlineWorker:
         if behind is None:
             behind = Item(task.ticket, last_index, True, made.pop(), 0, digests.pop())
         return Together(task.ticket, task.first_microbatch, made, digests, behind)
-
-    def _is_new(self, microbatch: Any) -> bool:
-        """Return whether a microbatch is in memory of its own for certain."""
-        return self._collate.take(microbatch.microbatch if type(microbatch) is Marked else microbatch)
 
     def kill(self) -> None:
         """Do nothing: it cannot stall beside its caller."""

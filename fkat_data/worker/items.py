@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterable
 from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import torch
 
@@ -63,7 +63,7 @@ class ItemThreads:
         num_shares = min(self._num_threads, len(run.items))
         queue = self._started()
         for _ in range(num_shares):
-            queue.put(_Share(run, contextvars.copy_context()))
+            queue.put((run, contextvars.copy_context()))
         try:
             for _ in range(num_shares):
                 run.ended.get()
@@ -152,16 +152,8 @@ class _Making:
             return position
 
 
-class _Share(NamedTuple):
-    """What one thread does for a microbatch.
-
-    Attributes:
-        run: The items.
-        context: A copy of the variables of the worker's own thread.
-    """
-
-    run: _Making
-    context: contextvars.Context
+_Share: TypeAlias = tuple[_Making, contextvars.Context]
+"""What one thread does for a microbatch: the items, and a copy of the variables of the worker's own thread."""
 
 
 def _work(queue: "SimpleQueue[_Share | None]") -> None:
@@ -169,9 +161,9 @@ def _work(queue: "SimpleQueue[_Share | None]") -> None:
     torch.set_num_threads(1)
     while (share := queue.get()) is not None:
         try:
-            share.context.run(share.run.work)
+            share[1].run(share[0].work)
         finally:
-            share.run.ended.put(None)
+            share[0].ended.put(None)
             # What waits for the next microbatch keeps nothing of this one.
             del share
 

@@ -26,8 +26,6 @@ from fkat_data.worker.produce import Producer
 from fkat_data.worker.serve import Server
 from fkat_data.worker.settings import WorkerSettings, enter_worker
 
-_pids: list[int] = []
-
 # From malloc.h: memory that a dataset frees and allocates again for every microbatch stays mapped in between.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _MMAP_THRESHOLD_BYTES = 32 << 20
@@ -45,7 +43,6 @@ def main(settings_file: mmap.mmap, worker_index: int, channel_descriptor: int, p
         channel_descriptor: The worker's end of the pipe.
         page_descriptor: Where the worker reports its stages, see ``fkat_data.observe.stages``.
     """
-    _pids.append(os.getpid())
     enter_worker(worker_index)
     sock = socket.socket(fileno=channel_descriptor)
     os.register_at_fork(after_in_child=lambda: _leave_to_parent(sock))
@@ -56,11 +53,6 @@ def main(settings_file: mmap.mmap, worker_index: int, channel_descriptor: int, p
     server, clock = _prepare(settings_file, worker_index, sock, page.view.cast("d"))
     with clock.installed():
         server.run()
-
-
-def is_worker() -> bool:
-    """Return whether this process is a worker."""
-    return os.getpid() in _pids
 
 
 def _prepare(settings_file: mmap.mmap, worker_index: int, sock: socket.socket, page: Page) -> tuple[Server, StageClock]:

@@ -5,15 +5,19 @@ import pickle
 import struct
 import traceback
 from enum import IntEnum
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from fkat_data.errors import WorkerError
 from fkat_data.interruption import genuine
-from fkat_data.observe.stages import NUM_SLOTS, StageTimes
+from fkat_data.observe.stages import NUM_SLOTS
 from fkat_data.plan.place import ShardTerms, Task
 from fkat_data.tracebacks import OF_WORKER, folded_text
 from fkat_data.transport.codec import dumps, loads
 from fkat_data.wording import add_note, made_from_text, notes_of
+
+if TYPE_CHECKING:  # both import this module
+    from fkat_data.worker.inline import InlineWorker
+    from fkat_data.worker.spawn import ProcessWorker
 
 
 class Kind(IntEnum):
@@ -220,125 +224,8 @@ class MadeAlone(NamedTuple):
 Message = Item | End | Failure | Together | MemoryShortage
 
 
-class Worker(Protocol):
-    """Produces tasks, in any process."""
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether the worker can take tasks."""
-        ...
-
-    @property
-    def pid(self) -> int:
-        """The process that it runs in."""
-        ...
-
-    @property
-    def descriptors(self) -> tuple[int, ...]:
-        """What becomes readable when a message comes, or when the worker's process ends; none in process."""
-        ...
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of shared memory whose microbatches are alive."""
-        ...
-
-    @property
-    def num_segments(self) -> int:
-        """The worker's pieces of shared memory."""
-        ...
-
-    @property
-    def segment_bytes(self) -> int:
-        """Bytes of those."""
-        ...
-
-    @property
-    def num_received(self) -> int:
-        """Microbatches that were received from the worker."""
-        ...
-
-    @property
-    def num_ready(self) -> int:
-        """Microbatches that the worker has made, and that were not received."""
-        ...
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether the last call was interrupted while it waited for a message: nothing had changed then."""
-        ...
-
-    def end_wait(self) -> None:
-        """Record that the interrupted wait is over."""
-        ...
-
-    def times(self) -> StageTimes:
-        """Return how the worker spent its time."""
-        ...
-
-    def dismiss(self) -> None:
-        """Let the worker leave as soon as it looks for more to do; it sends its last events before."""
-        ...
-
-    def take_events(self, deadline_s: float) -> None:
-        """Receive the events that a dismissed worker sends, and drop all else, up to ``deadline_s`` (monotonic)."""
-        ...
-
-    def terms(self, ticket: int) -> ShardTerms | None:
-        """Return what the worker has reported of a task's shard; None: nothing."""
-        ...
-
-    def take_carry(self, ticket: int) -> bytes | None:
-        """Return, once, what a task has left for the one behind it; None: that is not known yet."""
-        ...
-
-    def give_carry(self, ticket: int, carry: bytes) -> None:
-        """Give a task that was assigned without it what the one before has left."""
-        ...
-
-    def has_begun(self, ticket: int) -> bool:
-        """Return whether the worker has reported that it works on a task."""
-        ...
-
-    def stack(self) -> str:
-        """Return the worker's Python stacks, taken from outside."""
-        ...
-
-    def assign(self, task: Task, allowance: int) -> None:
-        """Take a task, to be produced after those taken before, up to ``allowance`` microbatches for now."""
-        ...
-
-    def allow(self, ticket: int, allowance: int, *, is_ahead: bool = False) -> None:
-        """Let the task be produced up to ``allowance`` microbatches; ``is_ahead``: of a later task than the current one."""
-        ...
-
-    def cancel(self, ticket: int) -> None:
-        """Drop every task with a ticket below this one."""
-        ...
-
-    def flush(self) -> None:
-        """Send what was posted, if there is room for it."""
-        ...
-
-    def receive(self, *, timeout_s: float | None) -> Message | MadeAlone | None:
-        """Return the next message, or None if none comes within ``timeout_s``; None: wait without a limit.
-
-        Raises:
-            WorkerGone: The worker's process is gone, and everything that it sent was received.
-        """
-        ...
-
-    def kill(self) -> None:
-        """Kill the worker's process; what it has sent can still be received."""
-        ...
-
-    def hang_up(self) -> None:
-        """Close the pipe, so that the worker ends; do not wait for it."""
-        ...
-
-    def close(self, timeout_s: float) -> None:
-        """End the worker within about ``timeout_s``."""
-        ...
+Worker: TypeAlias = "InlineWorker | ProcessWorker"
+"""Produces tasks, in any process."""
 
 
 def remember_terms(reported: dict[int, ShardTerms], ticket: int, terms: ShardTerms) -> None:

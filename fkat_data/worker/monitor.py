@@ -13,9 +13,12 @@ import select
 import sys
 import threading
 from collections import deque
+from typing import TYPE_CHECKING
 
 from fkat_data.dropped import Descriptor, WeakTable
-from fkat_data.worker.child import Child
+
+if TYPE_CHECKING:  # which imports this module
+    from fkat_data.worker.process import Child
 
 
 class Latch:
@@ -58,7 +61,7 @@ class WorkerMonitor:
         stderr: The reading end of the pipe that is the process's stderr; the thread closes it.
     """
 
-    def __init__(self, child: Child, stderr: io.FileIO) -> None:
+    def __init__(self, child: "Child", stderr: io.FileIO) -> None:
         self._child = child
         self._stderr = stderr
         self._end = Latch()

@@ -90,13 +90,9 @@ class Picks:
             if index >= allowance:
                 return Refusal.NOT_ALLOWED
             # In this order: a worker that dies between the two has picked nothing.
-            self._note(ticket, index)
+            self.note(ticket, index)
             table[row + _NEXT] = index + 1
             return index
-
-    def pick_again(self, ticket: int, index: int) -> None:
-        """Pick what a dead worker had picked."""
-        self._note(ticket, index)
 
     def own(self, ticket: int, first: int) -> bool:
         """Pick all microbatches of a task; return whether no other worker has picked all of them before."""
@@ -104,7 +100,7 @@ class Picks:
             row = self._row(ticket, first)
             if row is None or self._table[row + _OWNER] not in (0, self.worker + 1):
                 return False
-            self._note(ticket, first)
+            self.note(ticket, first)
             self._table[row + _OWNER] = self.worker + 1
             return True
 
@@ -143,7 +139,8 @@ class Picks:
         finally:
             fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
 
-    def _note(self, ticket: int, index: int) -> None:
+    def note(self, ticket: int, index: int) -> None:
+        """Note what this worker makes; it may be what a dead worker had picked."""
         start = self._picks_start + 2 * self.worker
         # The index first: with a new index, the old ticket is one that was done.
         self._table[start] = 0

@@ -16,13 +16,13 @@ import sys
 import threading
 import time
 from collections.abc import Generator
-from pathlib import Path
 from typing import TypeAlias
 
 import psutil
 
 from fkat_data.interruption import genuine, suppress
-from fkat_data.worker.child import Child, SpawnedChild, has_stdout, popen_interpreter
+from fkat_data.machine import text_of
+from fkat_data.worker.child import SpawnedChild, events_on, has_stdout, popen_interpreter
 from fkat_data.worker.inheritance import BIRTH, DEATH, IS_DEAD, Surroundings, WorkerDescriptors, WorkerRequest
 from fkat_data.worker.monitor import Latch, WorkerMonitor, new_lifeline
 from fkat_data.worker.ship import Shipment
@@ -82,12 +82,12 @@ class ForkedChild:
     def is_born(self) -> bool:
         """Return whether the template has reported the birth."""
         return self._pid is not None or not (
-            self._is_orphan or self._is_reaped or not _is_readable(self._birth.fileno())
+            self._is_orphan or self._is_reaped or not events_on(self._birth.fileno()) & select.POLLIN
         )
 
     def is_dead(self) -> bool:
         """Return whether the process has ended, or will never be born."""
-        return self._is_reaped or (self._pidfd is not None and _is_readable(self._pidfd.fileno()))
+        return self._is_reaped or (self._pidfd is not None and bool(events_on(self._pidfd.fileno()) & select.POLLIN))
 
     def hear(self) -> bool:
         """Look what has happened; return whether the process has ended."""
@@ -134,7 +134,7 @@ class ForkedChild:
             if self._pid is not None:
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(self._pid, signal.SIGKILL)
-            elif not self._is_orphan and not _has_hung_up(self._birth.fileno()):
+            elif not self._is_orphan and not events_on(self._birth.fileno()) & select.POLLHUP:
                 self._is_unwanted = True
                 self._shut_down(socket.SHUT_RDWR)
 
@@ -148,10 +148,6 @@ class ForkedChild:
         self._end.close()
         if self._pidfd is not None:
             self._pidfd.close()
-
-    def abandon(self) -> None:
-        """In a forked child: close the descriptors."""
-        self.close()
 
     @contextlib.contextmanager
     def _exclusively(self) -> Generator[None]:
@@ -176,18 +172,7 @@ class ForkedChild:
                     return
 
 
-def _is_readable(descriptor: int) -> bool:
-    return bool(_events(descriptor) & select.POLLIN)
-
-
-def _has_hung_up(descriptor: int) -> bool:
-    return bool(_events(descriptor) & select.POLLHUP)
-
-
-def _events(descriptor: int) -> int:
-    poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
-    return sum(events for _, events in poll.poll(0))
+Child: TypeAlias = SpawnedChild | ForkedChild
 
 
 STACK_SIGNAL: int = signal.SIGRTMAX - 3 if hasattr(signal, "SIGRTMAX") else signal.SIGWINCH
@@ -251,7 +236,8 @@ class WorkerProcess:
         self._stderr = io.FileIO(stderr_end)
         descriptors = (shipment.settings, channel, page, lifeline_descriptor, stacks)
         try:
-            self._child = _start(worker_index, descriptors, stderr, shipment.folder, template)
+            self.child: Child = _start(worker_index, descriptors, stderr, shipment.folder, template)
+            """The process itself. Its id is waited for while it is being forked, at most 5 s; else it is the template's."""
         except BaseException:
             self._lifeline.close()
             self._stderr.close()
@@ -260,41 +246,18 @@ class WorkerProcess:
             os.close(lifeline_descriptor)
             os.close(stderr)
         try:
-            self._monitor = WorkerMonitor(self._child, self._stderr)
+            self._monitor = WorkerMonitor(self.child, self._stderr)
             self._monitor.start()
         except BaseException:
             self._lifeline.close()
             raise
 
     @property
-    def pid(self) -> int:
-        """The process id. A process that is being forked is waited for, at most 5 s; else it is the template's."""
-        return self._child.pid
-
-    @property
-    def end_descriptor(self) -> int | None:
-        """Readable when the process has ended; None if there is no descriptor for it."""
-        return self._child.end_descriptor
-
-    @property
-    def exit_code(self) -> int | None:
-        """As ``subprocess`` gives it, once the process has ended and was reaped; None if it is unknown."""
-        return self._child.exit_code
-
-    @property
     def last_words(self) -> str:
         """The last lines that the process wrote to stderr; those of the template, if that died before the fork."""
-        if self._template is not None and not self._child.is_born():
+        if self._template is not None and not self.child.is_born():
             return self._monitor.last_words or self._template.last_words
         return self._monitor.last_words
-
-    def is_dead(self) -> bool:
-        """Return whether the process has ended."""
-        return self._child.is_dead()
-
-    def kill(self) -> None:
-        """Kill the process and its children."""
-        self._child.kill()
 
     def join(self, timeout_s: float) -> None:
         """Wait until the process has ended and its last words are known, at most ``timeout_s``."""
@@ -304,39 +267,40 @@ class WorkerProcess:
     def close(self, timeout_s: float) -> None:
         """Wait for the process to end, kill it when ``timeout_s`` has passed, and close its descriptors."""
         try:
-            if self._child.is_born():
+            if self.child.is_born():
                 self.join(timeout_s)
         finally:  # Ctrl-C ends the wait, but not the worker's end
-            self.kill()
+            self.child.kill()
             self.join(_REPORT_GRACE_S)
             if not self._monitor.wait(0):
-                self._child.disown()
+                self.child.disown()
                 self.join(_KILL_GRACE_S)
             self._lifeline.close()
             if self._monitor.wait(0):
-                self._child.close()
+                self.child.close()
 
     def abandon(self) -> None:
         """In a forked child: close what would keep the process alive, and nothing else."""
         self._lifeline.close()
         if self._monitor.is_listening:
             self._stderr.close()
-        self._child.abandon()
+        self.child.close()
 
     def stack(self) -> str:
         """Return the process's Python stacks, taken from outside: it goes on meanwhile, and need not reach its bytecode.
 
         Without a stack: what the kernel reports about the process.
         """
-        if self._template is not None and not self._child.is_born():
+        if self._template is not None and not self.child.is_born():
             state = _status(self._template.pid).get("State", "gone")
             return f"no Python stack yet: the process is starting (the template process: state {state})"
-        status = _status(self.pid)
+        pid = self.child.pid
+        status = _status(pid)
         if not int(status.get("SigCgt", "0"), 16) >> (STACK_SIGNAL - 1) & 1:
             return f"no Python stack yet: the process is starting (state {status.get('State', 'gone')})"
         os.ftruncate(self._stacks, 0)
         with suppress(ProcessLookupError):
-            os.kill(self.pid, STACK_SIGNAL)
+            os.kill(pid, STACK_SIGNAL)
         deadline_s = time.monotonic() + _STACK_WAIT_S
         size = 0
         while time.monotonic() < deadline_s:
@@ -346,7 +310,7 @@ class WorkerProcess:
                 break
         lines = os.pread(self._stacks, min(size, _LONGEST_STACK_BYTES), 0).decode(errors="replace").splitlines()
         text = "\n".join(line for line in lines if '"<frozen importlib' not in line).strip()
-        return text or f"no Python stack: the process does not answer (state {_status(self.pid).get('State', 'gone')})"
+        return text or f"no Python stack: the process does not answer (state {_status(pid).get('State', 'gone')})"
 
 
 def _start(
@@ -381,8 +345,5 @@ def _status(pid: int) -> dict[str, str]:
         with suppress(psutil.NoSuchProcess):
             return {"State": psutil.Process(pid).status(), "SigCgt": _EVERY_SIGNAL}
         return {}
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
-    except genuine(OSError):
-        return {}
+    lines = text_of(f"/proc/{pid}/status").splitlines()
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}

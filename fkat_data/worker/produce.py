@@ -3,6 +3,7 @@
 A shard that was begun is compared with what it is now: how it is batched, and whether its files have changed.
 """
 
+import functools
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
@@ -19,7 +20,6 @@ from fkat_data.wording import add_note, notes_of, shard_name, shard_place
 from fkat_data.worker.batches import (
     IndexedProduction,
     NumberedBatches,
-    OpeningDraws,
     Production,
     ShardCount,
     begin,
@@ -330,8 +330,8 @@ def produce_together(task: Task, producer: Producer) -> tuple[int, Iterator[Any]
 
 def _counted(task: Task, producer: Producer) -> ShardCount:
     producer.mark("build", task.shard_index, repr(task.shard))
-    draws = OpeningDraws(_streams_of(task, producer))
-    counted = count_microbatches(_made_by(producer.factory, task.shard), draws)
+    open_shard = functools.partial(_made_by, producer.factory, task.shard)
+    counted = count_microbatches(open_shard, _streams_of(task, producer))
     producer.mark("")
     return counted
 

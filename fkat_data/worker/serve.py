@@ -188,7 +188,10 @@ class Server:
             shard = OpenShard(task, self._producer, is_shared=True)
             self._gave_random_access = shard.is_random_access
             if not shard.is_random_access or picks.owner(task.ticket) is not None:
-                self._make_if_owned(task, picks, shard)
+                # Only one worker can make it: this one, unless another does.
+                if picks.own(task.ticket, task.first_microbatch):
+                    self._channel.send(Kind.MADE_ALONE, TICKET.pack(task.ticket) + shard.kind.encode())
+                    self._make_alone(task, shard.produce())
                 return
             while index is not None:
                 index = self._pick(task, picks, shard) if self._make_one(task, picks, shard, index) else None
@@ -198,12 +201,6 @@ class Server:
             index = task.first_microbatch if index is None else index
             picks.end(task.ticket, index)
             self._send_failure(task, index, raised, is_open=shard is not None)
-
-    def _make_if_owned(self, task: Task, picks: Picks, shard: OpenShard) -> None:
-        """Make a shard that only one worker can make, unless another one does."""
-        if picks.own(task.ticket, task.first_microbatch):
-            self._channel.send(Kind.MADE_ALONE, TICKET.pack(task.ticket) + shard.kind.encode())
-            self._make_alone(task, shard.produce())
 
     def _make_one(self, task: Task, picks: Picks, shard: OpenShard, index: int) -> bool:
         """Make a microbatch that was picked; return whether the shard has it."""
@@ -221,7 +218,7 @@ class Server:
         """Return the next microbatch of a shard for this worker; None: it has no other."""
         self._hear_at_times(task)
         if task.lost_microbatch is not None and shard is None:
-            picks.pick_again(task.ticket, task.lost_microbatch)
+            picks.note(task.ticket, task.lost_microbatch)
             return task.lost_microbatch
         ticket, first = task.ticket, task.first_microbatch
         index = picks.pick(ticket, first, self._allowances[ticket])
@@ -230,8 +227,7 @@ class Server:
             while index is Refusal.NOT_ALLOWED:
                 if shard is not None and not shard.has(picks.next_index(ticket)):
                     return None  # no allowance comes for what the shard does not have
-                self._hear(block=True)
-                self._check_wanted(task)
+                self._hear_of(task, block=True)
                 index = picks.pick(ticket, first, self._allowances[ticket])
             self._producer.mark("")
         return index if isinstance(index, int) else None
@@ -244,8 +240,7 @@ class Server:
             return task.carry
         self._producer.mark("blocked", task.first_microbatch)
         while task.ticket not in self._carries:
-            self._hear(block=True)
-            self._check_wanted(task)
+            self._hear_of(task, block=True)
         self._producer.mark("")
         return self._carries.pop(task.ticket)
 
@@ -278,8 +273,7 @@ class Server:
         # Receiving costs a system call: a fast producer does it every few microbatches, a slow one for each.
         self._num_unheard += 1
         if self._num_unheard >= _MOST_UNHEARD or time.monotonic() - self._heard_s > _LONGEST_UNHEARD_S:
-            self._hear(block=False)
-            self._check_wanted(task)
+            self._hear_of(task, block=False)
 
     def _renewed_allowance(self, task: Task) -> int:
         if self._channel.board is not None:
@@ -299,8 +293,7 @@ class Server:
                 if index < self._renewed_allowance(task):
                     return
                 is_over = not self._channel.wait(timeout_s)
-                self._hear(block=False)
-                self._check_wanted(task)
+                self._hear_of(task, block=False)
                 if is_over:
                     # An allowance that was written while the worker fell asleep is seen by now.
                     timeout_s = None if wanted == index + 1 else _MOMENT_S
@@ -308,10 +301,6 @@ class Server:
         finally:
             if board is not None:
                 board.rise()
-
-    def _check_wanted(self, task: Task) -> None:
-        if task.ticket < self._cancelled_below:
-            raise _CancelledError
 
     def _publish(self, task: Task, produced: Produced) -> None:
         self._producer.mark("encode", produced.microbatch_index)
@@ -378,8 +367,7 @@ class Server:
         is_heard = size_bytes < _LARGE_BYTES or time.monotonic() - self._heard_s < _JUST_HEARD_S
         segment = self._pool.take_free(size_bytes) if is_heard else None
         if segment is None:
-            self._hear(block=False)
-            self._check_wanted(task)
+            self._hear_of(task, block=False)
             segment = self._take_returning(task, size_bytes) or self._pool.take(size_bytes)
         if segment is None:
             self._report_shortage(size_bytes)
@@ -388,8 +376,7 @@ class Server:
                 while segment is None:
                     # No message comes when a control group has memory again.
                     is_short = self._pool.group_bytes is not None
-                    self._hear(block=not is_short or self._channel.wait(_SHORT_S))
-                    self._check_wanted(task)
+                    self._hear_of(task, block=not is_short or self._channel.wait(_SHORT_S))
                     segment = self._pool.take(size_bytes)
                     if is_short and segment is None and time.monotonic() > reported_s + _REPORT_AGAIN_S:
                         self._report_shortage(size_bytes)
@@ -406,22 +393,19 @@ class Server:
         """Return a free segment; if many are in use, one that comes back within a moment: a new one costs as much."""
         segment = self._pool.take_free(size_bytes)
         if segment is None and self._pool.num_segments >= _MANY_SEGMENTS and self._channel.wait(_MOMENT_S):
-            self._hear(block=False)
-            self._check_wanted(task)
+            self._hear_of(task, block=False)
             segment = self._pool.take_free(size_bytes)
         return segment
-
-    def _end_timeline(self) -> None:
-        """Send the timeline's last events: the trainer may have closed only its side of the pipe."""
-        # At once: it waits for a moment only, and to close a shard may take longer. And before the stage ends, which the
-        # trainer draws where nothing has come of it.
-        self._clock.draw()
-        with contextlib.suppress(ChannelClosed):
-            self._send_events()
 
     def _send_events(self) -> None:
         if self._recorder is not None and (events := self._recorder.take()):
             self._channel.send(Kind.EVENTS, events)
+
+    def _hear_of(self, task: Task, *, block: bool) -> None:
+        """Act on the trainer's messages, and go on only with a task that it still wants."""
+        self._hear(block=block)
+        if task.ticket < self._cancelled_below:
+            raise _CancelledError
 
     def _hear(self, *, block: bool) -> None:
         """Act on the trainer's messages; wait for at least one if ``block``."""
@@ -432,7 +416,12 @@ class Server:
                 self._channel.wait()
                 frame = self._channel.receive()
         except ChannelClosed:
-            self._end_timeline()
+            # Send the timeline's last events: the trainer may have closed only its side of the pipe.
+            # At once: it waits for a moment only, and to close a shard may take longer. And before the stage ends, which
+            # the trainer draws where nothing has come of it.
+            self._clock.draw()
+            with contextlib.suppress(ChannelClosed):
+                self._send_events()
             raise
         while frame is not None:
             try:

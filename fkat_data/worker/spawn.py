@@ -6,13 +6,13 @@ import os
 import socket
 import struct
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from fkat_data.dropped import WeakTable
 from fkat_data.errors import WorkerError
-from fkat_data.interruption import genuine, suppress
+from fkat_data.interruption import genuine
 from fkat_data.observe.events import MAIN_THREAD
 from fkat_data.observe.sink import EventSink
 from fkat_data.observe.stages import PRODUCED, StageTimes, stage_times
@@ -56,8 +56,7 @@ from fkat_data.worker.template_process import TemplateProcess
 _LARGE_CREDIT_BYTES = 4 << 20
 _UNWINDING_S = 0.5
 
-# Without callbacks, in which Python would swallow what a signal's handler raises.
-_workers: "list[weakref.ref[ProcessWorker]]" = []
+_workers: "WeakTable[int, ProcessWorker]" = WeakTable()
 
 
 class ProcessWorker:
@@ -90,7 +89,8 @@ class ProcessWorker:
     ) -> None:
         self._sink = sink
         self._timeline = timeline
-        self._num_received = 0
+        self.num_received: int = 0
+        """Microbatches that were received from the worker."""
         self._is_zero_copy = is_zero_copy
         self._owner_pid = os.getpid()
         ours, theirs = socket.socketpair()
@@ -110,9 +110,9 @@ class ProcessWorker:
         self._worker_index = worker_index
         self._is_named = False
         self._channel = Channel(ours)
-        if self._process.end_descriptor is not None:
+        if self._process.child.end_descriptor is not None:
             # Beside the pipe, which a child of the worker may hold open.
-            self._channel.watch(self._process.end_descriptor)
+            self._channel.watch(self._process.child.end_descriptor)
         self._credits = _Credits(self._channel, limit_bytes)
         self._ended: deque[Lease] = deque() if ended is None else ended
         self._leases = SegmentLeases(
@@ -126,21 +126,17 @@ class ProcessWorker:
         self._terms: dict[int, ShardTerms] = {}
         self._carries: dict[int, bytes] = {}
         self._allowed = -1, 0
-        # Each in one step: another thread may start a worker, too.
-        _workers.append(weakref.ref(self))
-        for gone in [known for known in list(_workers) if known() is None]:
-            with suppress(ValueError):  # another thread was quicker
-                _workers.remove(gone)
+        _workers[id(self)] = self
 
     @property
     def pid(self) -> int:
         """The worker's process id."""
-        return self._process.pid
+        return self._process.child.pid
 
     @property
     def is_alive(self) -> bool:
         """Whether the worker can take tasks."""
-        return not self._is_closing and not self._process.is_dead()
+        return not self._is_closing and not self._process.child.is_dead()
 
     @property
     def held_bytes(self) -> int:
@@ -158,14 +154,9 @@ class ProcessWorker:
         return self._leases.mapped_bytes
 
     @property
-    def num_received(self) -> int:
-        """Microbatches that were received from the worker."""
-        return self._num_received
-
-    @property
     def descriptors(self) -> tuple[int, ...]:
         """What becomes readable when a message comes, or when the process ends."""
-        end = self._process.end_descriptor
+        end = self._process.child.end_descriptor
         return (self._channel.fileno(),) if end is None else (self._channel.fileno(), end)
 
     def join_group(self, picks: int, num_workers: int, place: int) -> None:
@@ -182,7 +173,7 @@ class ProcessWorker:
     @property
     def num_ready(self) -> int:
         """Microbatches that the worker has made, and that were not received."""
-        return int(self._page[PRODUCED]) - self._num_received
+        return int(self._page[PRODUCED]) - self.num_received
 
     @property
     def is_waiting(self) -> bool:
@@ -199,7 +190,7 @@ class ProcessWorker:
 
     def dismiss(self) -> None:
         """Let the worker leave as soon as it looks at the pipe, and send its last events before."""
-        self._channel.finish_sending()
+        self._channel.hang_up(socket.SHUT_WR)
 
     def take_events(self, deadline_s: float) -> None:
         """Receive the events that a dismissed worker sends, and drop all else, up to ``deadline_s`` (monotonic)."""
@@ -281,7 +272,7 @@ class ProcessWorker:
 
     def kill(self) -> None:
         """Kill the worker's process; what it has sent can still be received."""
-        self._process.kill()
+        self._process.child.kill()
 
     def hang_up(self) -> None:
         """Close the pipe: the worker ends when it next reads, and a thread that waits for the worker wakes up."""
@@ -324,7 +315,7 @@ class ProcessWorker:
             has_arrived = self._channel.wait(timeout_s)
         finally:
             self._sink.waited(began_s, time.perf_counter())
-        if not has_arrived and self._process.is_dead():
+        if not has_arrived and self._process.child.is_dead():
             raise self._gone()
         return has_arrived
 
@@ -338,10 +329,10 @@ class ProcessWorker:
             return WorkerGone(self.pid, None, "")
         # The pipe of a worker that unwinds is closed before its exit code is known.
         self._process.join(_UNWINDING_S)
-        is_killed = not self._process.is_dead()
-        self._process.kill()
+        is_killed = not self._process.child.is_dead()
+        self._process.child.kill()
         self._process.join(1.0)
-        exit_code = None if is_killed else self._process.exit_code
+        exit_code = None if is_killed else self._process.child.exit_code
         return WorkerGone(self.pid, exit_code, self._process.last_words)
 
     def _control(self, frame: Frame) -> Message | MadeAlone | None:
@@ -382,7 +373,7 @@ class ProcessWorker:
         self._timeline.write(events)
 
     def _item(self, body: bytes) -> Message:
-        self._num_received += 1
+        self.num_received += 1
         ticket, index, is_last, segment, in_segment, num_parts, envelope_bytes, size_bytes, digest = ITEM.unpack_from(
             body
         )
@@ -465,18 +456,14 @@ class _Credits:
 
 
 def _share_segments() -> None:
-    for worker in _living():
+    for worker in _workers.values():
         worker.share()
 
 
 def _abandon_workers() -> None:
-    for worker in _living():
+    for worker in _workers.values():
         worker.abandon()
     _workers.clear()
-
-
-def _living() -> list[ProcessWorker]:
-    return [worker for worker in (known() for known in list(_workers)) if worker is not None]
 
 
 os.register_at_fork(before=_share_segments, after_in_child=_abandon_workers)

@@ -21,13 +21,13 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NoReturn
 
 import numpy as np
 import torch
 
-from fkat_data.worker.child import Waitable, popen_interpreter
+from fkat_data.worker.child import Interpreter, events_on, popen_interpreter
 from fkat_data.worker.inheritance import (
     BIRTH,
     DEATH,
@@ -41,7 +41,6 @@ from fkat_data.worker.inheritance import (
 from fkat_data.worker.lifeline import bind
 
 _REQUEST_BYTES = 1 << 18
-_ending = {"exit_code": 0}
 
 
 def run(control: socket.socket, lifeline: int, idle_ms: int | None = None) -> tuple[mmap.mmap, int, int, int]:
@@ -74,25 +73,19 @@ def run(control: socket.socket, lifeline: int, idle_ms: int | None = None) -> tu
     return _become_worker(request, descriptors)
 
 
-def leave(exit_code: int = 0) -> NoReturn:
+def leave() -> NoReturn:
     """End this worker as multiprocessing's end: by its exit hooks, but without taking apart what was imported.
 
     That would write to every object, and so copy the pages that it shares with the template.
     """
-    _ending["exit_code"] = exit_code
     try:
         threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - what an interpreter's end does first
         atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001 - and next
     finally:
-        end_process()
-
-
-def end_process() -> NoReturn:
-    """End this process without running further exit hooks; flush its streams."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or without a reader
-            stream.flush()
-    os._exit(_ending["exit_code"])
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or without a reader
+                stream.flush()
+        os._exit(0)
 
 
 class _BornWorker:
@@ -107,7 +100,7 @@ class _BornWorker:
         OSError: The kernel has no descriptor for it; it is killed then.
     """
 
-    def __init__(self, pid: int, birth: socket.socket, process: Waitable | None) -> None:
+    def __init__(self, pid: int, birth: socket.socket, process: Interpreter | None) -> None:
         self._pid = pid
         self._birth = birth
         self._process = process
@@ -179,36 +172,31 @@ class _Template:
         self._environment = dict(os.environ)
         self._poll = select.poll()
         self._poll.register(control, select.POLLIN)
-        self._by_pidfd: dict[int, _BornWorker] = {}
-        self._by_birth: dict[int, _BornWorker] = {}
-        self._workers: dict[_BornWorker, tuple[int, int]] = {}
+        # By descriptors: whose it is, and what to do when it is readable.
+        self._watched: dict[int, tuple[_BornWorker, Callable[[], bool]]] = {}
+        self._workers: set[_BornWorker] = set()
 
     def serve(self) -> tuple[WorkerRequest, WorkerDescriptors]:
         """Fork a worker on each request. Return in the worker; the template ends here."""
         while self._workers or self._has_control:
             events = self._poll.poll(None if self._workers else self._idle_ms)
             if not events:
-                self._retire()
+                # Take no request that comes from now on. One that has come is read yet, before the socket's end.
+                with contextlib.suppress(OSError):  # the trainer has closed its end
+                    self._control.send(RETIRED, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                    self._control.shutdown(socket.SHUT_RD)
             for descriptor, _ in events:
-                if descriptor in self._by_pidfd:
+                if descriptor in self._watched:
                     self._poll.unregister(descriptor)
-                    worker = self._by_pidfd.pop(descriptor)
-                    self._forget(worker, is_reaped=worker.end())
-                elif descriptor in self._by_birth:
-                    self._poll.unregister(descriptor)
-                    worker = self._by_birth.pop(descriptor)
-                    self._forget(worker, is_reaped=worker.release())
+                    worker, act = self._watched.pop(descriptor)
+                    if act():
+                        self._workers.remove(worker)
+                        worker.close()
                 else:
                     asked = self._take_request()
                     if asked is not None and self._start(*asked):
                         return asked
         os._exit(0)
-
-    def _retire(self) -> None:
-        """Take no request that comes from now on. One that has come is read yet, before the socket's end."""
-        with contextlib.suppress(OSError):  # the trainer has closed its end
-            self._control.send(RETIRED, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-            self._control.shutdown(socket.SHUT_RD)
 
     def _take_request(self) -> tuple[WorkerRequest, WorkerDescriptors] | None:
         try:
@@ -232,13 +220,16 @@ class _Template:
         birth = socket.socket(fileno=descriptors.birth)
         process = None
         try:
-            if _is_readable(descriptors.birth):  # shut down: the trainer does not want the worker any more
+            if events_on(descriptors.birth):  # shut down: the trainer does not want the worker any more
                 birth.close()
             elif _num_threads() == 1:
                 pid = os.fork()
                 if pid == 0:
                     birth.close()
-                    self._leave()
+                    # What is the template's.
+                    self._control.close()
+                    for worker in self._workers:
+                        worker.close()
                     _restore_environment(self._environment)
                     return True
                 self._add(_BornWorker(pid, birth, None), descriptors.birth)
@@ -254,21 +245,10 @@ class _Template:
         return False
 
     def _add(self, worker: _BornWorker, birth: int) -> None:
-        self._workers[worker] = worker.pidfd, birth
-        self._by_pidfd[worker.pidfd] = self._by_birth[birth] = worker
-        self._poll.register(worker.pidfd, select.POLLIN)
-        self._poll.register(birth, select.POLLIN)
-
-    def _forget(self, worker: _BornWorker, *, is_reaped: bool) -> None:
-        if is_reaped:
-            del self._workers[worker]
-            worker.close()
-
-    def _leave(self) -> None:
-        """In a worker: close what is the template's."""
-        self._control.close()
-        for worker in self._workers:
-            worker.close()
+        self._workers.add(worker)
+        for descriptor, act in ((worker.pidfd, worker.end), (birth, worker.release)):
+            self._watched[descriptor] = worker, act
+            self._poll.register(descriptor, select.POLLIN)
 
 
 def _become_worker(request: WorkerRequest, descriptors: WorkerDescriptors) -> tuple[mmap.mmap, int, int, int]:
@@ -313,7 +293,7 @@ def _stop_idle_threads() -> None:
         os.waitpid(pid, 0)
 
 
-def _execute(request: WorkerRequest, descriptors: WorkerDescriptors) -> Waitable:
+def _execute(request: WorkerRequest, descriptors: WorkerDescriptors) -> Interpreter:
     """Start a new interpreter as the worker: the fork of a process with threads may hang."""
     inherited = descriptors[1:6]
     umask = request.surroundings.umask
@@ -328,12 +308,6 @@ def _execute(request: WorkerRequest, descriptors: WorkerDescriptors) -> Waitable
     )
     request.surroundings.impose(process.pid)
     return process
-
-
-def _is_readable(descriptor: int) -> bool:
-    poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
-    return bool(poll.poll(0))
 
 
 def _close(descriptors: Iterable[int | None]) -> None:

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 
 from fkat_data.errors import ConfigurationError
 from fkat_data.interruption import genuine, suppress
-from fkat_data.worker.child import SpawnedChild, Waitable, popen_interpreter
-from fkat_data.worker.inheritance import RETIRED, Heritage, heritage, import_paths
+from fkat_data.worker.child import Interpreter, SpawnedChild, popen_interpreter
+from fkat_data.worker.inheritance import RETIRED, heritage, import_paths
 from fkat_data.worker.monitor import WorkerMonitor, new_lifeline
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -64,9 +64,12 @@ class TemplateProcess:
         OSError: It cannot be started.
     """
 
-    def __init__(self, origin: Heritage, templates: "list[TemplateProcess]") -> None:
-        self._origin = origin
-        self._has_started_one = self._is_unfit = self._is_dismissed = False
+    def __init__(self, origin: tuple[object, ...], templates: "list[TemplateProcess]") -> None:
+        self.origin: tuple[object, ...] = origin
+        """What it has taken over."""
+        self.has_started_one: bool = False
+        """Whether it has started a worker."""
+        self._is_unfit = self._is_dismissed = False
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control = _Control(ours)
         lifeline_descriptor, lifeline = new_lifeline()
@@ -111,20 +114,11 @@ class TemplateProcess:
     @property
     def has_failed(self) -> bool:
         """Whether it has ended by itself before it started a worker, and not because it had nothing to do."""
-        return not (self._has_started_one or self._is_dismissed or self._control.has_retired())
-
-    @property
-    def has_started_one(self) -> bool:
-        """Whether it has started a worker."""
-        return self._has_started_one
+        return not (self.has_started_one or self._is_dismissed or self._control.has_retired())
 
     def is_serving(self) -> bool:
         """Return whether it takes requests: it has neither ended nor announced its end."""
         return self._control.is_open() and not self._child.is_dead()
-
-    def is_like(self, origin: Heritage) -> bool:
-        """Return whether its workers would be those of a new template."""
-        return self._origin == origin
 
     def request(self, message: bytes, descriptors: Sequence[int]) -> None:
         """Ask for a worker, without waiting for it.
@@ -140,7 +134,7 @@ class TemplateProcess:
 
     def has_started(self, *, is_forked: bool) -> None:
         """Record that it has started a worker."""
-        self._has_started_one = True
+        self.has_started_one = True
         if not (is_forked or self._is_unfit):
             self._is_unfit = True
             _registry.close(f"the template process {self.pid} has threads, so that it cannot fork")
@@ -222,7 +216,7 @@ class _TemplateChild(SpawnedChild):
         lifeline: The trainer's end of its lifeline.
     """
 
-    def __init__(self, process: Waitable, control: _Control, lifeline: io.FileIO) -> None:
+    def __init__(self, process: Interpreter, control: _Control, lifeline: io.FileIO) -> None:
         super().__init__(process)
         self._control = control
         self._lifeline = lifeline
@@ -238,7 +232,7 @@ class _TemplateChild(SpawnedChild):
         """In a forked child: close the descriptors."""
         self._control.abandon()
         self._lifeline.close()
-        super().abandon()
+        self.close()
 
 
 class _Registry:
@@ -263,18 +257,20 @@ class _Registry:
                 # An interruption in between leaves it here twice, which does no harm.
                 self.templates.append(template)
                 self.templates.remove(template)
-                self._dismiss_oldest()
+                for oldest in self.templates[:-_MOST_TEMPLATES]:
+                    oldest.dismiss()
+                    self.templates.remove(oldest)
             return template
 
-    def _known(self, origin: Heritage) -> TemplateProcess | None:
+    def _known(self, origin: tuple[object, ...]) -> TemplateProcess | None:
         for template in list(self.templates):
             if not template.is_serving():
                 self._remove(template)
-            elif template.is_like(origin):
+            elif template.origin == origin:
                 return template
         return None
 
-    def _new(self, origin: Heritage) -> TemplateProcess | None:
+    def _new(self, origin: tuple[object, ...]) -> TemplateProcess | None:
         if self._num_failures >= _MOST_FAILURES:
             self.close(f"{self._num_failures} template processes ended before they had started a worker")
             return None
@@ -283,11 +279,6 @@ class _Registry:
         except genuine(OSError) as error:
             logger.warning("workers are spawned, which takes longer: no template process could be started: %s", error)
             return None
-
-    def _dismiss_oldest(self) -> None:
-        for template in self.templates[:-_MOST_TEMPLATES]:
-            template.dismiss()
-            self.templates.remove(template)
 
     def _remove(self, template: TemplateProcess) -> None:
         self.templates.remove(template)

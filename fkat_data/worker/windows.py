@@ -168,7 +168,8 @@ class WindowProduct:
             ConfigurationError: A function has not returned a list.
         """
         window = self._window
-        rows = self._rows(threads)
+        self._streams(window.number).seed_opening()
+        rows = called_in_turn(self._functions, self._samples(threads), window.in_words)
         num_rows = len(rows)
         own = [_Row(window.number, index, rows[index]) for index in range(min(window.first_row, num_rows), num_rows)]
         if self._batch_size is None:
@@ -197,11 +198,6 @@ class WindowProduct:
         """Yield what says which samples were left out."""
         if self.skipped:
             yield Epilogue(dumps(self.skipped))
-
-    def _rows(self, threads: ItemThreads | None) -> list[Any]:
-        window = self._window
-        self._streams(window.number).seed_opening()
-        return called_in_turn(self._functions, self._samples(threads), window.in_words)
 
     def _samples(self, threads: ItemThreads | None) -> list[Any]:
         dataset, window = self._dataset, self._window
@@ -397,19 +393,14 @@ def called_in_turn(functions: Sequence[WindowFunction], samples: list[Any], wind
     rows = samples
     for function in functions:
         try:
-            rows = _called(function, rows)
+            rows = function(rows)
+            if not isinstance(rows, list):
+                found = f"{_name_of(function)}, which returned a {type(rows).__name__}"
+                raise ConfigurationError("window_fn", found, "a function that returns a list of rows")
         except Exception as error:
             add_note(error, f"in window_fn, {_name_of(function)}, of {window}")
             raise
     return rows
-
-
-def _called(function: Callable[[list[Any]], object], rows: list[Any]) -> list[Any]:
-    made = function(rows)
-    if not isinstance(made, list):
-        found = f"{_name_of(function)}, which returned a {type(made).__name__}"
-        raise ConfigurationError("window_fn", found, "a function that returns a list of rows")
-    return cast("list[Any]", made)
 
 
 _MARK = struct.Struct("<qQ")
