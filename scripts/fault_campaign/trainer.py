@@ -4,22 +4,28 @@
 
 Exits with 0 after the last epoch, with 3 to be started again.
 """
+# ruff: noqa: E402 - see below
 
 import json
 import logging
 import os
 import pickle
+import signal
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+# torch's C++ aborts the process if an interrupt comes while it is imported.
+_blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 import torch
 
 from fault_campaign.ledger import Ledger
 from fault_campaign.workload import Factory, loader_of
 from fkat_data import WorkerDiedError
 from fkat_data.testing import digest
+
+signal.pthread_sigmask(signal.SIG_SETMASK, _blocked)
 
 AGAIN = 3
 
