@@ -60,20 +60,39 @@ class ShardStreams:
 
     def seed_opening(self) -> None:
         """Seed the global generators before the shard is opened."""
-        _seed_all(self.seed_of(_OPENING))
+        seed_stream(self.seed_of(_OPENING))
 
     def seed_batch_order(self, chunk: int) -> None:
         """Seed the global generators before a chunk of the shard's index batches is drawn."""
-        _seed_all(self.seed_of(_BATCH_ORDER + chunk))
+        seed_stream(self.seed_of(_BATCH_ORDER + chunk))
 
     def seed_microbatch(self, index: int) -> None:
         """Seed the global generators before the microbatch at ``index`` is produced."""
-        _seed_all(self.seed_of(index))
+        seed_stream(self.seed_of(index))
 
 
-def _seed_all(seed: int) -> None:
-    seed_global_generators(seed)
+def seed_stream(seed: int) -> None:
+    """Seed the global generators, where production uses them in this thread, and those of items.
+
+    Args:
+        seed: The stream's, from 0 to 2**64 - 1.
+    """
+    if _here.seeds_globals:
+        seed_global_generators(seed)
     enter_place(seed)
+
+
+@contextmanager
+def seeding_nothing() -> Generator[None]:
+    """Let production in this thread leave the global generators alone in the block: other threads use them.
+
+    What it makes may draw from ``item_generators`` alone.
+    """
+    before, _here.seeds_globals = _here.seeds_globals, False
+    try:
+        yield
+    finally:
+        _here.seeds_globals = before
 
 
 def seed_global_generators(seed: int) -> None:
@@ -296,6 +315,7 @@ class _Here(threading.local):
 
     place: tuple[int, int] | None = None
     made_for: tuple[int, int] | None = None
+    seeds_globals: bool = True
     made = ItemGenerators(0)
 
 

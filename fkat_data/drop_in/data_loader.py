@@ -22,7 +22,15 @@ from fkat_data.drop_in.epochs_of_ranks import EpochsOfRanks
 from fkat_data.drop_in.frameworks import is_begun_by_fabric, original_of
 from fkat_data.drop_in.layers_of_ranks import resplits_field
 from fkat_data.drop_in.numbered_plan import EpochShuffle, NumberedPlan, check_kind_of_order, is_numbered
-from fkat_data.drop_in.own_engine import DataLoaderIterator, change_of, check_known, engine_of, settable_of, stream_of
+from fkat_data.drop_in.own_engine import (
+    DataLoaderIterator,
+    change_of,
+    check_known,
+    check_threads,
+    engine_of,
+    settable_of,
+    stream_of,
+)
 from fkat_data.drop_in.rank_share import RankShare, shared_fields
 from fkat_data.drop_in.states import check_order, checked_loader_state, merged_states
 from fkat_data.drop_in.strand_plan import StrandPlan, StrandRanks, counts_all_ranks
@@ -39,7 +47,7 @@ from fkat_data.seeding import next_number
 from fkat_data.transport.definitions import digest_of_shipment
 from fkat_data.types import BatchStream, Microbatch_co, Profiler
 from fkat_data.wording import Described
-from fkat_data.worker.settings import START_METHODS, StartMethod
+from fkat_data.worker.settings import START_METHODS, WORKER_KINDS, StartMethod, WorkerKind
 from fkat_data.worker.stacked import stacks_items
 from fkat_data.worker.windows import WindowFunction, version_of, window_functions_of
 
@@ -66,7 +74,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         shuffle: Another order each epoch, which is computed where it is needed from the seed and the epoch.
         sampler: Gives indices; iterated in this process, a few microbatches ahead.
         batch_sampler: Gives lists of indices.
-        num_workers: Worker processes; 0: microbatches are made in this process when they are asked for.
+        num_workers: Workers; 0: microbatches are made in this process when they are asked for.
         collate_fn: Makes a microbatch of a list of samples, in the worker.
         pin_memory: Copy microbatches to page-locked memory where there is a CUDA device. ``device`` makes it needless.
         drop_last: Leave out a last microbatch that is smaller.
@@ -106,6 +114,8 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
             counted in ``statistics()`` and in the state. Microbatches stay full: their samples are cut into windows, as
             for a ``window_fn``.
         max_skipped_samples: Samples of an epoch that may be left out.
+        workers: Where microbatches are made: ``"processes"``, or ``"threads"`` of this process; see ``ShardedDataLoader``.
+            An iterable dataset needs processes, which ``get_worker_info()`` tells apart; so does ``worker_init_fn``.
 
     Raises:
         ValueError: torch refuses the arguments, or one of this library's own is invalid (``ConfigurationError``).
@@ -157,11 +167,13 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         window_size: int = 1024,
         on_sample_error: Literal["raise", "skip"] = "raise",
         max_skipped_samples: int = 100,
+        workers: WorkerKind = "processes",
     ) -> None:
         if isinstance(dataset, (torch_data.IterDataPipe, torch_data.MapDataPipe)):
             raise ConfigurationError(
                 "dataset", dataset, "a dataset: DataPipes, which torch no longer develops, need torch's own workers"
             )
+        self.workers: WorkerKind = arguments.choice("workers", workers, WORKER_KINDS)
         super().__init__(
             dataset,
             batch_size,
@@ -210,9 +222,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         self.on_sample_error: Literal["raise", "skip"] = on_sample_error
         arguments.choice("on_sample_error", on_sample_error, ("raise", "skip"))
         self.max_skipped_samples: int = arguments.integer("max_skipped_samples", max_skipped_samples, minimum=0)
-        if self.has_windows:
-            check_windows(window_fn, dataset, batch_sampler, on_sample_error)
-        self._take_stream(dataset, batch_size, in_order=in_order)
+        self._take_dataset(dataset, batch_sampler)
         if self._is_iterable and num_workers and counts_all_ranks(dataset):
             self._strand_ranks = StrandRanks()
         # Workers that kept an order of their own would deliver another one than a state says.
@@ -236,15 +246,24 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         if isinstance(original, DataLoader):
             self._succeed(cast("DataLoader[Any]", original))
 
-    def _take_stream(self, dataset: object, batch_size: int | None, *, in_order: bool) -> None:
+    def _take_dataset(self, dataset: object, batch_sampler: object) -> None:
+        if self.has_windows:
+            check_windows(self.window_fn, dataset, batch_sampler, self.on_sample_error)
         if self.has_windows and isinstance(dataset, BatchStream):
             # To all but the plan, a dataset with indices: ranks get windows, whose rows make the microbatches.
             self._stream, self._windowed = None, dataset
             self._windows_of(dataset)
         else:
-            self._stream = stream_of(dataset, batch_size, in_order=in_order)
+            self._stream = stream_of(dataset, self.batch_size, in_order=self.in_order)
         is_planned = self._stream is not None or self._windowed is not None
         self._is_iterable = isinstance(dataset, torch_data.IterableDataset) and not is_planned
+        if self.workers == "threads" and self.num_workers:
+            check_threads(self, is_iterable=self._is_iterable)
+
+    def check_worker_number_rationality(self) -> None:
+        """Warn, as torch does, of more worker processes than CPUs."""
+        if self.workers == "processes":
+            super().check_worker_number_rationality()
 
     @property
     def epoch(self) -> int:
@@ -549,6 +568,8 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         """Have new workers make the next epoch if they are to get the dataset as it is now."""
         if self._keeps_workers or not self.num_workers:
             return
+        if self.workers == "threads" and self._keeps_workers is None and not (self._stream or self._windowed):
+            return  # they have what the program has
         shipped = None
         if self._keeps_workers is None:
             try:
@@ -567,6 +588,8 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         if self._keeps_workers is not None or not self.num_workers:
             return None
         stream = self._stream or self._windowed
+        if self.workers == "threads" and stream is None:
+            return None
         dataset = self.dataset if stream is None else stream.loader_terms()[1]
         return digest_of_shipment((dataset, self.window_fn, self.collate_fn, self.worker_init_fn))
 

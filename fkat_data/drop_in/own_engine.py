@@ -94,6 +94,8 @@ def engine_of(loader: Any, plan: DatasetPlan, *, seed: int, dp_rank: int, keeps_
     # A group of workers makes a task together; each strand has a group of its own.
     group_size, num_groups = max(1, loader.num_workers), 1
     is_multiprocessing, num_strands = loader.num_workers > 0, plan.num_strands
+    if num_strands and loader.workers == "threads":
+        raise _needs_processes(_STRANDS)
     if num_strands is not None:
         is_multiprocessing = is_multiprocessing or num_strands > 0
         group_size, num_groups = 1, max(1, num_strands)
@@ -133,7 +135,7 @@ def engine_of(loader: Any, plan: DatasetPlan, *, seed: int, dp_rank: int, keeps_
         group_size=group_size,
         limit_bytes=limit_bytes,
         profiler=loader.profiler,
-        is_multiprocessing=is_multiprocessing,
+        kind=loader.workers if is_multiprocessing else None,
         is_zero_copy=loader.zero_copy,
         is_digested=loader.max_worker_restarts > 0,
         timeline=None if loader.trace is None else open_timeline(loader.trace, *rank_and_world_size()),
@@ -155,6 +157,30 @@ def engine_of(loader: Any, plan: DatasetPlan, *, seed: int, dp_rank: int, keeps_
         DataLoaderStatistics,
     )
     return Engine(plan, settings)
+
+
+def check_threads(loader: Any, *, is_iterable: bool) -> None:
+    """Check that threads can make the microbatches of a DataLoader.
+
+    Raises:
+        ConfigurationError: They cannot; the message says why.
+    """
+    reason = None
+    if is_iterable:
+        reason = _STRANDS
+    elif loader.worker_init_fn is not None:
+        reason = "worker_init_fn: what it sets up is a process's"
+    elif loader.num_threads_per_worker > 1:
+        reason = f"num_threads_per_worker = {loader.num_threads_per_worker}: pass that many num_workers instead"
+    if reason is not None:
+        raise _needs_processes(reason)
+
+
+_STRANDS = "an iterable dataset: its workers are told apart by get_worker_info(), of which a process has one"
+
+
+def _needs_processes(reason: str) -> ConfigurationError:
+    return ConfigurationError("workers", "threads", f"'processes', with {reason}")
 
 
 def _start_method(loader: Any) -> StartMethod | None:

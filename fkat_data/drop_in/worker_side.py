@@ -4,6 +4,8 @@ import copy
 import hashlib
 import logging
 import pickle
+import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
@@ -362,6 +364,26 @@ class _WatchedWindows(_Watched):
         return pickle.dumps({**self._before, "window": self._number, "row": self._row})
 
 
+class _Copies:
+    """Copies of a stream, each read by one task at a time."""
+
+    def __init__(self) -> None:
+        self._free: list[Any] = []
+        self._lent: dict[weakref.ref[Any], Any] = {}
+        self._ended: deque[weakref.ref[Any]] = deque()
+
+    def lend(self, dataset: Any) -> Any:
+        """Return a copy that no task reads."""
+        while self._ended:
+            self._free.append(self._lent.pop(self._ended.popleft()))
+        return self._free.pop() if self._free else pickle.loads(pickle.dumps(dataset))
+
+    def note(self, dataset: Any, product: Any) -> Any:
+        """Take a copy back once the product of its task is gone; return the product."""
+        self._lent[weakref.ref(product, self._ended.append)] = dataset
+        return product
+
+
 _WORKER: Any = getattr(getattr(torch_data, "_utils", None), "worker", None)
 
 
@@ -403,6 +425,7 @@ class EpochFactory:
         window_size: int = 1,
         skips_samples: bool = False,
     ) -> None:
+        self._copies: _Copies | None = None
         self.window_fn = window_fn
         self._window_size = window_size
         self._skips_samples = skips_samples
@@ -420,6 +443,12 @@ class EpochFactory:
         self._is_entered = False
         self._memory = DatasetMemory()
 
+    def for_threads(self) -> "EpochFactory":
+        """Return one for the threads of a worker: each task of a stream, which one thread reads, has a copy of it."""
+        made = copy.copy(self)
+        vars(made).update(_copies=_Copies() if self._is_stream else None)
+        return made
+
     def __call__(self, shard: Any) -> Any:
         """Return the microbatches of an epoch, or of a part: of a ``NumberedBatches``, a ``Strand``, or a ``Window``.
 
@@ -432,24 +461,28 @@ class EpochFactory:
                 if self._is_stream
                 else self._strand(shard)
             )
-        batches = cast("NumberedBatches", shard)
         self._enter(current_worker(), self._num_workers)
+        if self._copies is not None:
+            dataset = self._copies.lend(self.dataset)
+            return self._copies.note(dataset, self._product(shard, dataset))
+        return self._product(shard, self.dataset)
+
+    def _product(self, shard: Any, dataset: Any) -> Any:
+        batches = cast("NumberedBatches", shard)
         if isinstance(shard, Window):
             return WindowProduct(
-                *(shard, self.dataset, self.window_fn, self.collate_fn, self._batch_size),
+                *(shard, dataset, self.window_fn, self.collate_fn, self._batch_size),
                 drop_last=self._drop_last,
                 seed=self._seed,
                 skips=self._skips_samples,
             )
         if self._is_stream:
-            return self.dataset.loader_product(batches, self.collate_fn)
+            return dataset.loader_product(batches, self.collate_fn)
         if self._is_batched and batches.is_stacked:
-            return StackedBatches(self.dataset, batches)
+            return StackedBatches(dataset, batches)
         if self._is_batched:
-            return TorchDataLoader(
-                self.dataset, batch_sampler=cast("Any", batches), collate_fn=cast("Any", self.collate_fn)
-            )
-        return TorchDataLoader(self.dataset, batch_size=None, sampler=batches, collate_fn=cast("Any", self.collate_fn))
+            return TorchDataLoader(dataset, batch_sampler=cast("Any", batches), collate_fn=cast("Any", self.collate_fn))
+        return TorchDataLoader(dataset, batch_size=None, sampler=batches, collate_fn=cast("Any", self.collate_fn))
 
     def _strand(self, strand: Strand) -> StrandProduct:
         def make() -> tuple[Any, DatasetMemory | None]:

@@ -85,7 +85,7 @@ class Observation:
             worker_restarts=self._prefetcher.restarts.total,
             skipped_shards=self._prefetcher.skips.total,
             skipped_samples=self._prefetcher.num_skipped_samples,
-            num_workers=self._pool.num_processes,
+            num_workers=self._pool.num_workers,
             num_workers_per_shard=self._pool.group_size,
             num_shard_prefetches=self._num_shard_prefetches,
             num_cpus=self._num_cpus,

@@ -313,7 +313,7 @@ class Prefetcher:
         """Receive what workers have ready for the tasks in work."""
         unfinished: list[WorkerGroup] = []  # what they send next is of a task before
         for work in self._work:
-            if work.group in unfinished or not work.group.has_processes:
+            if work.group in unfinished or not work.group.works_ahead:
                 continue
             last = work.arrived[-1] if work.arrived else None
             while last is None or (isinstance(last, Item) and not last.is_last):

@@ -26,7 +26,7 @@ from fkat_data.plan.state import merge, read_rank, saved_place
 from fkat_data.tracebacks import Folding
 from fkat_data.types import Microbatch_co, Profiler, Shard
 from fkat_data.wording import Described
-from fkat_data.worker.settings import START_METHODS, StartMethod
+from fkat_data.worker.settings import START_METHODS, WORKER_KINDS, StartMethod, WorkerKind
 
 
 class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
@@ -89,6 +89,10 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
             are the same. Random draws must come from ``fkat_data.item_generators``: a dataset that draws from
             python's, numpy's or torch's global generator is refused. Datasets with ``__getitems__``, iterable ones
             and those in a DataLoader's own workers are made as with 1.
+        workers: Where microbatches are made: ``"processes"``, or ``"threads"`` of this process, which share its memory:
+            for datasets that wait or give the GIL free and may be read by several threads, and for Windows. There are as
+            many as there would be processes. Shards are opened, and their indices drawn, in the caller's thread. Random
+            draws must come from ``fkat_data.item_generators``.
         replay: Deliver the first microbatch again and again, without workers and without an end: how fast training is
             with a loader that costs nothing. ``step`` counts; ``state_dict`` stays the same.
 
@@ -122,6 +126,7 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
         trace: str | os.PathLike[str] | None = None,
         replay: bool = False,
         num_threads_per_worker: int = 1,
+        workers: WorkerKind = "processes",
     ) -> None:
         factory: object = dataloader_factory
         batching = factory.batching if isinstance(factory, DataLoaderFactory) else None
@@ -150,7 +155,9 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
             group_size=arguments.integer("num_workers_per_shard", num_workers_per_shard, minimum=1),
             limit_bytes=memory_limit_bytes,
             profiler=profiler,
-            is_multiprocessing=arguments.boolean("multiprocessing", multiprocessing),
+            kind=arguments.choice("workers", workers, WORKER_KINDS)
+            if arguments.boolean("multiprocessing", multiprocessing)
+            else None,
             is_zero_copy=arguments.boolean("zero_copy", zero_copy),
             is_digested=recovery.max_worker_restarts > 0 or replica_group is not None,
             timeline=timeline,
@@ -220,7 +227,7 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
     def _repr_facts(self) -> Iterator[tuple[str, object]]:
         yield "epoch", self.epoch
         yield "step", self.step
-        yield "num_workers", self._engine.pool.num_processes
+        yield "num_workers", self._engine.pool.num_workers
         yield "seed", self._identity.seed
         yield "dp_rank", self._identity.dp_rank
 

@@ -129,9 +129,9 @@ class WorkerGroup:
         return any(worker.times().stage == "blocked" for worker in self.members)
 
     @property
-    def has_processes(self) -> bool:
+    def works_ahead(self) -> bool:
         """Whether its workers make microbatches by themselves, not in their caller's thread."""
-        return any(worker.descriptors for worker in self.members)
+        return any(worker.works_ahead for worker in self.members)
 
     @property
     def size(self) -> int:

@@ -15,7 +15,7 @@ from fkat_data.interruption import suppress
 from fkat_data.launch import current_group
 from fkat_data.loader.worker_group import WorkerGroup
 from fkat_data.machine import refuse_workers
-from fkat_data.observe.events import PRODUCTION_THREAD
+from fkat_data.observe.events import COPY_THREAD, PRODUCTION_THREAD, EventRecorder
 from fkat_data.observe.profile import WorkerProfile
 from fkat_data.observe.sink import EventSink
 from fkat_data.observe.stages import StageClock, StageTimes, added_times, new_page
@@ -27,7 +27,8 @@ from fkat_data.worker.inline import InlineWorker
 from fkat_data.worker.items import ItemThreads
 from fkat_data.worker.messages import Worker
 from fkat_data.worker.produce import Producer
-from fkat_data.worker.settings import WorkerSettings
+from fkat_data.worker.settings import WorkerKind, WorkerSettings
+from fkat_data.worker.threads import ThreadWorker
 
 if TYPE_CHECKING:  # only where worker processes are wanted: Windows has none
     from fkat_data.loader.worker_starter import WorkerStarter
@@ -46,9 +47,9 @@ class WorkerPoolSettings(NamedTuple):
         dp_rank: The loader's data-parallel rank.
         num_groups: Groups of workers; each makes one shard at a time.
         group_size: Workers of a group.
-        limit_bytes: Shared memory of all of them; None for the default.
+        limit_bytes: Shared memory of all of them, or what may lie ready of threads; None for the default.
         profiler: The user's; each worker gets a copy.
-        is_multiprocessing: False: one worker, in the caller's thread.
+        kind: Where they are; None: there is one, in the caller's thread.
         is_zero_copy: Whether microbatches are views of shared memory.
         is_digested: Whether workers digest each microbatch.
         timeline: Where events of the workers go; None: they send none.
@@ -65,7 +66,7 @@ class WorkerPoolSettings(NamedTuple):
     group_size: int
     limit_bytes: int | None
     profiler: Profiler | None
-    is_multiprocessing: bool
+    kind: WorkerKind | None
     is_zero_copy: bool
     is_digested: bool
     timeline: Timeline | None = None
@@ -76,8 +77,8 @@ class WorkerPoolSettings(NamedTuple):
 
     @property
     def num_workers(self) -> int:
-        """Worker processes."""
-        return self.num_groups * self.group_size
+        """Workers, when all of them run; at least 1."""
+        return 1 if self.kind is None else self.num_groups * self.group_size
 
 
 class WorkerPool:
@@ -99,12 +100,14 @@ class WorkerPool:
         self._settings = settings
         self._sink = sink
         self._owner_pid = os.getpid()
-        self._starter = _starter(settings, sink) if settings.is_multiprocessing else None
+        self._starter = _starter(settings, sink) if settings.kind == "processes" else None
         self.workers: list[Worker] = []
         """The workers that run, in the order of their numbers; always the same list."""
         # Those that are to be ended: an interrupted call has left some for the next one.
         self._ending: list[Worker] = []
-        num_groups, size = (settings.num_groups, settings.group_size) if settings.is_multiprocessing else (1, 1)
+        num_groups = 1 if settings.kind is None else settings.num_groups
+        # The threads of a group are one worker, which gives their microbatches in order.
+        size = settings.group_size if settings.kind == "processes" else 1
         self.groups: list[WorkerGroup] = [
             WorkerGroup(self.workers, index * size, size, _picks_of(self._starter, index), sink)
             for index in range(num_groups)
@@ -113,9 +116,9 @@ class WorkerPool:
         self._past: list[StageTimes] = []
 
     @property
-    def num_processes(self) -> int:
-        """Workers in processes of their own, when all of them run."""
-        return self._settings.num_workers if self._settings.is_multiprocessing else 0
+    def num_workers(self) -> int:
+        """Workers that make microbatches ahead, when all of them run; 0: the caller's thread makes them."""
+        return 0 if self._settings.kind is None else self._settings.num_workers
 
     @functools.cached_property
     def limit_bytes(self) -> int:
@@ -155,14 +158,23 @@ class WorkerPool:
         if self._starter is not None:
             missing = [index for index, worker in enumerate(self.workers) if not worker.is_alive]
             self._spawn([*missing, *range(len(self.workers), settings.num_workers)])
-        elif not self.workers:
-            self.workers.append(self._inline_worker())
+        elif settings.kind is None:
+            if not self.workers:
+                self.workers.append(self._inline_worker())
+        else:
+            for index in range(settings.num_groups):
+                if index == len(self.workers):
+                    self.workers.append(self._thread_worker(index))
+                elif not self.workers[index].is_alive:
+                    self._succeed(index, self._thread_worker(index))
 
     def replace(self, group: WorkerGroup) -> None:
         """Replace the workers of a group that are gone by new ones; do not wait for them."""
         dead = [self.workers.index(worker) for worker in group.gone]
         for index in dead:
             self.workers[index].close(0.0)
+        if self._settings.kind == "threads":
+            self.start()
         self._spawn(dead)
 
     def restart(self) -> None:
@@ -214,6 +226,33 @@ class WorkerPool:
         producer = Producer(settings.factory, settings.seed, settings.dp_rank, clock.mark, threads=threads)
         return InlineWorker(producer, self._sink, clock, is_digested=settings.is_digested)
 
+    def _thread_worker(self, index: int) -> ThreadWorker:
+        settings, size = self._settings, self._settings.group_size
+        names = [f"fkat_data worker {index * size + number}" for number in range(size)]
+        recorders: list[EventRecorder | None] = [None] * (size + 1)
+        if settings.timeline is not None:
+            first = COPY_THREAD + 1 + index * size
+            tracks = [(first + number, name) for number, name in enumerate(names)]
+            recorders = [settings.timeline.recorder_of(*track) for track in (*tracks, (PRODUCTION_THREAD, "opening"))]
+        copy = getattr(settings.factory, "for_threads", None)
+        factory = settings.factory if copy is None else copy()
+        return ThreadWorker(
+            Producer(factory, settings.seed, settings.dp_rank, mark=_mark_nothing),
+            self._sink,
+            [StageClock(new_page(), recorder=recorder) for recorder in recorders],
+            self.limit_bytes // settings.num_groups,
+            names,
+            is_digested=settings.is_digested,
+        )
+
+    def _succeed(self, index: int, worker: Worker) -> None:
+        """Let a worker take the place of one that is gone."""
+        before, self.workers[index] = self.workers[index], worker
+        self._ending.append(before)
+        before.close(0.0)
+        self._remember([before])
+        self._ending.remove(before)
+
     def _release(self) -> None:
         if self._starter is not None:
             self._starter.release()
@@ -231,11 +270,7 @@ class WorkerPool:
             for index in indices:
                 worker = starter.start(index, limit_bytes, template)
                 if index < len(self.workers):
-                    before, self.workers[index] = self.workers[index], worker
-                    self._ending.append(before)
-                    before.close(0.0)
-                    self._remember([before])
-                    self._ending.remove(before)
+                    self._succeed(index, worker)
                 else:
                     self.workers.append(worker)
         except BaseException:
@@ -281,6 +316,10 @@ def _picks_of(starter: "WorkerStarter | None", group_index: int) -> "Callable[[]
         raise RuntimeError("a worker in the caller's thread has no table")
 
     return none
+
+
+def _mark_nothing(stage: str, index: int = -1, label: str = "") -> None:
+    """Measure nothing: what has a clock marks there instead."""
 
 
 def _close_until(worker: Worker, deadline_s: float) -> None:

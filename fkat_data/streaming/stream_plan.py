@@ -345,6 +345,9 @@ class PartBatches:
         part: The part.
     """
 
+    makes_in_order: bool = True
+    """Whether one thread at a time makes its batches."""
+
     def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any], part: StreamPart) -> None:
         self._make = batch_maker(dataset, collate)
         self._part = part

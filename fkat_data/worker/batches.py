@@ -15,7 +15,14 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from fkat_data import arguments
 from fkat_data.interruption import genuine, is_interruption
-from fkat_data.seeding import ShardStreams, enter_place, generator_states, has_made_generators, seed_global_generators
+from fkat_data.seeding import (
+    ShardStreams,
+    enter_place,
+    generator_states,
+    has_made_generators,
+    seed_global_generators,
+    seed_stream,
+)
 from fkat_data.types import RandomAccess, Skippable
 from fkat_data.worker.fetch import direct_fetch, direct_iteration, gives_items_together
 from fkat_data.worker.items import ItemThreads
@@ -158,9 +165,28 @@ class NearestProduct(ABC):
         """Return the number of the random stream that the microbatch at a place is made under."""
         return index
 
+    def draw_order(self) -> None:  # noqa: B027 - most draw nothing
+        """Draw from the global generators what is to be drawn: another thread, which has none, makes the microbatches."""
+
     def __iter__(self) -> Iterator[Any]:
         """Yield every microbatch."""
         return self.begin_near(0, None)[1]
+
+
+class Part(NamedTuple):
+    """How a microbatch is made by its number, in any thread.
+
+    Attributes:
+        make: Makes it.
+        argument: What ``make`` is called with.
+        is_last: Whether the shard ends with it.
+        seed: The seed of its random stream; None: nothing is drawn.
+    """
+
+    make: Callable[[Any], Any]
+    argument: Any
+    is_last: bool
+    seed: int | None
 
 
 class NumberedProduction:
@@ -170,12 +196,23 @@ class NumberedProduction:
         make: Makes a microbatch, from its index.
         count: Microbatches of the shard.
         streams: The shard's random streams; None: nothing is drawn.
+        batch: Returns what ``make`` is called with instead of the index; None: nothing does.
     """
 
-    def __init__(self, make: Callable[[int], Any], count: int, streams: ShardStreams | None) -> None:
+    is_drawn = False
+    """Whether random draws may decide on the indices."""
+
+    def __init__(
+        self,
+        make: Callable[[Any], Any],
+        count: int,
+        streams: ShardStreams | None,
+        batch: Callable[[int], Any] | None = None,
+    ) -> None:
         self._make = make
         self._count = count
         self._streams = streams
+        self._batch = batch
 
     def has(self, index: int) -> bool:
         """Return whether the shard has this microbatch."""
@@ -191,7 +228,15 @@ class NumberedProduction:
             return None
         if self._streams is not None:
             self._streams.seed_microbatch(index)
-        return self._make(index), index == self._count - 1
+        return self._make(index if self._batch is None else self._batch(index)), index == self._count - 1
+
+    def part(self, index: int) -> Part | None:
+        """Return how a microbatch is made; None: there is none."""
+        if index >= self._count:
+            return None
+        seed = None if self._streams is None else self._streams.seed_of(index)
+        argument = index if self._batch is None else self._batch(index)
+        return Part(self._make, argument, index == self._count - 1, seed)
 
     def close(self) -> None:
         """Do nothing: no indices are drawn."""
@@ -205,6 +250,9 @@ class DrawnProduction:
         draws: Yields what there is to make, in order.
         streams: The shard's random streams.
     """
+
+    is_drawn = True
+    """Whether random draws may decide on the indices."""
 
     def __init__(self, make: Callable[[Any], Any], draws: Iterator[IndexBatch], streams: ShardStreams) -> None:
         self._make = make
@@ -245,13 +293,25 @@ class DrawnProduction:
         Raises:
             Exception: The user's.
         """
+        part = self.part(index)
+        if part is None:
+            return None
+        if part.seed is not None:
+            seed_stream(part.seed)
+        return self._make(part.argument), part.is_last
+
+    def part(self, index: int) -> Part | None:
+        """Return how a microbatch is made; None: there is none.
+
+        Raises:
+            Exception: The sampler's.
+        """
         if not self.has(index):
             return None
         drawn = self._drawn
         if drawn is None or drawn.microbatch_index != index:
             raise cast("Exception", self._error)
-        self._streams.seed_microbatch(index)
-        return self._make(drawn.indices), drawn.is_last
+        return Part(self._make, drawn.indices, drawn.is_last, self._streams.seed_of(index))
 
 
 IndexedProduction: TypeAlias = NumberedProduction | DrawnProduction
@@ -339,7 +399,7 @@ def _begin_map_style(
     sampler = getattr(product, attribute)
     fetch = direct_fetch(product, collate, threads)
     if fetch is not None and isinstance(sampler, NumberedBatches):
-        return NumberedProduction(lambda index: fetch(sampler.batch(index)), len(sampler), streams)
+        return NumberedProduction(fetch, len(sampler), streams, sampler.batch)
     if fetch is not None:
         return DrawnProduction(fetch, draw_batches(sampler, streams), streams)
     # The factory may return its product again: change a copy.

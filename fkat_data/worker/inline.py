@@ -53,6 +53,7 @@ class InlineWorker:
 
     # There is no process, no pipe and no shared memory; each microbatch is made by the thread that asks for it.
     is_alive: bool = True
+    works_ahead: bool = False
     is_waiting: bool = False
     descriptors: tuple[int, ...] = ()
     held_bytes: int = 0
@@ -166,7 +167,10 @@ class InlineWorker:
                     contexts.enter_context(kept)
                 contexts.enter_context(self._clock.installed())
                 try:
-                    message = self._made_together(task) if is_together else self._made(task)
+                    if is_together:
+                        message = made_together(task, self._producer, is_digested=self._is_digested)
+                    else:
+                        message = self._made(task)
                 finally:
                     self._clock.mark("")
                     self._replay.end()
@@ -195,28 +199,12 @@ class InlineWorker:
                 microbatch, size_bytes = copied(produced.microbatch)
                 produced = produced._replace(microbatch=microbatch)
         except genuine(Exception) as error:
-            return _failure(task, error, self._next_index)
+            return failure_of(task, error, self._next_index)
         if produced is None:
             return End(task.ticket, self._next_index)
         self._next_index = produced.microbatch_index + 1
         digest = digest_of(content_of(produced.microbatch)) if self._is_digested else 0
         return Item(task.ticket, produced.microbatch_index, produced.is_last, produced.microbatch, size_bytes, digest)
-
-    def _made_together(self, task: Task) -> Together:
-        """Make what is left of a task whose microbatches are read together: less than a call for each would cost."""
-        made: list[Any] = []
-        behind: Item | Failure | None = None
-        last_index = 0
-        try:
-            last_index, microbatches = produce_together(task, self._producer)
-            for microbatch in microbatches:
-                made.append(microbatch)  # noqa: PERF402 - those before an error are kept
-        except genuine(Exception) as error:
-            behind = _failure(task, error, task.first_microbatch + len(made))
-        digests = [digest_of(microbatch) for microbatch in made] if self._is_digested else [0] * len(made)
-        if behind is None:
-            behind = Item(task.ticket, last_index, True, made.pop(), 0, digests.pop())
-        return Together(task.ticket, task.first_microbatch, made, digests, behind)
 
     def kill(self) -> None:
         """Do nothing: it cannot stall beside its caller."""
@@ -257,7 +245,25 @@ def _carry_of(carries: dict[int, bytes], task: Task) -> bytes:
     return carries.pop(task.ticket) if task.carry is None else task.carry
 
 
-def _failure(task: Task, error: Exception, index: int) -> Failure:
+def made_together(task: Task, producer: Producer, *, is_digested: bool) -> Together:
+    """Make what is left of a task whose microbatches are read together: less than a call for each would cost."""
+    made: list[Any] = []
+    behind: Item | Failure | None = None
+    last_index = 0
+    try:
+        last_index, microbatches = produce_together(task, producer)
+        for microbatch in microbatches:
+            made.append(microbatch)  # noqa: PERF402 - those before an error are kept
+    except genuine(Exception) as error:
+        behind = failure_of(task, error, task.first_microbatch + len(made))
+    digests = [digest_of(microbatch) for microbatch in made] if is_digested else [0] * len(made)
+    if behind is None:
+        behind = Item(task.ticket, last_index, True, made.pop(), 0, digests.pop())
+    return Together(task.ticket, task.first_microbatch, made, digests, behind)
+
+
+def failure_of(task: Task, error: BaseException, index: int) -> Failure:
+    """Return the message of an error, which says where it was raised."""
     name_place(error, task, index, is_open=True)  # unless the production has done so
     fold(error)
     return Failure(task.ticket, error, index)  # it comes in its place in the order

@@ -173,21 +173,19 @@ def _end(queue: "SimpleQueue[_Share | None]", num_threads: int) -> None:
         queue.put(None)
 
 
+def moved_generators(before: tuple[object, object, object]) -> str:
+    """Return which global generators are not in the states that ``generator_states`` returned before, in words."""
+    names = ("python's (random)", "numpy's (numpy.random)", "torch's")
+    moved = (name for name, was, now in zip(names, before, generator_states(), strict=True) if was != now)
+    return " and ".join(moved)
+
+
 def _refuse_draws(dataset: Any, before: tuple[object, object, object], num_threads: int) -> None:
-    after = generator_states()
-    moved = [
-        name
-        for name, is_same in (
-            ("python's (random)", before[0] == after[0]),
-            ("numpy's (numpy.random)", before[1] == after[1]),
-            ("torch's", before[2] == after[2]),
-        )
-        if not is_same
-    ]
+    moved = moved_generators(before)
     if moved:
         raise ConfigurationError(
             "num_threads_per_worker",
             num_threads,
             f"1 for {type(dataset).__qualname__}, which draws from a generator that all threads share: "
-            f"{' and '.join(moved)}; or let it draw from fkat_data.item_generators()",
+            f"{moved}; or let it draw from fkat_data.item_generators()",
         )

@@ -18,6 +18,7 @@ from fkat_data.wording import add_note, made_from_text, notes_of
 if TYPE_CHECKING:  # both import this module
     from fkat_data.worker.inline import InlineWorker
     from fkat_data.worker.spawn import ProcessWorker
+    from fkat_data.worker.threads import ThreadWorker
 
 
 class Kind(IntEnum):
@@ -224,7 +225,7 @@ class MadeAlone(NamedTuple):
 Message = Item | End | Failure | Together | MemoryShortage
 
 
-Worker: TypeAlias = "InlineWorker | ProcessWorker"
+Worker: TypeAlias = "InlineWorker | ProcessWorker | ThreadWorker"
 """Produces tasks, in any process."""
 
 

@@ -19,7 +19,9 @@ from fkat_data.types import Shard
 from fkat_data.wording import add_note, notes_of, shard_name, shard_place
 from fkat_data.worker.batches import (
     IndexedProduction,
+    NearestProduct,
     NumberedBatches,
+    Part,
     Production,
     ShardCount,
     begin,
@@ -134,6 +136,7 @@ class Producer(NamedTuple):
         report: Called with a task's ticket, and what is known of its shard's batches and files, before it is made.
         take_carry: Returns what the task before has left for a task; waits for it.
         give_carry: Called with a task's ticket, and what it has left for the task behind it.
+        is_threaded: Whether threads make microbatches, which leave the global random generators alone.
     """
 
     factory: Callable[[Shard], Iterable[Any]]
@@ -145,6 +148,7 @@ class Producer(NamedTuple):
     report: Callable[[int, ShardTerms], None] | None = None
     take_carry: Callable[[Task], bytes] | None = None
     give_carry: Callable[[int, bytes], None] | None = None
+    is_threaded: bool = False
 
 
 class OpenShard:
@@ -180,12 +184,37 @@ class OpenShard:
             check_terms(task.terms, terms, product)
         if terms != ShardTerms() and producer.report is not None:
             producer.report(task.ticket, terms)
+        if producer.is_threaded and isinstance(product, NearestProduct):
+            product.draw_order()
+        self._is_ordered = bool(getattr(product, "makes_in_order", False))
         self._production = self._begun(product, is_shared=is_shared)
 
     @property
     def is_random_access(self) -> bool:
         """Whether it makes any microbatch without those before it."""
         return isinstance(self._production, IndexedProduction)
+
+    @property
+    def is_for_threads(self) -> bool:
+        """Whether several threads may make its microbatches at once."""
+        return self.is_random_access and not self._is_ordered
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether random draws may decide on the indices of a shard with random access."""
+        return cast("IndexedProduction", self._production).is_drawn
+
+    def part(self, index: int) -> Part | None:
+        """Return how a microbatch is made; None: the shard has none there. For random access, and indices that grow.
+
+        Raises:
+            Exception: The sampler's.
+        """
+        return cast("IndexedProduction", self._production).part(index)
+
+    def close(self) -> None:
+        """End the drawing of indices of a shard with random access."""
+        cast("IndexedProduction", self._production).close()
 
     def has(self, index: int) -> bool:
         """Return whether the shard has a microbatch; for random access, and indices that grow from call to call."""
@@ -200,7 +229,7 @@ class OpenShard:
         """
         if self._first is not None and self._task.digest is not None and index == self._first > 0:
             # What a dead worker made last is made again, to see that it is the same.
-            self._check(index - 1, self._made(index - 1, "replay"))
+            self.check(index - 1, self._made(index - 1, "replay"))
         self._first = None
         return self._made(index, "produce")
 
@@ -241,7 +270,7 @@ class OpenShard:
             if produced.microbatch_index >= self._task.first_microbatch:
                 yield produced
             elif produced.microbatch_index == self._task.first_microbatch - 1:
-                self._check(produced.microbatch_index, produced)
+                self.check(produced.microbatch_index, produced)
 
     def _begun(self, product: Any, *, is_shared: bool) -> Production | IndexedProduction:
         first = self._first if self._first is not None else 0
@@ -250,9 +279,17 @@ class OpenShard:
             collate, threads = self._producer.collate, self._producer.threads
             if isinstance(product, WindowProduct):
                 return Production(self._batches_of(product), 0, None, None)
-            return begin(product, first, self._streams, collate, threads, is_shared=is_shared)
+            production = begin(product, first, self._streams, collate, threads, is_shared=is_shared)
         except genuine(StopIteration) as error:
             raise WorkerError("the factory's product raised StopIteration when its iteration began") from error
+        if self._producer.is_threaded and isinstance(production, Production) and production.batches is not None:
+            raise ConfigurationError(
+                "workers",
+                "threads",
+                "'processes', for a DataLoader that is more than torch's own: with workers or pinned memory of its "
+                "own, or of a class that overrides how it iterates",
+            )
+        return production
 
     def _batches_of(self, product: WindowProduct) -> Iterator[Any]:
         producer, task = self._producer, self._task
@@ -272,7 +309,12 @@ class OpenShard:
         # half of what the class itself takes, whose function is one of Python's
         return None if made is None else tuple.__new__(Produced, (index, *made))
 
-    def _check(self, index: int, produced: Produced | None) -> None:
+    def check(self, index: int, produced: Produced | None) -> None:
+        """Compare a microbatch with what a dead worker has made for its place, if that is known.
+
+        Raises:
+            ReplayMismatchError: They differ.
+        """
         task = self._task
         if task.digest is not None and (produced is None or task.digest != digest_of(content_of(produced.microbatch))):
             raise ReplayMismatchError(task.shard, task.epoch, index)

@@ -11,6 +11,10 @@ StartMethod: TypeAlias = Literal["template", "spawn"]
 START_METHODS: tuple[StartMethod, ...] = get_args(StartMethod)
 """How a worker process is started."""
 
+WorkerKind: TypeAlias = Literal["processes", "threads"]
+WORKER_KINDS: tuple[WorkerKind, ...] = get_args(WorkerKind)
+"""Where microbatches are made: in processes of their own, or in threads of the trainer's."""
+
 
 class WorkerSettings(NamedTuple):
     """What a worker needs to start.

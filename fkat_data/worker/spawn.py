@@ -74,6 +74,8 @@ class ProcessWorker:
         is_zero_copy: Whether microbatches are views of shared memory, or copies.
     """
 
+    works_ahead: bool = True
+
     def __init__(
         self,
         shipment: Shipment,

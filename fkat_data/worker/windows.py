@@ -295,6 +295,15 @@ class ShardWindows:
         self._max_skipped = max_skipped
         self._left_out: tuple[int, ...] = ()
         self._seed: int = microbatch_seed() or 0  # of the stream under which the shard is opened
+        self._drawn: list[list[Any]] | None = None
+
+    def draw_order(self) -> None:
+        """Draw the indices of all windows."""
+        if self._order is not None and not self._is_iterable:
+            iterator = iter(self._order)
+            numbers = count()
+            drawn = iter(lambda: self._read(iterator, next(numbers)), [])
+            self._drawn = [*drawn, []]
 
     def without(self, places: tuple[int, ...]) -> "ShardWindows":
         """Return the same, which leaves out these samples, by their places in the shard's order."""
@@ -374,6 +383,8 @@ class ShardWindows:
             yield Window(0, number, indices, 0, is_last=not following, left_out=left_out), read
 
     def _read(self, iterator: Iterator[Any], number: int) -> list[Any]:
+        if self._drawn is not None:
+            return self._drawn[number]
         ShardStreams.of(self._seed, 0, 0, number).seed_batch_order(0)
         return [*islice(iterator, self._window_size)]
 

@@ -1,0 +1,713 @@
+"""A worker in threads of the caller's process: several microbatches at once, without a process and without a pipe.
+
+The caller's thread opens shards and draws indices, where the global random generators are its own to seed and to
+restore; threads make microbatches, and draw from ``item_generators()`` alone. Jobs and messages pass through two queues
+written in C. No signal's handler runs in a thread, and none leaves a queue half changed: what an interrupted caller has
+not taken is still there.
+"""
+
+import contextvars
+import functools
+import logging
+import os
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack
+from itertools import repeat
+from queue import Empty, SimpleQueue
+from typing import Any, NamedTuple, TypeAlias, cast
+
+import torch
+
+from fkat_data.dropped import after_end
+from fkat_data.errors import ConfigurationError, WorkerError
+from fkat_data.interruption import genuine
+from fkat_data.modes import modes_of_a_worker
+from fkat_data.observe.sink import EventSink
+from fkat_data.observe.stages import StageClock, StageTimes, added_times, helping, new_page
+from fkat_data.plan.place import ShardTerms, Task
+from fkat_data.seeding import (
+    enter_place,
+    generator_states,
+    leave_place,
+    preserved_generators,
+    seeding_nothing,
+)
+from fkat_data.tracebacks import fold
+from fkat_data.transport.codec import copied
+from fkat_data.transport.digest import digest_of
+from fkat_data.worker.batches import Part, draws_nothing, is_plain
+from fkat_data.worker.collate import FreshCollate
+from fkat_data.worker.inline import failure_of, made_together
+from fkat_data.worker.items import moved_generators
+from fkat_data.worker.messages import (
+    End,
+    Failure,
+    Item,
+    Marked,
+    Message,
+    Together,
+    WorkerGone,
+    content_of,
+    remember_terms,
+)
+from fkat_data.worker.produce import OpenShard, Produced, Producer, name_place
+
+_logger = logging.getLogger(__name__)
+
+# Threads that wait for a job end within this; those that make a microbatch end behind it.
+_STOPPED_WITHIN_S = 1.0
+# Jobs that are handed out and not done: more would only wait.
+_MOST_JOBS = 1024
+# Microbatches that the caller's thread makes: the first, and some where a generator has moved while it waited.
+_FIRST_PROBES, _MORE_PROBES = 1, 8
+_BETWEEN_LOOKS_S = 0.1
+
+
+class _Paused(NamedTuple):
+    """A thread has made what was allowed of a shard whose microbatches follow on one another."""
+
+    next_index: int
+
+
+_News: TypeAlias = "tuple[int, int, Message | _Paused]"
+"""A ticket, the place of a microbatch, and what has become of it."""
+
+
+class _Cancelled(BaseException):
+    """Ends a thread's wait for what the task before leaves; not an error of the user's."""
+
+
+class _Work:
+    """A task of a worker; changed by the caller's thread alone, but for its generator."""
+
+    def __init__(self, task: Task, allowance: int) -> None:
+        self.task = task
+        self.allowance = allowance
+        self.shard: OpenShard | None = None
+        # Yields the microbatches of a shard that one thread makes at a time.
+        self.generator: Generator[Produced] | None = None
+        self.is_open = self.is_busy = self.is_exhausted = self.is_cancelled = False
+        self.next_job = self.next_out = task.first_microbatch
+        self.early: dict[int, Message] = {}
+        self.carry: SimpleQueue[bytes | None] = SimpleQueue()
+        self.context = contextvars.copy_context()
+
+
+class _Here(threading.local):
+    """What a thread makes microbatches with."""
+
+    def __init__(self) -> None:
+        self.clock = StageClock(new_page())
+        self.collate = FreshCollate()
+
+
+class _Collate:
+    """Does what torch's ``default_collate`` does, in the memory of the thread that calls it."""
+
+    def __init__(self, here: _Here) -> None:
+        self._here = here
+
+    def __call__(self, batch: Any) -> Any:
+        return self._here.collate(batch)
+
+    def stack(self, shape: tuple[int, ...], *, dtype: torch.dtype) -> torch.Tensor:
+        """Return memory for a microbatch that is one tensor."""
+        return self._here.collate.stack(shape, dtype=dtype)
+
+
+class _Shared:
+    """What the threads of a worker know. It does not know the worker, which a program may drop."""
+
+    def __init__(self, num_threads: int, *, is_digested: bool) -> None:
+        self.jobs: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self.news: SimpleQueue[_News] = SimpleQueue()
+        self.ended: SimpleQueue[int] = SimpleQueue()
+        self.idents: list[int | None] = [None] * num_threads
+        self.here = _Here()
+        self.is_digested = is_digested
+        self.is_closed = False
+
+    def stop(self, num_threads: int, within_s: float) -> None:
+        """End the threads; wait for them."""
+        self.is_closed = True
+        for _ in range(num_threads):
+            self.jobs.put(None)
+        deadline_s = time.monotonic() + within_s
+        while any(ident is not None for ident in self.idents):
+            try:
+                self.ended.get(timeout=max(0.0, deadline_s - time.monotonic()))
+            except Empty:
+                return
+
+    def run(self, number: int, clock: StageClock) -> None:
+        """Do jobs, in a thread, until it is ended."""
+        self.idents[number] = threading.get_ident()
+        # torch counts the threads of an operation for each thread that calls it.
+        torch.set_num_threads(1)
+        self.here.clock = clock
+        try:
+            with seeding_nothing():
+                while True:
+                    clock.mark("idle")
+                    job = self.jobs.get()
+                    if job is None or self.is_closed:
+                        return
+                    job()
+                    leave_place()
+                    # What waits for the next job keeps nothing of this one.
+                    del job
+        finally:
+            self.idents[number] = None
+            self.ended.put(number)
+
+    def item(self, task: Task, index: int, microbatch: Any, *, is_last: bool | None) -> Item:
+        """Return the message of a microbatch: in memory of its own, as one that has come from another process."""
+        clock, collate = self.here.clock, self.here.collate
+        given = microbatch.microbatch if type(microbatch) is Marked else microbatch
+        if collate.take(given):
+            size_bytes = _size_of(given)
+        else:
+            clock.mark("encode", index)
+            microbatch, size_bytes = copied(microbatch)
+        digest = digest_of(content_of(microbatch)) if self.is_digested else 0
+        clock.mark("")
+        clock.count()
+        return Item(task.ticket, index, is_last, microbatch, size_bytes, digest)
+
+    def make(self, work: _Work, index: int, part: Part, before: Part | None) -> None:
+        """Make a microbatch by its number, in a thread."""
+        if work.is_cancelled:
+            return
+        try:
+            message = self.made(work, index, part, before)
+        except BaseException as error:  # noqa: BLE001 - raised where the microbatch's turn comes
+            message = self.failed(work.task, index, error)
+        self.news.put((work.task.ticket, index, message))
+
+    def made(self, work: _Work, index: int, part: Part, before: Part | None) -> Item | Failure:
+        """Return the message of a microbatch, or of the error that it has raised.
+
+        Raises:
+            BaseException: What is no error, such as an interruption of the caller.
+
+        Args:
+            work: The task.
+            index: The microbatch's number.
+            part: How it is made.
+            before: How the one before is made, which is compared with what was delivered; None: it is not.
+        """
+        task, shard = work.task, work.shard
+        clock = self.here.clock
+        try:
+            assert shard is not None  # noqa: S101 - only the parts of an open shard are made
+            with helping() as times:
+                if before is not None:
+                    clock.mark("replay", index - 1)
+                    shard.check(index - 1, Produced(index - 1, _made(before), before.is_last))
+                clock.mark("produce", index)
+                microbatch = _made(part)
+            clock.shift("store", times.store_s)
+            return self.item(task, index, microbatch, is_last=part.is_last)
+        except genuine(Exception) as error:
+            return self.failed(task, index, error)
+
+    def failed(self, task: Task, index: int, error: BaseException) -> Failure:
+        """Return the message of an error."""
+        self.here.clock.mark("")
+        name_place(error, task, index, is_open=True)
+        fold(error)
+        return Failure(task.ticket, error, index)
+
+    def follow(self, work: _Work) -> None:
+        """Make microbatches that follow on one another, as far as is allowed, in a thread."""
+        index = work.next_job
+        while not work.is_cancelled and not self.is_closed:
+            if index >= work.allowance:
+                self.news.put((work.task.ticket, index, _Paused(index)))
+                return
+            try:
+                message = self.next_of(work, index)
+            except _Cancelled:
+                break
+            except BaseException as error:  # noqa: BLE001 - as above
+                message = self.failed(work.task, index, error)
+            self.news.put((work.task.ticket, index, message))
+            if not isinstance(message, Item) or message.is_last:
+                break
+            index += 1
+        self.close(work)
+
+    def next_of(self, work: _Work, index: int) -> Item | End | Failure:
+        """Return the message of the next microbatch of those that follow on one another.
+
+        Raises:
+            BaseException: What is no error, such as an interruption of the caller.
+        """
+        clock = self.here.clock
+        try:
+            with helping() as times:
+                assert work.generator is not None  # noqa: S101 - it is made where the shard is opened
+                produced = next(work.generator, None)
+            clock.shift("store", times.store_s)
+            if produced is None:
+                clock.mark("")
+                return End(work.task.ticket, index)
+            return self.item(work.task, produced.microbatch_index, produced.microbatch, is_last=produced.is_last)
+        except genuine(Exception) as error:
+            return self.failed(work.task, index, error)
+
+    def close(self, work: _Work) -> None:
+        """Close what yields a task's microbatches, in the only thread that uses it."""
+        generator, work.generator = work.generator, None
+        if generator is not None:
+            generator.close()
+
+    def make_together(self, work: _Work, producer: Producer) -> None:
+        """Make all of a task's microbatches that no code of a user's makes."""
+        if not work.is_cancelled:
+            message = made_together(work.task, producer, is_digested=self.is_digested)
+            self.here.clock.mark("")
+            self.here.clock.count(len(message.microbatches) + isinstance(message.behind, Item))
+            self.news.put((work.task.ticket, work.task.first_microbatch, message))
+
+
+class ThreadWorker:
+    """Makes a group's microbatches in threads of this process; hands them on in order.
+
+    The caller's thread opens shards, draws their indices, and makes a first microbatch, to see that the dataset leaves
+    the global random generators alone: the threads share them with the program.
+
+    Args:
+        producer: How tasks are produced.
+        sink: Gets the time that the caller waits.
+        clocks: Measure the threads, one each, and the caller's thread as the last.
+        limit_bytes: Microbatches that may lie ready, by their bytes.
+        names: What the threads are called.
+        is_digested: Whether to digest each microbatch.
+    """
+
+    # There is no process of its own, no pipe and no shared memory.
+    descriptors: tuple[int, ...] = ()
+    held_bytes: int = 0
+    num_segments: int = 0
+    segment_bytes: int = 0
+
+    def __init__(
+        self,
+        producer: Producer,
+        sink: EventSink,
+        clocks: list[StageClock],
+        limit_bytes: int,
+        names: list[str],
+        *,
+        is_digested: bool = False,
+    ) -> None:
+        *threads, own = clocks
+        self._clocks = clocks
+        self._clock = own
+        self._sink = sink
+        self._limit_bytes = limit_bytes
+        self._num_threads = len(threads)
+        self._names = names
+        self._default_dtype = torch.get_default_dtype()
+        self._shared = shared = _Shared(len(threads), is_digested=is_digested)
+        self.is_waiting: bool = False
+        """Whether the last call was interrupted while it waited for a message: nothing had changed then."""
+        self.num_received: int = 0
+        """Microbatches that were received from the threads."""
+        self._tasks: deque[_Work] = deque()
+        self._inbox: deque[_News] = deque()
+        self._mean_bytes = 0.0
+        self._num_probes = _FIRST_PROBES
+        self._looked_s = 0.0
+        self._terms: dict[int, ShardTerms] = {}
+        self._carries: dict[int, bytes] = {}
+        self._carries_in: dict[int, SimpleQueue[bytes | None]] = {}
+        self._producer = producer._replace(
+            mark=functools.partial(_mark, shared.here),
+            collate=_Collate(shared.here),
+            report=functools.partial(remember_terms, self._terms),
+            take_carry=functools.partial(_carry_of, self._carries_in),
+            give_carry=self._carries.__setitem__,
+            is_threaded=True,
+        )
+        for number, (clock, name) in enumerate(zip(threads, names, strict=True)):
+            run = functools.partial(shared.run, number, clock)
+            threading.Thread(target=run, name=name, daemon=True).start()
+        after_end(self, functools.partial(shared.stop, len(threads), _STOPPED_WITHIN_S), at_exit=True)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the worker can take tasks."""
+        return not self._shared.is_closed
+
+    @property
+    def works_ahead(self) -> bool:
+        """Whether microbatches are made while the caller does something else."""
+        return True
+
+    @property
+    def pid(self) -> int:
+        """This process."""
+        return os.getpid()
+
+    @property
+    def num_ready(self) -> int:
+        """Microbatches that the threads have made, and that were not received."""
+        num_early = sum(isinstance(each, Item) for work in list(self._tasks) for each in list(work.early.values()))
+        return num_early + len(self._inbox) + self._shared.news.qsize()
+
+    def end_wait(self) -> None:
+        """Record that the interrupted wait is over."""
+        self.is_waiting = False
+
+    def times(self) -> StageTimes:
+        """Return how the threads spent their time together, and the stage of the one that is furthest behind."""
+        several = [clock.times() for clock in self._clocks]
+        busy = [times for times in several if times.stage not in ("", "idle")]
+        if busy:
+            first = min(busy, key=lambda times: times.place)
+            return added_times(several)._replace(stage=first.stage, began_s=first.began_s, place=first.place)
+        is_blocked = any(work.is_open and not work.is_exhausted for work in list(self._tasks))
+        return added_times(several)._replace(stage="blocked" if is_blocked else "idle")
+
+    def dismiss(self) -> None:
+        """Do nothing: there is no process."""
+
+    def take_events(self, deadline_s: float) -> None:
+        """Do nothing: the timeline already has them."""
+
+    def terms(self, ticket: int) -> ShardTerms | None:
+        """Return what is known of a task's shard, if it is in work."""
+        return self._terms.get(ticket)
+
+    def take_carry(self, ticket: int) -> bytes | None:
+        """Return, once, what a task has left for the one behind it; None: that is not known yet."""
+        return self._carries.pop(ticket, None)
+
+    def give_carry(self, ticket: int, carry: bytes) -> None:
+        """Give a task that was assigned without it what the one before has left."""
+        if ticket in self._carries_in:
+            self._carries_in[ticket].put(carry)
+
+    def has_begun(self, ticket: int) -> bool:
+        """Return whether the task is in work."""
+        return any(work.task.ticket == ticket and work.is_open for work in self._tasks)
+
+    def stack(self) -> str:
+        """Return the Python stacks of the threads."""
+        return "\n".join(_stacks(self._shared.idents, self._names))
+
+    def assign(self, task: Task, allowance: int) -> None:
+        """Take a task, to be produced after those taken before, up to ``allowance`` microbatches for now."""
+        work = _Work(task, allowance)
+        self._carries_in[task.ticket] = work.carry
+        self._tasks.append(work)
+        self._hand_out()
+
+    def allow(self, ticket: int, allowance: int, *, is_ahead: bool = False) -> None:
+        """Let the task be produced up to ``allowance`` microbatches."""
+        del is_ahead
+        for work in self._tasks:
+            if work.task.ticket == ticket:
+                work.allowance = max(work.allowance, allowance)
+        self._hand_out()
+
+    def cancel(self, ticket: int) -> None:
+        """Drop every task with a ticket below this one."""
+        while self._tasks and self._tasks[0].task.ticket < ticket:
+            self._end(self._tasks[0])
+
+    def flush(self) -> None:
+        """Do nothing: there is no pipe."""
+
+    def receive(self, *, timeout_s: float | None) -> Message | None:
+        """Return the next message in order, or None if none comes within ``timeout_s``; None: wait without a limit.
+
+        Raises:
+            WorkerGone: The worker was closed.
+        """
+        message = self._take()
+        if message is not None or timeout_s == 0:
+            return message
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        before = self._look()
+        began_s = time.perf_counter()
+        try:
+            while message is None:
+                left_s = None if deadline_s is None else deadline_s - time.monotonic()
+                if left_s is not None and left_s <= 0:
+                    return None
+                self.is_waiting = True
+                try:
+                    # One call of C: what a thread has sent is in the inbox, or still in the queue.
+                    self._inbox.extend(map(self._shared.news.get, (True,), (left_s,)))
+                except Empty:
+                    self.is_waiting = False
+                    return None
+                self.is_waiting = False
+                message = self._take()
+        finally:
+            self._sink.waited(began_s, time.perf_counter())
+        if before is not None and before != generator_states():
+            # A thread of the program's may have drawn, or one of these: the next microbatches show it.
+            self._num_probes = _MORE_PROBES
+        return message
+
+    def kill(self) -> None:
+        """Do nothing: a thread cannot be killed. ``close`` leaves it to its microbatch."""
+
+    def hang_up(self) -> None:
+        """Let the threads end, and a thread that waits for them wake up; do not wait for either."""
+        shared = self._shared
+        shared.is_closed = True
+        for work in list(self._tasks):
+            work.is_cancelled = True
+            work.carry.put(None)
+        for _ in range(self._num_threads):
+            shared.jobs.put(None)
+        shared.news.put((-1, 0, End(-1, 0)))
+
+    def close(self, timeout_s: float) -> None:
+        """End the threads within about ``timeout_s``; those that still make a microbatch are named in the log, and end behind it."""
+        self.hang_up()
+        self._shared.stop(0, timeout_s)
+        if timeout_s:
+            for stack in _stacks(self._shared.idents, self._names):
+                _logger.warning("a thread of a closed loader still makes a microbatch, and ends behind it. %s", stack)
+
+    def _take(self) -> Message | None:
+        """Return the message whose turn it is, if it has come, and hand out what may be made meanwhile."""
+        shared = self._shared
+        if num_news := shared.news.qsize():
+            self._inbox.extend(map(shared.news.get, repeat(True, num_news)))
+        while self._inbox:
+            self._sort(*self._inbox[0])
+            self._inbox.popleft()
+        if shared.is_closed:
+            raise WorkerGone(self.pid, None, "")
+        work = self._tasks[0] if self._tasks else None
+        message = None if work is None else work.early.get(work.next_out)
+        if work is None or message is None:
+            self._hand_out()
+            return None
+        del work.early[work.next_out]
+        last = message.behind if isinstance(message, Together) else message
+        if isinstance(message, Together):
+            self.num_received += len(message.microbatches)
+        self.num_received += isinstance(last, Item)
+        work.next_out += 1
+        if not isinstance(last, Item) or last.is_last:
+            self._end(work)
+        self._hand_out()
+        return message
+
+    def _sort(self, ticket: int, index: int, message: "Message | _Paused") -> None:
+        work = next((work for work in self._tasks if work.task.ticket == ticket), None)
+        if work is None:
+            return
+        if isinstance(message, _Paused):
+            work.is_busy, work.next_job = False, message.next_index
+            return
+        if isinstance(message, Item):
+            self._mean_bytes += (message.size_bytes - self._mean_bytes) / 8
+        work.is_exhausted = work.is_exhausted or not isinstance(message, Item) or bool(message.is_last)
+        work.early[index] = message
+
+    def _end(self, work: _Work) -> None:
+        work.is_cancelled = True
+        self._carries_in.pop(work.task.ticket, None)
+        work.carry.put(None)
+        if work.shard is not None:
+            work.shard.close()
+        if work.generator is not None and not work.is_busy:  # a thread that uses it closes it
+            self._shared.jobs.put(functools.partial(self._shared.close, work))
+        if self._tasks and self._tasks[0] is work:
+            self._tasks.popleft()
+
+    def _hand_out(self) -> None:
+        """Let the threads have what may be made, the first task first."""
+        for work in list(self._tasks):
+            if self._shared.is_closed:
+                return
+            if not work.is_open:
+                self._open(work)
+            if not work.is_exhausted:
+                self._hand_out_of(work)
+            if not work.is_exhausted:
+                return
+
+    def _hand_out_of(self, work: _Work) -> None:
+        shared = self._shared
+        if work.generator is not None:
+            if not work.is_busy and work.next_job < work.allowance:
+                if self._is_probed(work):
+                    self._probe(work, functools.partial(shared.next_of, work, work.next_job))
+                    work.next_job += 1
+                    if work.is_exhausted:
+                        return
+                work.is_busy = True
+                self._put(work, shared.follow, work)
+            return
+        shard, limit = work.shard, self._limit(work)
+        if shard is None or work.next_job >= limit:
+            return
+        is_first_due = work.next_out not in work.early and work.next_job == work.next_out
+        if shard.is_drawn and not is_first_due and 2 * (limit - work.next_job) < limit - work.next_out:
+            return  # to keep the generators costs more than to draw some indices
+        with ExitStack() as stack:
+            if shard.is_drawn:
+                self._enter(stack)
+            try:
+                parts = [*self._parts(work, shard, limit)]
+            finally:
+                stack.close()
+        probes = min(self._num_probes, len(parts)) if self._is_probed(work) else 0
+        for job in parts[probes:]:
+            self._put(work, shared.make, *job)
+        for job in parts[:probes]:
+            self._probe(work, functools.partial(shared.made, *job))
+
+    def _parts(self, work: _Work, shard: OpenShard, limit: int) -> "Iterator[tuple[_Work, int, Part, Part | None]]":
+        """Yield how the next microbatches are made, up to a limit; where there are no more, say so."""
+        task = work.task
+        while work.next_job < limit and not work.is_exhausted:
+            index, before = work.next_job, None
+            try:
+                if task.digest is not None and index == task.first_microbatch > 0:
+                    before = shard.part(index - 1)
+                part = shard.part(index)
+            except genuine(Exception) as error:  # a sampler's
+                work.early[index] = failure_of(task, error, index)
+                work.is_exhausted = True
+                return
+            if part is None:
+                work.early[index] = End(task.ticket, index)
+                work.is_exhausted = True
+                return
+            work.next_job, work.is_exhausted = index + 1, part.is_last
+            yield work, index, part, before
+
+    def _limit(self, work: _Work) -> int:
+        """Return the first microbatch that may not be made: by the allowance, and by what may lie ready."""
+        most = _MOST_JOBS
+        if self._mean_bytes:
+            most = max(1, min(most, int(self._limit_bytes / self._mean_bytes)))
+        return min(work.allowance, work.next_out + max(most, self._num_threads))
+
+    def _put(self, work: _Work, do: Callable[..., None], *arguments: Any) -> None:
+        self._shared.jobs.put(functools.partial(work.context.copy().run, do, *arguments))
+
+    def _open(self, work: _Work) -> None:
+        """Open a task's shard, in the caller's thread."""
+        task, shared = work.task, self._shared
+        work.is_open = True
+        if is_plain(task.shard):
+            work.is_exhausted = True
+            self._put(work, shared.make_together, work, self._producer)
+            return
+        with ExitStack() as stack:
+            self._enter(stack)
+            try:
+                shard = OpenShard(task, self._producer, is_shared=self._num_threads > 1)
+                if shard.is_for_threads:
+                    work.shard = shard
+                else:
+                    work.generator = shard.produce()
+            except genuine(Exception) as error:
+                name_place(error, task, task.first_microbatch, is_open=False)
+                work.early[work.next_out] = failure_of(task, error, work.next_out)
+                work.is_exhausted = True
+            finally:
+                self._clock.mark("")
+                # Python may be interrupted before the end of a block is reached.
+                stack.close()
+
+    def _is_probed(self, work: _Work) -> bool:
+        # One that waits for what the task before leaves would wait for its caller.
+        return self._num_probes > 0 and not draws_nothing(work.task.shard) and work.task.carry is not None
+
+    def _probe(self, work: _Work, make: Callable[[], Item | End | Failure]) -> None:
+        """Make a microbatch in the caller's thread, and see whether a global generator has moved."""
+        with ExitStack() as stack:
+            self._enter(stack)
+            try:
+                with seeding_nothing():
+                    states = generator_states()
+                    message = work.context.copy().run(make)
+                    moved = moved_generators(states)
+            finally:
+                leave_place()
+                stack.close()
+        self._num_probes -= 1
+        index = message.num_microbatches if isinstance(message, End) else message.microbatch_index
+        if moved and not isinstance(message, Failure):
+            expected = (
+                f"'processes', for a dataset that draws from a generator that threads share with the program: {moved}; "
+                "or let it draw from fkat_data.item_generators()"
+            )
+            message = failure_of(work.task, ConfigurationError("workers", "threads", expected), index)
+        self._sort(work.task.ticket, index, message)
+
+    def _look(self) -> tuple[object, object, object] | None:
+        """Return the states of the global generators where a wait begins; None: it is too soon since the last look."""
+        now_s = time.monotonic()
+        if now_s - self._looked_s < _BETWEEN_LOOKS_S:
+            return None
+        self._looked_s = now_s
+        return generator_states()
+
+    def _enter(self, stack: ExitStack) -> None:
+        """Let this thread be as a worker process is, and measure it, until the stack is closed."""
+        self._shared.here.clock = self._clock
+        stack.enter_context(modes_of_a_worker(self._default_dtype))
+        kept = preserved_generators()
+        stack.callback(kept.restore)
+        stack.enter_context(kept)
+        stack.enter_context(self._clock.installed())
+
+
+def _mark(here: _Here, stage: str, index: int = -1, label: str = "") -> None:
+    here.clock.mark(stage, index, label)
+
+
+def _carry_of(carries: "dict[int, SimpleQueue[bytes | None]]", task: Task) -> bytes:
+    if task.carry is not None:
+        return task.carry
+    queue = carries.get(task.ticket)
+    carry = None if queue is None else queue.get()
+    if carry is None:
+        raise _Cancelled
+    return carry
+
+
+def _made(part: Part) -> Any:
+    if part.seed is not None:
+        enter_place(part.seed)
+    try:
+        return part.make(part.argument)
+    except genuine(StopIteration) as error:
+        raise WorkerError("the dataset raised StopIteration, which would end the shard early") from error
+
+
+def _size_of(value: Any) -> int:
+    """Return the bytes of the tensors of a microbatch that was collated into new memory."""
+    if isinstance(value, torch.Tensor):
+        return value.nbytes
+    if isinstance(value, (list, tuple)):
+        return sum(map(_size_of, cast("list[Any]", value)))
+    return sum(map(_size_of, cast("dict[Any, Any]", value).values())) if isinstance(value, dict) else 0
+
+
+def _stacks(idents: list[int | None], names: list[str]) -> Iterator[str]:
+    # The only way to see another thread.
+    frames = sys._current_frames()  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+    for name, ident in zip(names, list(idents), strict=True):
+        frame = None if ident is None else frames.get(ident)
+        if frame is not None:
+            yield f"Thread {name}:\n{''.join(traceback.format_stack(frame))}"
