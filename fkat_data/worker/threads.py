@@ -8,6 +8,7 @@ not taken is still there.
 
 import contextvars
 import functools
+import inspect
 import logging
 import os
 import sys
@@ -16,7 +17,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from itertools import repeat
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, TypeAlias, cast
@@ -127,6 +128,8 @@ class _Shared:
         self.jobs: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self.news: SimpleQueue[_News] = SimpleQueue()
         self.ended: SimpleQueue[int] = SimpleQueue()
+        # Tasks of a closed worker, whose generators are closed here: what is raised in a caller that drops one is lost.
+        self.left: deque[_Work] = deque()
         self.idents: list[int | None] = [None] * num_threads
         self.here = _Here()
         self.is_digested = is_digested
@@ -162,6 +165,9 @@ class _Shared:
                     # What waits for the next job keeps nothing of this one.
                     del job
         finally:
+            with suppress(IndexError):
+                while True:
+                    self.close(self.left.popleft())
             self.idents[number] = None
             self.ended.put(number)
 
@@ -262,10 +268,11 @@ class _Shared:
             return self.failed(work.task, index, error)
 
     def close(self, work: _Work) -> None:
-        """Close what yields a task's microbatches, in the only thread that uses it."""
-        generator, work.generator = work.generator, None
-        if generator is not None:
-            generator.close()
+        """Close what yields a task's microbatches, unless another thread uses it, which then does so."""
+        generator = work.generator
+        if generator is not None and inspect.getgeneratorstate(generator) != inspect.GEN_RUNNING:
+            with suppress(ValueError):  # another thread uses it now
+                generator.close()
 
     def make_together(self, work: _Work, producer: Producer) -> None:
         """Make all of a task's microbatches that no code of a user's makes."""
@@ -469,6 +476,7 @@ class ThreadWorker:
         for work in list(self._tasks):
             work.is_cancelled = True
             work.carry.put(None)
+            shared.left.append(work)
         for _ in range(self._num_threads):
             shared.jobs.put(None)
         shared.news.put((-1, 0, End(-1, 0)))
@@ -525,7 +533,7 @@ class ThreadWorker:
         work.carry.put(None)
         if work.shard is not None:
             work.shard.close()
-        if work.generator is not None and not work.is_busy:  # a thread that uses it closes it
+        if work.generator is not None:
             self._shared.jobs.put(functools.partial(self._shared.close, work))
         if self._tasks and self._tasks[0] is work:
             self._tasks.popleft()

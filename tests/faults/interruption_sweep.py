@@ -302,6 +302,7 @@ WAYS = {
     "one worker": {},
     "two shards at once": {"num_shard_prefetches": 2, "num_microbatch_prefetches": 2},
     "two workers a shard": {"num_workers_per_shard": 2},
+    "threads": {"workers": "threads", "num_workers_per_shard": 2, "num_shard_prefetches": 2},
     "restarts and a timeline": {"max_worker_restarts": 2, "trace": "timeline.json"},
     "simulated device": {"device": "simulated"},
     "replay": {"replay": True},
