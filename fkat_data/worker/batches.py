@@ -165,9 +165,6 @@ class NearestProduct(ABC):
         """Return the number of the random stream that the microbatch at a place is made under."""
         return index
 
-    def draw_order(self) -> None:  # noqa: B027 - most draw nothing
-        """Draw from the global generators what is to be drawn: another thread, which has none, makes the microbatches."""
-
     def __iter__(self) -> Iterator[Any]:
         """Yield every microbatch."""
         return self.begin_near(0, None)[1]

@@ -19,7 +19,6 @@ from fkat_data.types import Shard
 from fkat_data.wording import add_note, notes_of, shard_name, shard_place
 from fkat_data.worker.batches import (
     IndexedProduction,
-    NearestProduct,
     NumberedBatches,
     Part,
     Production,
@@ -184,7 +183,7 @@ class OpenShard:
             check_terms(task.terms, terms, product)
         if terms != ShardTerms() and producer.report is not None:
             producer.report(task.ticket, terms)
-        if producer.is_threaded and isinstance(product, NearestProduct):
+        if producer.is_threaded and isinstance(product, ShardWindows):
             product.draw_order()
         self._is_ordered = bool(getattr(product, "makes_in_order", False))
         self._production = self._begun(product, is_shared=is_shared)

@@ -408,7 +408,7 @@ class ThreadWorker:
 
     def stack(self) -> str:
         """Return the Python stacks of the threads."""
-        return "\n".join(_stacks(self._shared.idents, self._names))
+        return "\n".join(self._stacks())
 
     def assign(self, task: Task, allowance: int) -> None:
         """Take a task, to be produced after those taken before, up to ``allowance`` microbatches for now."""
@@ -486,8 +486,19 @@ class ThreadWorker:
         self.hang_up()
         self._shared.stop(0, timeout_s)
         if timeout_s:
-            for stack in _stacks(self._shared.idents, self._names):
+            for stack in self._stacks():
                 _logger.warning("a thread of a closed loader still makes a microbatch, and ends behind it. %s", stack)
+
+    def _stacks(self) -> Iterator[str]:
+        """Yield the stacks of the threads that make something, without their frames of this module's beginning."""
+        # The only way to see another thread.
+        frames = sys._current_frames()  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+        for name, ident, clock in zip(self._names, list(self._shared.idents), self._clocks, strict=False):
+            frame = None if ident is None else frames.get(ident)
+            if frame is not None and clock.times().stage != "idle":
+                own = traceback.extract_stack(frame)
+                first = max((place for place, each in enumerate(own) if each.filename == __file__), default=-1)
+                yield f"Thread {name}:\n{''.join(traceback.format_list(own[first + 1 :]))}"
 
     def _take(self) -> Message | None:
         """Return the message whose turn it is, if it has come, and hand out what may be made meanwhile."""
@@ -710,12 +721,3 @@ def _size_of(value: Any) -> int:
     if isinstance(value, (list, tuple)):
         return sum(map(_size_of, cast("list[Any]", value)))
     return sum(map(_size_of, cast("dict[Any, Any]", value).values())) if isinstance(value, dict) else 0
-
-
-def _stacks(idents: list[int | None], names: list[str]) -> Iterator[str]:
-    # The only way to see another thread.
-    frames = sys._current_frames()  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
-    for name, ident in zip(names, list(idents), strict=True):
-        frame = None if ident is None else frames.get(ident)
-        if frame is not None:
-            yield f"Thread {name}:\n{''.join(traceback.format_stack(frame))}"

@@ -298,12 +298,11 @@ class ShardWindows:
         self._drawn: list[list[Any]] | None = None
 
     def draw_order(self) -> None:
-        """Draw the indices of all windows."""
+        """Draw the indices of all windows: threads, which make the rows, do not seed the global generators."""
         if self._order is not None and not self._is_iterable:
             iterator = iter(self._order)
             numbers = count()
-            drawn = iter(lambda: self._read(iterator, next(numbers)), [])
-            self._drawn = [*drawn, []]
+            self._drawn = [*iter(lambda: self._read(iterator, next(numbers)), [])]
 
     def without(self, places: tuple[int, ...]) -> "ShardWindows":
         """Return the same, which leaves out these samples, by their places in the shard's order."""
@@ -384,7 +383,7 @@ class ShardWindows:
 
     def _read(self, iterator: Iterator[Any], number: int) -> list[Any]:
         if self._drawn is not None:
-            return self._drawn[number]
+            return self._drawn[number] if number < len(self._drawn) else []
         ShardStreams.of(self._seed, 0, 0, number).seed_batch_order(0)
         return [*islice(iterator, self._window_size)]
 

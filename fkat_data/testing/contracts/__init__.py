@@ -6,5 +6,6 @@ raise ``NotImplementedError``. The tests of this library hold its own implementa
 
 from fkat_data.testing.contracts.data_contracts import FormatContract, ShuffleContract, StateContract
 from fkat_data.testing.contracts.transfer_contracts import MoverContract, StoreContract
+from fkat_data.testing.contracts.worker_contracts import WorkerContract
 
-__all__ = ["FormatContract", "MoverContract", "ShuffleContract", "StateContract", "StoreContract"]
+__all__ = ["FormatContract", "MoverContract", "ShuffleContract", "StateContract", "StoreContract", "WorkerContract"]

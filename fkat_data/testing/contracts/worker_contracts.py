@@ -1,0 +1,226 @@
+"""What workers must do, wherever they are: in processes, in threads, on other machines."""
+
+import gc
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+import torch
+from torch.utils import data as torch_data
+
+from fkat_data.drop_in.data_loader import DataLoader
+from fkat_data.errors import WorkerStalledError
+from fkat_data.loader.sharded import ShardedDataLoader
+from fkat_data.seeding import item_generators
+from fkat_data.testing.contracts.expectation import expect, expect_error, expect_same
+
+_SIZES = {"a": 5, "empty": 0, "b": 1, "c": 9}
+_BATCH_SIZE = 2
+_SETTLED_WITHIN_S = 10.0
+
+
+class _Samples(torch_data.Dataset[Any]):
+    """Samples that say where they come from, with a draw; one raises, or one waits."""
+
+    def __init__(self, name: str, size: int, bad: int = -1, slow: int = -1, slow_s: float = 0.0) -> None:
+        self._name = name
+        self._size = size
+        self._bad = bad
+        self._slow = slow
+        self._slow_s = slow_s
+        self._numbers = torch.arange(size)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if index == self._bad:
+            raise ValueError(f"sample {index} is bad")
+        if index == self._slow:
+            time.sleep(self._slow_s)
+        return {"name": self._name, "number": self._numbers[index], "drawn": item_generators().python.random()}
+
+
+def _by_index(shard: str) -> Any:
+    return torch_data.DataLoader(_Samples(shard, _SIZES[shard]), _BATCH_SIZE, shuffle=_SIZES[shard] > 0)
+
+
+def _in_a_row(shard: str) -> Iterator[Any]:
+    for number in range(_SIZES[shard]):
+        yield {"name": shard, "number": number, "drawn": item_generators().numpy.random()}
+
+
+class _Asked:
+    """Makes any microbatch, by its number."""
+
+    def __init__(self, shard: str) -> None:
+        self._shard = shard
+        self.num_microbatches = _SIZES[shard]
+
+    def microbatch(self, index: int) -> Any:
+        return {"name": self._shard, "number": index, "drawn": item_generators().torch.initial_seed()}
+
+
+class _Views:
+    """Its microbatches are views of memory that it keeps."""
+
+    num_microbatches = 4
+
+    def __init__(self, shard: str) -> None:
+        del shard
+        self._kept = torch.zeros(self.num_microbatches, 3)
+
+    def microbatch(self, index: int) -> Any:
+        return self._kept[index // 2]
+
+
+class WorkerContract:
+    """Tests of a kind of workers, by ``ShardedDataLoader`` and ``DataLoader``.
+
+    Override ``options``, and ``settle`` where something may be left behind.
+    """
+
+    def options(self) -> Mapping[str, Any]:
+        """Return the arguments of a loader that ask for the workers, but for how many."""
+        raise NotImplementedError
+
+    def left(self) -> object:
+        """Return what is there of workers, such as processes or threads; falsy if there is nothing."""
+        return None
+
+    def test_microbatches_are_those_of_the_callers_thread(self) -> None:
+        """Any number of workers makes the same bits in the same order, epoch after epoch."""
+        for factory in (_by_index, _in_a_row, _Asked):
+            with self._sharded(factory, options={"multiprocessing": False}) as loader:
+                expected = [*loader, *loader]
+            for num_workers, num_shards in ((1, 0), (2, 1), (3, 2)):
+                with self._sharded(
+                    factory, num_workers_per_shard=num_workers, num_shard_prefetches=num_shards
+                ) as loader:
+                    what = f"two epochs with {num_workers} workers a shard, of {factory.__name__}"
+                    expect_same([*loader, *loader], expected, what)
+
+    def test_a_state_goes_on_at_any_microbatch_with_any_number_of_workers(self) -> None:
+        """What was made ahead is not lost, and nothing comes twice."""
+        with self._loader() as loader:
+            whole = list(loader)
+            for num_delivered in range(len(whole)):
+                with self._loader(num_workers=1 + num_delivered % 3) as left:
+                    first = list(islice(left, num_delivered))
+                    state = left.state_dict()
+                with self._loader(num_workers=1 + num_delivered % 2) as resumed:
+                    resumed.load_state_dict(state)
+                    expect_same(first + list(resumed), whole, f"an epoch with a resume behind {num_delivered}")
+
+    def test_an_error_comes_in_its_place_and_says_where(self) -> None:
+        """The microbatches before it are delivered; it is raised again, and the next epoch comes as far."""
+        with self._loader(bad=13) as loader:
+            for _ in range(2):
+                found: list[Any] = []
+                try:
+                    found.extend(loader)
+                except ValueError as error:
+                    notes = " ".join(getattr(error, "__notes__", ()))
+                    expect("microbatch 3" in notes, f"no note says which microbatch it concerns: {notes}")
+                expect(len(found) == 3, f"{len(found)} microbatches came before the error at microbatch 3")
+                loader.end_epoch()
+
+    def test_microbatches_belong_to_the_caller(self) -> None:
+        """What the caller writes into one shows in no other, and not in the dataset."""
+        with self._sharded(_Views, ["a"]) as loader:
+            for microbatch in loader:
+                expect(not bool(microbatch.any()), "a microbatch shows what was written into another")
+                microbatch.add_(1)
+
+    def test_a_loop_that_is_left_is_followed_by_the_next_epoch(self) -> None:
+        """Nothing of the epoch before comes in it."""
+        with self._loader() as loader:
+            epochs = [list(loader) for _ in range(3)]
+        with self._loader() as loader:
+            first, second = list(islice(loader, 2)), list(islice(loader, 1))
+            expect_same([first, second, list(loader)], [epochs[0][:2], epochs[1][:1], epochs[2]], "epochs left early")
+
+    def test_an_interrupted_wait_loses_nothing(self) -> None:
+        """What a signal's handler raises reaches the caller; the next call goes on."""
+        expected = list(self._loader(options={}))
+        before = signal.signal(signal.SIGALRM, _interrupt)
+        try:
+            with self._loader(slow=17, slow_s=0.5) as loader:
+                found: list[Any] = []
+                iterator, num_interrupted = iter(loader), 0
+                while len(found) < len(expected):
+                    signal.setitimer(signal.ITIMER_REAL, 0.1)
+                    try:
+                        found.append(next(iterator))
+                    except InterruptedError:
+                        num_interrupted += 1
+                    finally:
+                        signal.setitimer(signal.ITIMER_REAL, 0)
+        finally:
+            signal.signal(signal.SIGALRM, before)
+        expect(num_interrupted > 0, "no call was interrupted")
+        expect_same(found, expected, "an epoch with interrupted calls")
+
+    def test_a_worker_that_stalls_is_replaced_or_named(self) -> None:
+        """With a restart the epoch is whole; without one, an error names the microbatch and what the worker does."""
+        expected = list(self._loader(options={}))
+        slow: dict[str, Any] = {"slow": 17, "timeout": 0.5}
+        with self._loader(**slow, slow_s=2.0) as loader:
+            found: list[Any] = []
+            expect_error(WorkerStalledError, lambda: found.extend(loader), "a worker that stalls")
+        expect_same(found, expected[:4], "what came before the stall")
+        with self._loader(**slow, slow_s=0.8, max_worker_restarts=9) as loader:
+            # A second try takes as long: it is given up, unless what the first has made meanwhile is of use.
+            expect_error(WorkerStalledError, lambda: list(loader), "a microbatch that stalls two workers")
+
+    def test_nothing_is_left_of_a_loader(self) -> None:
+        """Neither of a closed one, nor of one that was dropped within an epoch."""
+        self._settle("before the test")
+        loader = self._loader()
+        next(iter(loader))
+        loader.close()
+        self._settle("of a closed loader")
+        loader = self._loader()
+        next(iter(loader))
+        del loader
+        self._settle("of a dropped loader")
+
+    def _settle(self, what: str) -> None:
+        deadline_s = time.monotonic() + _SETTLED_WITHIN_S
+        while (left := self.left()) and time.monotonic() < deadline_s:
+            gc.collect()
+            time.sleep(0.01)
+        expect(not left, f"left {what}: {left}")
+
+    def _sharded(
+        self,
+        factory: Callable[[str], Any],
+        shards: list[str] | None = None,
+        *,
+        options: Mapping[str, Any] | None = None,
+        **others: Any,
+    ) -> ShardedDataLoader[Any]:
+        found = self.options() if options is None else options
+        return ShardedDataLoader(3, shards or list(_SIZES), factory, **{**others, **found})
+
+    def _loader(
+        self,
+        *,
+        num_workers: int = 2,
+        bad: int = -1,
+        slow: int = -1,
+        slow_s: float = 0.0,
+        options: Mapping[str, Any] | None = None,
+        **others: Any,
+    ) -> DataLoader[Any]:
+        dataset = _Samples("only", 30, bad, slow, slow_s)
+        if options is not None:
+            num_workers = 0
+        found = self.options() if options is None else options
+        return DataLoader(dataset, 4, seed=5, num_workers=num_workers, **{**others, **found})
+
+
+def _interrupt(*_: object) -> None:
+    raise InterruptedError("interrupted")
