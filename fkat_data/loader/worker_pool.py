@@ -164,9 +164,9 @@ class WorkerPool:
         else:
             for index in range(settings.num_groups):
                 if index == len(self.workers):
-                    self.workers.append(self._thread_worker(index))
+                    self.workers.append(self._thread_worker(index, num_probes=1))
                 elif not self.workers[index].is_alive:
-                    self._succeed(index, self._thread_worker(index))
+                    self._succeed(index, self._thread_worker(index, num_probes=0))
 
     def replace(self, group: WorkerGroup) -> None:
         """Replace the workers of a group that are gone by new ones; do not wait for them."""
@@ -226,7 +226,7 @@ class WorkerPool:
         producer = Producer(settings.factory, settings.seed, settings.dp_rank, clock.mark, threads=threads)
         return InlineWorker(producer, self._sink, clock, is_digested=settings.is_digested)
 
-    def _thread_worker(self, index: int) -> ThreadWorker:
+    def _thread_worker(self, index: int, num_probes: int) -> ThreadWorker:
         settings, size = self._settings, self._settings.group_size
         names = [f"fkat_data worker {index * size + number}" for number in range(size)]
         recorders: list[EventRecorder | None] = [None] * (size + 1)
@@ -242,6 +242,7 @@ class WorkerPool:
             [StageClock(new_page(), recorder=recorder) for recorder in recorders],
             self.limit_bytes // settings.num_groups,
             names,
+            num_probes,
             is_digested=settings.is_digested,
         )
 

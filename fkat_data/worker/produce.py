@@ -26,8 +26,10 @@ from fkat_data.worker.batches import (
     begin,
     count_microbatches,
     draws_nothing,
+    is_map_style,
     is_random_access,
 )
+from fkat_data.worker.fetch import is_plain as iterates_plainly
 from fkat_data.worker.items import ItemThreads
 from fkat_data.worker.messages import Epilogue, content_of
 from fkat_data.worker.windows import ShardWindows, WindowProduct
@@ -273,22 +275,21 @@ class OpenShard:
 
     def _begun(self, product: Any, *, is_shared: bool) -> Production | IndexedProduction:
         first = self._first if self._first is not None else 0
-        try:
-            first -= self._task.digest is not None and first > 0
-            collate, threads = self._producer.collate, self._producer.threads
-            if isinstance(product, WindowProduct):
-                return Production(self._batches_of(product), 0, None, None)
-            production = begin(product, first, self._streams, collate, threads, is_shared=is_shared)
-        except genuine(StopIteration) as error:
-            raise WorkerError("the factory's product raised StopIteration when its iteration began") from error
-        if self._producer.is_threaded and isinstance(production, Production) and production.batches is not None:
+        if self._producer.is_threaded and is_map_style(product) and not iterates_plainly(product):
             raise ConfigurationError(
                 "workers",
                 "threads",
                 "'processes', for a DataLoader that is more than torch's own: with workers or pinned memory of its "
                 "own, or of a class that overrides how it iterates",
             )
-        return production
+        try:
+            first -= self._task.digest is not None and first > 0
+            collate, threads = self._producer.collate, self._producer.threads
+            if isinstance(product, WindowProduct):
+                return Production(self._batches_of(product), 0, None, None)
+            return begin(product, first, self._streams, collate, threads, is_shared=is_shared)
+        except genuine(StopIteration) as error:
+            raise WorkerError("the factory's product raised StopIteration when its iteration began") from error
 
     def _batches_of(self, product: WindowProduct) -> Iterator[Any]:
         producer, task = self._producer, self._task

@@ -65,7 +65,7 @@ _STOPPED_WITHIN_S = 1.0
 # Jobs that are handed out and not done: more would only wait.
 _MOST_JOBS = 1024
 # Microbatches that the caller's thread makes: the first, and some where a generator has moved while it waited.
-_FIRST_PROBES, _MORE_PROBES = 1, 8
+_MORE_PROBES = 8
 _BETWEEN_LOOKS_S = 0.1
 
 
@@ -89,6 +89,8 @@ class _Work:
     def __init__(self, task: Task, allowance: int) -> None:
         self.task = task
         self.allowance = allowance
+        # The first microbatch that may not be made, where they follow on one another.
+        self.limit = allowance
         self.shard: OpenShard | None = None
         # Yields the microbatches of a shard that one thread makes at a time.
         self.generator: Generator[Produced] | None = None
@@ -233,7 +235,7 @@ class _Shared:
         """Make microbatches that follow on one another, as far as is allowed, in a thread."""
         index = work.next_job
         while not work.is_cancelled and not self.is_closed:
-            if index >= work.allowance:
+            if index >= work.limit:
                 self.news.put((work.task.ticket, index, _Paused(index)))
                 return
             try:
@@ -295,6 +297,7 @@ class ThreadWorker:
         clocks: Measure the threads, one each, and the caller's thread as the last.
         limit_bytes: Microbatches that may lie ready, by their bytes.
         names: What the threads are called.
+        num_probes: Microbatches that the caller's thread makes first.
         is_digested: Whether to digest each microbatch.
     """
 
@@ -311,6 +314,7 @@ class ThreadWorker:
         clocks: list[StageClock],
         limit_bytes: int,
         names: list[str],
+        num_probes: int,
         *,
         is_digested: bool = False,
     ) -> None:
@@ -329,8 +333,8 @@ class ThreadWorker:
         """Microbatches that were received from the threads."""
         self._tasks: deque[_Work] = deque()
         self._inbox: deque[_News] = deque()
-        self._mean_bytes = 0.0
-        self._num_probes = _FIRST_PROBES
+        self._mean_bytes: float | None = None
+        self._num_probes = num_probes
         self._looked_s = 0.0
         self._terms: dict[int, ShardTerms] = {}
         self._carries: dict[int, bytes] = {}
@@ -534,7 +538,8 @@ class ThreadWorker:
             work.is_busy, work.next_job = False, message.next_index
             return
         if isinstance(message, Item):
-            self._mean_bytes += (message.size_bytes - self._mean_bytes) / 8
+            before = message.size_bytes if self._mean_bytes is None else self._mean_bytes
+            self._mean_bytes = before + (message.size_bytes - before) / 8
         work.is_exhausted = work.is_exhausted or not isinstance(message, Item) or bool(message.is_last)
         work.early[index] = message
 
@@ -562,18 +567,18 @@ class ThreadWorker:
                 return
 
     def _hand_out_of(self, work: _Work) -> None:
-        shared = self._shared
+        shared, limit = self._shared, self._limit(work)
         if work.generator is not None:
-            if not work.is_busy and work.next_job < work.allowance:
+            if not work.is_busy and work.next_job < limit:
                 if self._is_probed(work):
                     self._probe(work, functools.partial(shared.next_of, work, work.next_job))
                     work.next_job += 1
                     if work.is_exhausted:
                         return
-                work.is_busy = True
+                work.limit, work.is_busy = limit, True
                 self._put(work, shared.follow, work)
             return
-        shard, limit = work.shard, self._limit(work)
+        shard = work.shard
         if shard is None or work.next_job >= limit:
             return
         is_first_due = work.next_out not in work.early and work.next_job == work.next_out
@@ -614,9 +619,10 @@ class ThreadWorker:
 
     def _limit(self, work: _Work) -> int:
         """Return the first microbatch that may not be made: by the allowance, and by what may lie ready."""
-        most = _MOST_JOBS
-        if self._mean_bytes:
-            most = max(1, min(most, int(self._limit_bytes / self._mean_bytes)))
+        if self._mean_bytes is None:
+            most = self._num_threads
+        else:
+            most = min(_MOST_JOBS, int(self._limit_bytes / max(1.0, self._mean_bytes)))
         return min(work.allowance, work.next_out + max(most, self._num_threads))
 
     def _put(self, work: _Work, do: Callable[..., None], *arguments: Any) -> None:

@@ -5,6 +5,7 @@ import random
 import sys
 import threading
 import time
+import traceback
 
 import numpy as np
 import psutil
@@ -145,6 +146,10 @@ def test_an_iterable_dataset_in_the_callers_thread_needs_no_threads():
     assert len(list(DataLoader(Strand(), 2, workers="threads"))) == 5
 
 
+def frames():
+    return sys._current_frames().values()
+
+
 def test_a_thread_that_does_not_end_is_named_with_its_stack_when_the_loader_is_closed(caplog):
     is_closed = threading.Event()
 
@@ -155,7 +160,7 @@ def test_a_thread_that_does_not_end_is_named_with_its_stack_when_the_loader_is_c
 
     with threads(Numbers(lasting)) as loader:
         next(iter(loader))
-        while not any("lasting" in str(frame) for frame in sys._current_frames().values()):
+        while not any("in lasting" in text for frame in frames() for text in traceback.format_stack(frame)):
             time.sleep(0.01)
     with caplog.at_level(logging.WARNING):
         loader.close()
@@ -170,9 +175,9 @@ def test_what_may_lie_ready_is_bounded_by_its_bytes():
 
     def large(index):
         made.append(index)
-        return torch.full((1 << 18,), index, dtype=torch.uint8)
+        return torch.full((1 << 19,), index, dtype=torch.uint8)
 
-    with threads(Numbers(large), 1, memory_limit_bytes=1 << 20, prefetch_factor=30) as loader:
+    with threads(Numbers(large), 1, memory_limit_bytes=1 << 21, prefetch_factor=30) as loader:
         iterator = iter(loader)
         for count in range(1, 30):
             assert next(iterator)[0, 0] == count - 1

@@ -107,7 +107,7 @@ class WorkerContract:
         with self._loader() as loader:
             whole = list(loader)
             for num_delivered in range(len(whole)):
-                with self._loader(num_workers=1 + num_delivered % 3) as left:
+                with self._loader(num_workers=1 + num_delivered // 2 % 2) as left:
                     first = list(islice(left, num_delivered))
                     state = left.state_dict()
                 with self._loader(num_workers=1 + num_delivered % 2) as resumed:
