@@ -3,6 +3,7 @@
 A contestant imports its library only when it is opened, because the peers' environment and ours have different ones.
 """
 
+import functools
 import importlib
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -20,11 +21,15 @@ _Epoch = Callable[[], Iterable[Any]]
 
 def imported(contestant: str) -> None:
     """Import a contestant's library, as a training script does before it makes a loader."""
-    importlib.import_module({"ours": "fkat_data", "grain": "grain", "SPDL": "spdl.pipeline"}.get(contestant, "torch"))
+    importlib.import_module(
+        {"ours": "fkat_data", "ours, threads": "fkat_data", "grain": "grain", "SPDL": "spdl.pipeline"}.get(
+            contestant, "torch"
+        )
+    )
 
 
 @contextmanager
-def _ours(source: Source, workers: int, ahead: int | None) -> Generator[_Epoch]:
+def _ours(source: Source, workers: int, ahead: int | None, kind: str = "processes") -> Generator[_Epoch]:
     loader_type = importlib.import_module("fkat_data").ShardedDataLoader
     with loader_type(
         0,
@@ -33,6 +38,7 @@ def _ours(source: Source, workers: int, ahead: int | None) -> Generator[_Epoch]:
         num_shard_prefetches=1,
         num_microbatch_prefetches=-1 if ahead is None else ahead,
         num_workers_per_shard=workers,
+        workers=kind,
     ) as loader:
         yield lambda: loader
 
@@ -84,6 +90,7 @@ def _spdl(source: Source, workers: int, ahead: int | None) -> Generator[_Epoch]:
 #: By name: a function of source, workers (or threads) and microbatches ahead of the caller; None: its default.
 BATCHERS: dict[str, Callable[[Source, int, int | None], AbstractContextManager[_Epoch]]] = {
     "ours": _ours,
+    "ours, threads": functools.partial(_ours, kind="threads"),
     "torch": _torch,
     "grain": _grain,
     "SPDL": _spdl,

@@ -1,6 +1,8 @@
 """Measure how production scales with the number of workers: ours and torch's ``DataLoader``, in turn.
 
-- ``waiting``: 32 items that wait 2 ms each, at most 16 microbatches ahead. Peers with threads take part.
+Ours are measured in threads, too, beside peers that have them.
+
+- ``waiting``: 32 items that wait 2 ms each, at most 16 microbatches ahead.
 - ``tar``: 32 JPEGs, decoded, cropped and resized to (3, 224, 224), from shards of 512, each library's default look-ahead.
   What cores there are bound them.
 - ``slow``: 32 items that wait 0.5 ms each, in every 20th microbatch 20 times as long, each library's default look-ahead.
@@ -98,8 +100,8 @@ def run(settings: Settings) -> list[Table]:
             shard_size = KINDS[kind].shard_size if settings.scale >= 0.1 else 2 * BATCH_SIZE
             if kind == "tar":
                 make_jpegs(folder, kind, shard_size, _NUM_SHARDS)
-            peers = BATCHER_PEERS if kind == "waiting" else ()
-            names = settings.wanted_contestants(["ours", "torch", *peers], peers)
+            peers = () if kind == "slow" else BATCHER_PEERS
+            names = settings.wanted_contestants(["ours", "ours, threads", "torch", *peers], peers)
             found: dict[int, dict[str, Trials]] = {}
             for workers in settings.workers or WORKERS:
                 nearest = min(range(len(WORKERS)), key=lambda place: abs(WORKERS[place] - workers))
