@@ -34,7 +34,8 @@ def refuse_workers(argument: str, value: object, instead: object = False) -> Non
         ConfigurationError: This is Windows.
     """
     if not can_start_workers():
-        raise ConfigurationError(argument, value, f"{instead} on Windows: worker processes need Linux or macOS")
+        expected = f"{instead}, or workers='threads', on Windows: worker processes need Linux or macOS"
+        raise ConfigurationError(argument, value, expected)
 
 
 def call_in_forks(action: Callable[[], object]) -> None:

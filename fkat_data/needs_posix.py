@@ -4,6 +4,6 @@ import sys
 
 if sys.platform == "win32":
     raise ImportError(
-        "fkat_data.streaming needs Linux or macOS. On Windows, ShardedDataLoader(..., multiprocessing=False) works, "
+        "fkat_data.streaming needs Linux or macOS. On Windows, ShardedDataLoader(..., workers='threads') works, "
         "with fkat_data.datasets and fkat_data.samplers"
     )

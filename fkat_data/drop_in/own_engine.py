@@ -176,7 +176,7 @@ def check_threads(loader: Any, *, is_iterable: bool) -> None:
         raise _needs_processes(reason)
 
 
-_STRANDS = "an iterable dataset: its workers are told apart by get_worker_info(), of which a process has one"
+_STRANDS = "an iterable dataset: get_worker_info() tells its workers apart, and a process has one"
 
 
 def _needs_processes(reason: str) -> ConfigurationError:

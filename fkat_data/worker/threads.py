@@ -232,7 +232,7 @@ class _Shared:
         return Failure(task.ticket, error, index)
 
     def follow(self, work: _Work) -> None:
-        """Make microbatches that follow on one another, as far as is allowed, in a thread."""
+        """Make microbatches that follow on one another, up to the limit, in a thread."""
         index = work.next_job
         while not work.is_cancelled and not self.is_closed:
             if index >= work.limit:

@@ -1,4 +1,4 @@
-"""What workers must do, wherever they are: in processes, in threads, on other machines."""
+"""What workers must do, in processes, in threads, on other machines."""
 
 import gc
 import signal
