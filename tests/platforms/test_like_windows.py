@@ -49,10 +49,10 @@ def drawn(**options):
 
 threads = drawn(workers="threads", num_workers_per_shard=3, num_shard_prefetches=1)
 assert len(threads) == 10 and threads == drawn(multiprocessing=False)
-with DataLoader(Drawn("0"), 4, shuffle=True, num_workers=2, workers="threads") as loader:
-    state = (next(iter(loader)), loader.state_dict())[1]
-    loader.load_state_dict(state)
-    assert len(list(loader)) == 4
+with DataLoader(Drawn("0"), 4, shuffle=True, num_workers=2, workers="threads") as mapped:
+    state = (next(iter(mapped)), mapped.state_dict())[1]
+    mapped.load_state_dict(state)
+    assert len(list(mapped)) == 4
 for options in ({}, {"num_workers_per_shard": 2}, {"start_method": "spawn"}):
     try:
         loader(**options)
