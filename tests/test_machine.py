@@ -58,6 +58,7 @@ def test_workers_are_refused_on_windows_alone(monkeypatch):
     machine.refuse_workers("multiprocessing", value=True)
     monkeypatch.setattr(sys, "platform", "win32")
     with pytest.raises(
-        ConfigurationError, match=r"multiprocessing = True: expected False, or workers=.threads., on Windows: .* Linux or macOS"
+        ConfigurationError,
+        match=r"multiprocessing = True: expected False, or workers=.threads., on Windows: .* Linux or macOS",
     ):
         machine.refuse_workers("multiprocessing", value=True)
