@@ -47,7 +47,7 @@ from fkat_data.seeding import next_number
 from fkat_data.transport.definitions import digest_of_shipment
 from fkat_data.types import BatchStream, Microbatch_co, Profiler
 from fkat_data.wording import Described
-from fkat_data.worker.settings import START_METHODS, WORKER_KINDS, StartMethod, WorkerKind
+from fkat_data.worker.settings import START_METHODS, StartMethod, WorkerKind, worker_kind
 from fkat_data.worker.stacked import stacks_items
 from fkat_data.worker.windows import WindowFunction, version_of, window_functions_of
 
@@ -173,7 +173,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
             raise ConfigurationError(
                 "dataset", dataset, "a dataset: DataPipes, which torch no longer develops, need torch's own workers"
             )
-        self.workers: WorkerKind = arguments.choice("workers", workers, WORKER_KINDS)
+        self.workers: WorkerKind = worker_kind(workers)
         super().__init__(
             dataset,
             batch_size,
@@ -257,7 +257,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
             self._stream = stream_of(dataset, self.batch_size, in_order=self.in_order)
         is_planned = self._stream is not None or self._windowed is not None
         self._is_iterable = isinstance(dataset, torch_data.IterableDataset) and not is_planned
-        if self.workers == "threads" and self.num_workers:
+        if self.workers != "processes" and self.num_workers:
             check_threads(self, is_iterable=self._is_iterable)
 
     def check_worker_number_rationality(self) -> None:

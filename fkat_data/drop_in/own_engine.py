@@ -160,12 +160,16 @@ def engine_of(loader: Any, plan: DatasetPlan, *, seed: int, dp_rank: int, keeps_
 
 
 def check_threads(loader: Any, *, is_iterable: bool) -> None:
-    """Check that threads can make the microbatches of a DataLoader.
+    """Check that threads, or workers elsewhere, can make the microbatches of a DataLoader.
 
     Raises:
         ConfigurationError: They cannot; the message says why.
     """
     reason = None
+    if loader.workers != "threads":
+        if loader.num_threads_per_worker > 1:
+            raise ConfigurationError("num_threads_per_worker", loader.num_threads_per_worker, "1, with these workers")
+        return
     if is_iterable:
         reason = _STRANDS
     elif loader.worker_init_fn is not None:

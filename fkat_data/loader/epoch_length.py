@@ -163,9 +163,9 @@ class EpochLength:
     def _opened(self, epoch: int, places: Sequence[_ShardPlace]) -> Generator[tuple[_ShardPlace, ShardCount]]:
         """Yield the numbers of shards, as workers open them, in order."""
         num_workers = min(len(places), max(self._settings.num_workers, _NUM_WORKERS))
-        # Opening a shard seeds and watches the global generators: threads leave that to the caller's.
+        # Opening a shard seeds and watches the global generators: threads leave that to the caller's thread.
         settings = self._settings._replace(
-            kind=None if self._settings.kind == "threads" else self._settings.kind,
+            kind=self._settings.kind if self._settings.kind == "processes" else None,
             num_groups=num_workers,
             group_size=1,
             limit_bytes=None,

@@ -662,7 +662,7 @@ class Prefetcher:
                 loss.task.epoch,
                 loss.microbatch_index,
                 lost.last_words,
-                socket.gethostname(),
+                lost.host or socket.gethostname(),
                 self.restarts.in_epoch,
             )
         )

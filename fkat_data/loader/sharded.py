@@ -26,7 +26,7 @@ from fkat_data.plan.state import merge, read_rank, saved_place
 from fkat_data.tracebacks import Folding
 from fkat_data.types import Microbatch_co, Profiler, Shard
 from fkat_data.wording import Described
-from fkat_data.worker.settings import START_METHODS, WORKER_KINDS, StartMethod, WorkerKind
+from fkat_data.worker.settings import START_METHODS, StartMethod, WorkerKind, worker_kind
 
 
 class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
@@ -92,7 +92,7 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
         workers: Where microbatches are made: ``"processes"``, or ``"threads"`` of this process, which share its memory:
             for datasets that wait or give the GIL free and may be read by several threads, and for Windows. There are as
             many as there would be processes. Shards are opened, and their indices drawn, in the caller's thread. Random
-            draws must come from ``fkat_data.item_generators``.
+            draws must come from ``fkat_data.item_generators``. Or ``fkat_data.ray.Actors(...)``: actors on a cluster.
         replay: Deliver the first microbatch again and again, without workers and without an end: how fast training is
             with a loader that costs nothing. ``step`` counts; ``state_dict`` stays the same.
 
@@ -155,9 +155,7 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
             group_size=arguments.integer("num_workers_per_shard", num_workers_per_shard, minimum=1),
             limit_bytes=memory_limit_bytes,
             profiler=profiler,
-            kind=arguments.choice("workers", workers, WORKER_KINDS)
-            if arguments.boolean("multiprocessing", multiprocessing)
-            else None,
+            kind=worker_kind(workers) if arguments.boolean("multiprocessing", multiprocessing) else None,
             is_zero_copy=arguments.boolean("zero_copy", zero_copy),
             is_digested=recovery.max_worker_restarts > 0 or replica_group is not None,
             timeline=timeline,

@@ -27,7 +27,7 @@ from fkat_data.worker.inline import InlineWorker
 from fkat_data.worker.items import ItemThreads
 from fkat_data.worker.messages import Worker
 from fkat_data.worker.produce import Producer
-from fkat_data.worker.settings import WorkerKind, WorkerSettings
+from fkat_data.worker.settings import Elsewhere, WorkerKind, WorkerSettings
 from fkat_data.worker.threads import ThreadWorker
 
 if TYPE_CHECKING:  # only where worker processes are wanted: Windows has none
@@ -114,6 +114,9 @@ class WorkerPool:
         ]
         """The groups that the workers form."""
         self._past: list[StageTimes] = []
+        # What workers elsewhere get their settings from, and the definitions in them, which microbatches refer to.
+        self._shipment: Any = None
+        self._definitions: list[Any] = []
 
     @property
     def num_workers(self) -> int:
@@ -164,16 +167,16 @@ class WorkerPool:
         else:
             for index in range(settings.num_groups):
                 if index == len(self.workers):
-                    self.workers.append(self._thread_worker(index, num_probes=1))
+                    self.workers.append(self._worker_of_threads(index, num_probes=1))
                 elif not self.workers[index].is_alive:
-                    self._succeed(index, self._thread_worker(index, num_probes=0))
+                    self._succeed(index, self._worker_of_threads(index, num_probes=0))
 
     def replace(self, group: WorkerGroup) -> None:
         """Replace the workers of a group that are gone by new ones; do not wait for them."""
         dead = [self.workers.index(worker) for worker in group.gone]
         for index in dead:
             self.workers[index].close(0.0)
-        if self._settings.kind == "threads":
+        if self._starter is None:
             self.start()
         self._spawn(dead)
 
@@ -226,7 +229,7 @@ class WorkerPool:
         producer = Producer(settings.factory, settings.seed, settings.dp_rank, clock.mark, threads=threads)
         return InlineWorker(producer, self._sink, clock, is_digested=settings.is_digested)
 
-    def _thread_worker(self, index: int, num_probes: int) -> ThreadWorker:
+    def _worker_of_threads(self, index: int, num_probes: int) -> ThreadWorker:
         settings, size = self._settings, self._settings.group_size
         names = [f"fkat_data worker {index * size + number}" for number in range(size)]
         recorders: list[EventRecorder | None] = [None] * (size + 1)
@@ -234,17 +237,33 @@ class WorkerPool:
             first = COPY_THREAD + 1 + index * size
             tracks = [(first + number, name) for number, name in enumerate(names)]
             recorders = [settings.timeline.recorder_of(*track) for track in (*tracks, (PRODUCTION_THREAD, "opening"))]
+        clocks = [StageClock(new_page(), recorder=recorder) for recorder in recorders]
+        limit_bytes = self.limit_bytes // settings.num_groups
+        if isinstance(settings.kind, Elsewhere):
+            from fkat_data.worker.remote import RemoteWorker  # noqa: PLC0415 - most loaders have none
+
+            shipment = self._sent(settings.kind)
+            numbers = range(index * size, (index + 1) * size)
+            places = [
+                settings.kind.start(shipment, number, f"rank {settings.dp_rank}, worker {number}") for number in numbers
+            ]
+            return RemoteWorker(places, self._sink, clocks, limit_bytes, names)
         copy = getattr(settings.factory, "for_threads", None)
         factory = settings.factory if copy is None else copy()
+        producer = Producer(factory, settings.seed, settings.dp_rank, mark=_mark_nothing)
         return ThreadWorker(
-            Producer(factory, settings.seed, settings.dp_rank, mark=_mark_nothing),
-            self._sink,
-            [StageClock(new_page(), recorder=recorder) for recorder in recorders],
-            self.limit_bytes // settings.num_groups,
-            names,
-            num_probes,
-            is_digested=settings.is_digested,
+            producer, self._sink, clocks, limit_bytes, names, num_probes, is_digested=settings.is_digested
         )
+
+    def _sent(self, elsewhere: Elsewhere) -> Any:
+        """Return what workers elsewhere get their settings from."""
+        if self._shipment is None:
+            from fkat_data.worker.ship import shipped  # noqa: PLC0415 - it imports what Windows does not have
+
+            settings, users, instead = self._to_ship(self.limit_bytes)
+            payload, self._definitions = shipped(settings, users, instead)
+            self._shipment = elsewhere.ship(payload)
+        return self._shipment
 
     def _succeed(self, index: int, worker: Worker) -> None:
         """Let a worker take the place of one that is gone."""
@@ -255,6 +274,7 @@ class WorkerPool:
         self._ending.remove(before)
 
     def _release(self) -> None:
+        self._shipment = None
         if self._starter is not None:
             self._starter.release()
 
@@ -265,7 +285,7 @@ class WorkerPool:
             return
         limit_bytes = self.limit_bytes // self._settings.num_workers
         if not starter.is_ready:
-            self._ship(starter, limit_bytes)
+            starter.ship(*self._to_ship(limit_bytes))
         try:
             template = starter.template()
             for index in indices:
@@ -278,10 +298,11 @@ class WorkerPool:
             self.kill()
             raise
 
-    def _ship(self, starter: "WorkerStarter", limit_bytes: int) -> None:
+    def _to_ship(self, limit_bytes: int) -> tuple[WorkerSettings, dict[str, Any], str]:
+        """Return what workers start with, the user's objects in it, and what needs none of it."""
         settings = self._settings
         registrations = Registrations()
-        shipped = WorkerSettings(
+        sent = WorkerSettings(
             registrations=registrations,
             factory=settings.factory,
             seed=settings.seed,
@@ -295,7 +316,7 @@ class WorkerPool:
             group=current_group(),
         )
         users = {**settings.users, "profiler": settings.profiler, "registered": registrations.entries()}
-        starter.ship(shipped, users, "{}={}".format(*settings.in_process))
+        return sent, users, "{}={}".format(*settings.in_process)
 
 
 def _starter(settings: WorkerPoolSettings, sink: EventSink) -> "WorkerStarter":

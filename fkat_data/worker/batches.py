@@ -207,13 +207,14 @@ class NumberedProduction:
         batch: Callable[[int], Any] | None = None,
     ) -> None:
         self._make = make
-        self._count = count
+        self.count: int = count
+        """Microbatches of the shard."""
         self._streams = streams
         self._batch = batch
 
     def has(self, index: int) -> bool:
         """Return whether the shard has this microbatch."""
-        return index < self._count
+        return index < self.count
 
     def make(self, index: int) -> tuple[Any, bool] | None:
         """Return a microbatch, made under its own random stream, and whether it is the last; None: there is none.
@@ -221,19 +222,19 @@ class NumberedProduction:
         Raises:
             Exception: The user's.
         """
-        if index >= self._count:
+        if index >= self.count:
             return None
         if self._streams is not None:
             self._streams.seed_microbatch(index)
-        return self._make(index if self._batch is None else self._batch(index)), index == self._count - 1
+        return self._make(index if self._batch is None else self._batch(index)), index == self.count - 1
 
     def part(self, index: int) -> Part | None:
         """Return how a microbatch is made; None: there is none."""
-        if index >= self._count:
+        if index >= self.count:
             return None
         seed = None if self._streams is None else self._streams.seed_of(index)
         argument = index if self._batch is None else self._batch(index)
-        return Part(self._make, argument, index == self._count - 1, seed)
+        return Part(self._make, argument, index == self.count - 1, seed)
 
     def close(self) -> None:
         """Do nothing: no indices are drawn."""
@@ -250,6 +251,8 @@ class DrawnProduction:
 
     is_drawn = True
     """Whether random draws may decide on the indices."""
+    count: int | None = None
+    """Microbatches of the shard are not known."""
 
     def __init__(self, make: Callable[[Any], Any], draws: Iterator[IndexBatch], streams: ShardStreams) -> None:
         self._make = make

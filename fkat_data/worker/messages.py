@@ -201,10 +201,12 @@ class WorkerGone(Exception):  # noqa: N818 - becomes a WorkerDiedError where sha
         pid: Its process id.
         exit_code: As ``subprocess`` gives it; None if it is unknown.
         last_words: The last lines that it wrote to stderr.
+        host: The machine that it was on; "": this one.
     """
 
-    def __init__(self, pid: int, exit_code: int | None, last_words: str) -> None:
-        super().__init__(pid, exit_code, last_words)
+    def __init__(self, pid: int, exit_code: int | None, last_words: str, host: str = "") -> None:
+        super().__init__(pid, exit_code, last_words, host)
+        self.host = host
         self.pid = pid
         self.exit_code = exit_code
         self.last_words = last_words

@@ -201,6 +201,11 @@ class OpenShard:
         return self.is_random_access and not self._is_ordered
 
     @property
+    def num_microbatches(self) -> int | None:
+        """The number behind the last microbatch of a shard with random access; None: it shows where they end."""
+        return cast("IndexedProduction", self._production).count
+
+    @property
     def is_drawn(self) -> bool:
         """Whether random draws may decide on the indices of a shard with random access."""
         return cast("IndexedProduction", self._production).is_drawn

@@ -1,9 +1,10 @@
 """What a worker needs to start, and which worker this process is."""
 
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, cast, get_args, runtime_checkable
 
 import torch
 
+from fkat_data.errors import ConfigurationError
 from fkat_data.registry import Registrations
 from fkat_data.types import Profiler
 
@@ -11,9 +12,40 @@ StartMethod: TypeAlias = Literal["template", "spawn"]
 START_METHODS: tuple[StartMethod, ...] = get_args(StartMethod)
 """How a worker process is started."""
 
-WorkerKind: TypeAlias = Literal["processes", "threads"]
-WORKER_KINDS: tuple[WorkerKind, ...] = get_args(WorkerKind)
-"""Where microbatches are made: in processes of their own, or in threads of the trainer's."""
+
+@runtime_checkable
+class Elsewhere(Protocol):
+    """Starts workers elsewhere, such as ``fkat_data.ray.Actors``."""
+
+    def ship(self, payload: bytes) -> Any:
+        """Return what a worker gets the payload from, which is sent once; join what the workers run on.
+
+        Raises:
+            ConfigurationError: There is nothing that they can run on.
+        """
+        ...
+
+    def start(self, shipment: Any, worker_index: int, name: str) -> Any:
+        """Return a ``fkat_data.worker.remote.Place``: a worker that starts, which is not waited for."""
+        ...
+
+
+LocalKind: TypeAlias = Literal["processes", "threads"]
+WorkerKind: TypeAlias = LocalKind | Elsewhere
+"""Where microbatches are made: in processes of their own, in threads of the trainer's, or elsewhere."""
+
+
+def worker_kind(value: object) -> WorkerKind:
+    """Return the argument ``workers`` if it says where microbatches are made.
+
+    Raises:
+        ConfigurationError: It does not.
+    """
+    if isinstance(value, Elsewhere):
+        return value
+    if value in get_args(LocalKind):
+        return cast("WorkerKind", value)
+    raise ConfigurationError("workers", value, "'processes', 'threads', or fkat_data.ray.Actors(...)")
 
 
 class WorkerSettings(NamedTuple):

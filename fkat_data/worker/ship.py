@@ -40,17 +40,8 @@ class Shipment:
     """
 
     def __init__(self, settings: Any, users: Mapping[str, Any], instead: str) -> None:
-        try:
-            # Microbatches come back with references to the definitions.
-            payload, self._definitions = dump_shipment(settings)
-        except genuine(Exception) as error:
-            found = (_find_unshippable(argument, value, error) for argument, value in users.items())
-            path, culprit, reason = next(filter(None, found), (" and ".join(users), settings, error))
-            raise ConfigurationError(
-                path,
-                culprit,
-                f"something that can be sent to a worker process, but: {reason} (or {instead})",
-            ) from error
+        # Microbatches come back with references to the definitions.
+        payload, self._definitions = shipped(settings, users, instead)
         _check_file_size_limit(len(payload), instead)
         self.settings: int = anonymous_file()
         """A descriptor of anonymous memory: the paths to import from and the arguments, then the settings proper."""
@@ -72,6 +63,26 @@ class Shipment:
         for descriptor in (settings, folder):
             if descriptor is not None and descriptor >= 0:
                 os.close(descriptor)
+
+
+def shipped(settings: Any, users: Mapping[str, Any], instead: str) -> tuple[bytes, list[Any]]:
+    """Pickle what the workers of a loader start with, as ``dump_shipment`` does.
+
+    Args:
+        settings: What is sent.
+        users: The user's objects in it, by the names of their arguments.
+        instead: The argument of the user's, with its value, with which nothing has to be sent.
+
+    Raises:
+        ConfigurationError: Part of a user's object cannot be pickled.
+    """
+    try:
+        return dump_shipment(settings)
+    except genuine(Exception) as error:
+        found = (_find_unshippable(argument, value, error) for argument, value in users.items())
+        path, culprit, reason = next(filter(None, found), (" and ".join(users), settings, error))
+        expected = f"something that can be sent to a worker process, but: {reason} (or {instead})"
+        raise ConfigurationError(path, culprit, expected) from error
 
 
 def _check_file_size_limit(payload_bytes: int, instead: str) -> None:

@@ -83,7 +83,7 @@ class _Cancelled(BaseException):
     """Ends a thread's wait for what the task before leaves; not an error of the user's."""
 
 
-class _Work:
+class Work:
     """A task of a worker; changed by the caller's thread alone, but for its generator."""
 
     def __init__(self, task: Task, allowance: int) -> None:
@@ -98,13 +98,22 @@ class _Work:
         self.next_job = self.next_out = task.first_microbatch
         self.early: dict[int, Message] = {}
         self.carry: SimpleQueue[bytes | None] = SimpleQueue()
+        # Whether a thread that has come to the limit goes on.
+        self.allowed: SimpleQueue[bool] = SimpleQueue()
         self.context = contextvars.copy_context()
+
+    def cancel(self) -> None:
+        """Let threads that work on the task, or wait to, leave it."""
+        self.is_cancelled = True
+        self.carry.put(None)
+        self.allowed.put(False)
 
 
 class _Here(threading.local):
     """What a thread makes microbatches with."""
 
     def __init__(self) -> None:
+        self.number = -1
         self.clock = StageClock(new_page())
         self.collate = FreshCollate()
 
@@ -123,7 +132,7 @@ class _Collate:
         return self._here.collate.stack(shape, dtype=dtype)
 
 
-class _Shared:
+class Threads:
     """What the threads of a worker know. It does not know the worker, which a program may drop."""
 
     def __init__(self, num_threads: int, *, is_digested: bool) -> None:
@@ -131,7 +140,7 @@ class _Shared:
         self.news: SimpleQueue[_News] = SimpleQueue()
         self.ended: SimpleQueue[int] = SimpleQueue()
         # Tasks of a closed worker, whose generators are closed here: what is raised in a caller that drops one is lost.
-        self.left: deque[_Work] = deque()
+        self.left: deque[Work] = deque()
         self.idents: list[int | None] = [None] * num_threads
         self.here = _Here()
         self.is_digested = is_digested
@@ -154,7 +163,7 @@ class _Shared:
         self.idents[number] = threading.get_ident()
         # torch counts the threads of an operation for each thread that calls it.
         torch.set_num_threads(1)
-        self.here.clock = clock
+        self.here.number, self.here.clock = number, clock
         try:
             with seeding_nothing():
                 while True:
@@ -187,7 +196,7 @@ class _Shared:
         clock.count()
         return Item(task.ticket, index, is_last, microbatch, size_bytes, digest)
 
-    def make(self, work: _Work, index: int, part: Part, before: Part | None) -> None:
+    def make(self, work: Work, index: int, part: Part, before: Part | None) -> None:
         """Make a microbatch by its number, in a thread."""
         if work.is_cancelled:
             return
@@ -197,7 +206,7 @@ class _Shared:
             message = self.failed(work.task, index, error)
         self.news.put((work.task.ticket, index, message))
 
-    def made(self, work: _Work, index: int, part: Part, before: Part | None) -> Item | Failure:
+    def made(self, work: Work, index: int, part: Part, before: Part | None) -> Item | Failure:
         """Return the message of a microbatch, or of the error that it has raised.
 
         Raises:
@@ -231,7 +240,7 @@ class _Shared:
         fold(error)
         return Failure(task.ticket, error, index)
 
-    def follow(self, work: _Work) -> None:
+    def follow(self, work: Work) -> None:
         """Make microbatches that follow on one another, up to the limit, in a thread."""
         index = work.next_job
         while not work.is_cancelled and not self.is_closed:
@@ -250,7 +259,7 @@ class _Shared:
             index += 1
         self.close(work)
 
-    def next_of(self, work: _Work, index: int) -> Item | End | Failure:
+    def next_of(self, work: Work, index: int) -> Item | End | Failure:
         """Return the message of the next microbatch of those that follow on one another.
 
         Raises:
@@ -269,14 +278,14 @@ class _Shared:
         except genuine(Exception) as error:
             return self.failed(work.task, index, error)
 
-    def close(self, work: _Work) -> None:
+    def close(self, work: Work) -> None:
         """Close what yields a task's microbatches, unless another thread uses it, which then does so."""
         generator = work.generator
         if generator is not None and inspect.getgeneratorstate(generator) != inspect.GEN_RUNNING:
             with suppress(ValueError):  # another thread uses it now
                 generator.close()
 
-    def make_together(self, work: _Work, producer: Producer) -> None:
+    def make_together(self, work: Work, producer: Producer) -> None:
         """Make all of a task's microbatches that no code of a user's makes."""
         if not work.is_cancelled:
             message = made_together(work.task, producer, is_digested=self.is_digested)
@@ -326,12 +335,11 @@ class ThreadWorker:
         self._num_threads = len(threads)
         self._names = names
         self._default_dtype = torch.get_default_dtype()
-        self._shared = shared = _Shared(len(threads), is_digested=is_digested)
         self.is_waiting: bool = False
         """Whether the last call was interrupted while it waited for a message: nothing had changed then."""
         self.num_received: int = 0
         """Microbatches that were received from the threads."""
-        self._tasks: deque[_Work] = deque()
+        self._tasks: deque[Work] = deque()
         self._inbox: deque[_News] = deque()
         self._mean_bytes: float | None = None
         self._num_probes = num_probes
@@ -339,6 +347,7 @@ class ThreadWorker:
         self._terms: dict[int, ShardTerms] = {}
         self._carries: dict[int, bytes] = {}
         self._carries_in: dict[int, SimpleQueue[bytes | None]] = {}
+        self._shared = shared = self._threads(len(threads), is_digested=is_digested)
         self._producer = producer._replace(
             mark=functools.partial(_mark, shared.here),
             collate=_Collate(shared.here),
@@ -416,7 +425,7 @@ class ThreadWorker:
 
     def assign(self, task: Task, allowance: int) -> None:
         """Take a task, to be produced after those taken before, up to ``allowance`` microbatches for now."""
-        work = _Work(task, allowance)
+        work = Work(task, allowance)
         self._carries_in[task.ticket] = work.carry
         self._tasks.append(work)
         self._hand_out()
@@ -478,8 +487,7 @@ class ThreadWorker:
         shared = self._shared
         shared.is_closed = True
         for work in list(self._tasks):
-            work.is_cancelled = True
-            work.carry.put(None)
+            work.cancel()
             shared.left.append(work)
         for _ in range(self._num_threads):
             shared.jobs.put(None)
@@ -492,6 +500,9 @@ class ThreadWorker:
         if timeout_s:
             for stack in self._stacks():
                 _logger.warning("a thread of a closed loader still makes a microbatch, and ends behind it. %s", stack)
+
+    def _threads(self, num_threads: int, *, is_digested: bool) -> Threads:
+        return Threads(num_threads, is_digested=is_digested)
 
     def _stacks(self) -> Iterator[str]:
         """Yield the stacks of the threads that make something, without their frames of this module's beginning."""
@@ -543,10 +554,9 @@ class ThreadWorker:
         work.is_exhausted = work.is_exhausted or not isinstance(message, Item) or bool(message.is_last)
         work.early[index] = message
 
-    def _end(self, work: _Work) -> None:
-        work.is_cancelled = True
+    def _end(self, work: Work) -> None:
         self._carries_in.pop(work.task.ticket, None)
-        work.carry.put(None)
+        work.cancel()
         if work.shard is not None:
             work.shard.close()
         if work.generator is not None:
@@ -566,7 +576,7 @@ class ThreadWorker:
             if not work.is_exhausted:
                 return
 
-    def _hand_out_of(self, work: _Work) -> None:
+    def _hand_out_of(self, work: Work) -> None:
         shared, limit = self._shared, self._limit(work)
         if work.generator is not None:
             if not work.is_busy and work.next_job < limit:
@@ -597,7 +607,7 @@ class ThreadWorker:
         for job in parts[:probes]:
             self._probe(work, functools.partial(shared.made, *job))
 
-    def _parts(self, work: _Work, shard: OpenShard, limit: int) -> "Iterator[tuple[_Work, int, Part, Part | None]]":
+    def _parts(self, work: Work, shard: OpenShard, limit: int) -> "Iterator[tuple[Work, int, Part, Part | None]]":
         """Yield how the next microbatches are made, up to a limit; where there are no more, say so."""
         task = work.task
         while work.next_job < limit and not work.is_exhausted:
@@ -617,7 +627,7 @@ class ThreadWorker:
             work.next_job, work.is_exhausted = index + 1, part.is_last
             yield work, index, part, before
 
-    def _limit(self, work: _Work) -> int:
+    def _limit(self, work: Work) -> int:
         """Return the first microbatch that may not be made: by the allowance, and by what may lie ready."""
         if self._mean_bytes is None:
             most = self._num_threads
@@ -625,10 +635,10 @@ class ThreadWorker:
             most = min(_MOST_JOBS, int(self._limit_bytes / max(1.0, self._mean_bytes)))
         return min(work.allowance, work.next_out + max(most, self._num_threads))
 
-    def _put(self, work: _Work, do: Callable[..., None], *arguments: Any) -> None:
+    def _put(self, work: Work, do: Callable[..., None], *arguments: Any) -> None:
         self._shared.jobs.put(functools.partial(work.context.copy().run, do, *arguments))
 
-    def _open(self, work: _Work) -> None:
+    def _open(self, work: Work) -> None:
         """Open a task's shard, in the caller's thread."""
         task, shared = work.task, self._shared
         work.is_open = True
@@ -653,11 +663,11 @@ class ThreadWorker:
                 # Python may be interrupted before the end of a block is reached.
                 stack.close()
 
-    def _is_probed(self, work: _Work) -> bool:
+    def _is_probed(self, work: Work) -> bool:
         # One that waits for what the task before leaves would wait for its caller.
         return self._num_probes > 0 and not draws_nothing(work.task.shard) and work.task.carry is not None
 
-    def _probe(self, work: _Work, make: Callable[[], Item | End | Failure]) -> None:
+    def _probe(self, work: Work, make: Callable[[], Item | End | Failure]) -> None:
         """Make a microbatch in the caller's thread, and see whether a global generator has moved."""
         with ExitStack() as stack:
             self._enter(stack)

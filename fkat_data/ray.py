@@ -1,0 +1,134 @@
+"""Microbatches made by actors on a Ray cluster: ``workers=fkat_data.ray.Actors(...)``; needs the extra ``ray``.
+
+Ray starts the actors, sends each microbatch number and brings the microbatch. What is next, what is lost, and what was
+delivered, the loader knows. Ray retries nothing.
+"""
+
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from fkat_data import arguments
+from fkat_data.errors import ConfigurationError
+from fkat_data.worker.inheritance import import_paths
+from fkat_data.worker.remote import PlaceLost
+from fkat_data.worker.remote_maker import RemoteMaker
+
+try:
+    import ray
+except ImportError as error:
+    raise ImportError("fkat_data.ray needs Ray: pip install 'fkat_data[ray]'") from error
+
+_logger = logging.getLogger(__name__)
+_RAY: Any = ray  # which leaves its types open
+_STRATEGIES = {"spread": "SPREAD", "near": "DEFAULT"}
+
+
+class Actors:
+    """Workers that are actors on a Ray cluster.
+
+    A loader joins the cluster that the program, or ``RAY_ADDRESS``, has joined, or else starts a local one; the log says
+    which. Actors start with the loader, which does not wait for them, and end with it: with ``close()``, with a dropped
+    loader, and with the trainer. One that is lost is replaced ``max_worker_restarts`` times in an epoch, together with
+    those that make the same shard.
+
+    Args:
+        num_cpus: CPUs of an actor.
+        resources: Custom resources of an actor, by name.
+        runtime_env: Ray's runtime environment of the actors.
+        placement: ``"spread"`` over the nodes, or ``"near"``: on as few as Ray likes.
+
+    Raises:
+        ConfigurationError: An argument is invalid.
+    """
+
+    def __init__(
+        self,
+        num_cpus: float = 1,
+        resources: Mapping[str, float] | None = None,
+        runtime_env: Mapping[str, Any] | None = None,
+        placement: Literal["spread", "near"] = "spread",
+    ) -> None:
+        if not arguments.is_number(num_cpus) or num_cpus < 0:
+            raise ConfigurationError("num_cpus", num_cpus, "a number of at least 0")
+        self.num_cpus = num_cpus
+        self.resources = None if resources is None else dict(resources)
+        self.runtime_env = {} if runtime_env is None else dict(runtime_env)
+        self.placement = arguments.choice("placement", placement, tuple(_STRATEGIES))
+
+    def __repr__(self) -> str:
+        return f"Actors(num_cpus={self.num_cpus}, resources={self.resources}, placement={self.placement!r})"
+
+    def ship(self, payload: bytes) -> Any:
+        """Join a cluster, and put what actors start with into its store of objects, once."""
+        if not _RAY.is_initialized():
+            try:
+                _RAY.init(address="auto", log_to_driver=True)
+                _logger.info("joined the Ray cluster at %s", _RAY.get_runtime_context().gcs_address)
+            except ConnectionError:
+                _RAY.init(address="local")
+                _logger.info("started a Ray cluster on this machine: RAY_ADDRESS names none")
+        return _RAY.put(payload)
+
+    def start(self, shipment: Any, worker_index: int, name: str) -> "_Actor":
+        """Return an actor that starts, which is not waited for."""
+        # Sets have one order in all workers, as in processes.
+        variables = {"PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0"), **self.runtime_env.get("env_vars", {})}
+        kind = _RAY.remote(_Maker).options(
+            num_cpus=self.num_cpus,
+            resources=self.resources,
+            runtime_env={**self.runtime_env, "env_vars": variables},
+            scheduling_strategy=_STRATEGIES[self.placement],
+            max_restarts=0,
+            max_task_retries=0,
+            name=f"fkat_data {name}, pid {os.getpid()}, {id(shipment):x}",
+            concurrency_groups={"carry": 1},
+        )
+        return _Actor(kind.remote(import_paths(), shipment, worker_index), name)
+
+
+class _Maker(RemoteMaker):
+    """What an actor is."""
+
+    @_RAY.method(concurrency_group="carry")
+    def give_carry(self, ticket: int, carry: bytes) -> None:
+        """Give a task what the one before has left, while another call waits for it."""
+        super().give_carry(ticket, carry)
+
+
+class _Actor:
+    """A worker that is an actor.
+
+    Args:
+        actor: The actor.
+        name: What messages call it.
+    """
+
+    def __init__(self, actor: Any, name: str) -> None:
+        self._actor = actor
+        self._name = name
+
+    def __repr__(self) -> str:
+        return f"the actor of {self._name}: see the Ray dashboard"
+
+    def call(self, method: str, *given: Any) -> Any:
+        """Return what a method returns.
+
+        Raises:
+            PlaceLost: The actor is gone, or what it has made.
+        """
+        try:
+            return _RAY.get(getattr(self._actor, method).remote(*given))
+        except _RAY.exceptions.RayError as error:
+            raise PlaceLost(f"{type(error).__name__}: {error}") from error
+
+    def send(self, method: str, *given: Any) -> None:
+        """Call a method beside the one that is waited for, without waiting."""
+        getattr(self._actor, method).remote(*given)
+
+    def end(self) -> None:
+        """End the actor."""
+        if _RAY.is_initialized() and not sys.is_finalizing():
+            _RAY.kill(self._actor, no_restart=True)

@@ -1,0 +1,203 @@
+"""A worker elsewhere, from its own side: it opens tasks, and makes their microbatches when it is asked for them."""
+
+import functools
+import os
+import pickle
+import socket
+import sys
+from collections.abc import Generator
+from queue import SimpleQueue
+from typing import Any, NamedTuple, TypeAlias, cast
+
+import numpy as np
+import torch
+
+from fkat_data.launch import adopt_group
+from fkat_data.plan.place import ShardTerms, Task
+from fkat_data.transport.codec import encode, write
+from fkat_data.transport.digest import digest_of
+from fkat_data.worker.messages import content_of, pack_failure
+from fkat_data.worker.produce import OpenShard, Produced, Producer, name_place
+from fkat_data.worker.settings import WorkerSettings, enter_worker
+
+
+class Made(NamedTuple):
+    """A microbatch as it travels.
+
+    Attributes:
+        microbatch_index: Its number.
+        is_last: Whether the shard ends with it; None if that is not known.
+        envelope: What ``fkat_data.transport.codec.encode`` gave.
+        layout: The parts' sizes.
+        content: The parts, one after the other, uint8, shape (bytes,).
+        digest: Of its content; 0 if the loader needs none.
+    """
+
+    microbatch_index: int
+    is_last: bool | None
+    envelope: bytes
+    layout: bytes
+    content: Any
+    digest: int
+
+
+class Over(NamedTuple):
+    """There is no microbatch of this number."""
+
+    microbatch_index: int
+
+
+class Failed(NamedTuple):
+    """What was raised for a microbatch, as ``pack_failure`` writes it."""
+
+    microbatch_index: int
+    error: bytes
+
+
+Reply: TypeAlias = Made | Over | Failed
+
+
+class Begun(NamedTuple):
+    """A task was opened.
+
+    Attributes:
+        is_for_several: Whether other workers may make microbatches of it, too.
+        num_microbatches: The number behind its last microbatch; None: it is not known.
+        terms: What is known of its batches and files.
+        carry: What it leaves for the task behind it; None: nothing, or it is not known yet.
+        reply: Its first microbatch.
+    """
+
+    is_for_several: bool
+    num_microbatches: int | None
+    terms: ShardTerms
+    carry: bytes | None
+    reply: Reply
+
+
+class RemoteMaker:
+    """Makes microbatches of tasks, for one loader. All calls but ``give_carry`` come one after the other.
+
+    Args:
+        paths: Where the trainer imports from.
+        payload: The pickled ``WorkerSettings``.
+        worker_index: The worker's number among its loader's.
+    """
+
+    def __init__(self, paths: list[str], payload: bytes, worker_index: int) -> None:
+        sys.path.extend(path for path in paths if path not in sys.path)
+        enter_worker(worker_index)
+        self._settings: WorkerSettings = pickle.loads(payload)
+        torch.set_default_dtype(self._settings.default_dtype)
+        adopt_group(self._settings.group)
+        self._ticket = -1
+        self._shard: OpenShard | None = None
+        self._generator: Generator[Produced] | None = None
+        self._terms = ShardTerms()
+        self._carry: bytes | None = None
+        self._carries: dict[int, SimpleQueue[bytes]] = {}
+        self._producer = Producer(
+            self._settings.factory,
+            self._settings.seed,
+            self._settings.dp_rank,
+            mark=_mark_nothing,
+            report=self._report,
+            take_carry=self._take_carry,
+            give_carry=self._give_carry,
+        )
+
+    def about(self) -> tuple[int, str]:
+        """Return the process and the machine that this is."""
+        return os.getpid(), socket.gethostname()
+
+    def begin(self, task: Task) -> Begun:
+        """Open a task, and make its first microbatch."""
+        reply = self._opened(task)
+        carry, self._carry = self._carry, None
+        if reply is not None:
+            return Begun(False, None, self._terms, carry, reply)
+        shard = self._shard
+        is_for_several = shard is not None and shard.is_for_threads
+        count = shard.num_microbatches if is_for_several and shard is not None else None
+        reply = self.make(task, task.first_microbatch) if is_for_several else self.follow(task, task.first_microbatch)
+        carry, self._carry = self._carry, None
+        return Begun(is_for_several, count, self._terms, carry, reply)
+
+    def make(self, task: Task, index: int) -> Reply:
+        """Return a microbatch by its number, which grows from call to call within a task."""
+        if task.ticket != self._ticket:
+            reply = self._opened(task)
+            if reply is not None:
+                return reply
+        return self._reply(task, index, functools.partial(self._made, index))
+
+    def follow(self, task: Task, index: int) -> Reply:
+        """Return the next microbatch of those that follow on one another."""
+        return self._reply(task, index, self._next)
+
+    def give_carry(self, ticket: int, carry: bytes) -> None:
+        """Give a task what the one before has left."""
+        self._queue(ticket).put(carry)
+
+    def _opened(self, task: Task) -> Failed | None:
+        """Open a task; return the error if that fails."""
+        torch.set_num_threads(1)
+        self._ticket, self._terms = task.ticket, ShardTerms()
+        self._close()
+        try:
+            self._shard = OpenShard(task, self._producer, is_shared=True)
+            if not self._shard.is_for_threads:
+                self._generator = self._shard.produce()
+        except Exception as error:  # noqa: BLE001 - raised in the trainer
+            name_place(error, task, task.first_microbatch, is_open=False)
+            return Failed(task.first_microbatch, pack_failure(error))
+        return None
+
+    def _close(self) -> None:
+        generator, self._generator, self._shard = self._generator, None, None
+        if generator is not None:
+            generator.close()
+
+    def _made(self, index: int) -> Produced | None:
+        assert self._shard is not None  # noqa: S101 - a task is opened before its microbatches are asked for
+        return self._shard.make(index)
+
+    def _next(self) -> Produced | None:
+        assert self._generator is not None  # noqa: S101 - as above
+        return next(self._generator, None)
+
+    def _reply(self, task: Task, index: int, make: Any) -> Reply:
+        try:
+            produced: Produced | None = make()
+            if produced is None:
+                return Over(index)
+            encoded = encode(produced.microbatch)
+            content = np.empty(encoded.size_bytes, np.uint8)
+            write(encoded.parts, memoryview(cast("Any", content)), content.ctypes.data, 0)
+            digest = digest_of(content_of(produced.microbatch)) if self._settings.is_digested else 0
+            return Made(produced.microbatch_index, produced.is_last, encoded.envelope, encoded.layout, content, digest)
+        except Exception as error:  # noqa: BLE001 - raised in the trainer
+            place = name_place(error, task, index, is_open=True)
+            return Failed(index, pack_failure(error, place))
+
+    def _report(self, ticket: int, terms: ShardTerms) -> None:
+        del ticket
+        self._terms = terms
+
+    def _queue(self, ticket: int) -> "SimpleQueue[bytes]":
+        return self._carries.setdefault(ticket, SimpleQueue())
+
+    def _take_carry(self, task: Task) -> bytes:
+        if task.carry is not None:
+            return task.carry
+        carry = self._queue(task.ticket).get()
+        self._carries.pop(task.ticket, None)
+        return carry
+
+    def _give_carry(self, ticket: int, carry: bytes) -> None:
+        del ticket
+        self._carry = carry
+
+
+def _mark_nothing(stage: str, index: int = -1, label: str = "") -> None:
+    """Measure nothing: the trainer's thread that asks measures how long it waits."""
