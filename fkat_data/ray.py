@@ -23,6 +23,7 @@ except ImportError as error:
 
 _logger = logging.getLogger(__name__)
 _RAY: Any = ray  # which leaves its types open
+_LONGEST_LOOK_S = 2.0
 _STRATEGIES = {"spread": "SPREAD", "near": "DEFAULT"}
 
 
@@ -76,7 +77,7 @@ class Actors:
         """Return an actor that starts, which is not waited for."""
         # Sets have one order in all workers, as in processes.
         variables = {"PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0"), **self.runtime_env.get("env_vars", {})}
-        kind = _RAY.remote(_Maker).options(
+        kind = _RAY.remote(concurrency_groups={"beside": 1})(_Maker).options(
             num_cpus=self.num_cpus,
             resources=self.resources,
             runtime_env={**self.runtime_env, "env_vars": variables},
@@ -84,7 +85,6 @@ class Actors:
             max_restarts=0,
             max_task_retries=0,
             name=f"fkat_data {name}, pid {os.getpid()}, {id(shipment):x}",
-            concurrency_groups={"carry": 1},
         )
         return _Actor(kind.remote(import_paths(), shipment, worker_index), name)
 
@@ -92,10 +92,15 @@ class Actors:
 class _Maker(RemoteMaker):
     """What an actor is."""
 
-    @_RAY.method(concurrency_group="carry")
+    @_RAY.method(concurrency_group="beside")
     def give_carry(self, ticket: int, carry: bytes) -> None:
         """Give a task what the one before has left, while another call waits for it."""
         super().give_carry(ticket, carry)
+
+    @_RAY.method(concurrency_group="beside")
+    def stack(self) -> str:
+        """Return the Python stacks of this process, while another call runs."""
+        return super().stack()
 
 
 class _Actor:
@@ -109,9 +114,6 @@ class _Actor:
     def __init__(self, actor: Any, name: str) -> None:
         self._actor = actor
         self._name = name
-
-    def __repr__(self) -> str:
-        return f"the actor of {self._name}: see the Ray dashboard"
 
     def call(self, method: str, *given: Any) -> Any:
         """Return what a method returns.
@@ -127,6 +129,15 @@ class _Actor:
     def send(self, method: str, *given: Any) -> None:
         """Call a method beside the one that is waited for, without waiting."""
         getattr(self._actor, method).remote(*given)
+
+    def stack(self) -> str:
+        """Return the actor's Python stacks, or why they are not known."""
+        try:
+            return str(_RAY.get(self._actor.stack.remote(), timeout=_LONGEST_LOOK_S))
+        except (_RAY.exceptions.RayError, TimeoutError) as error:
+            return (
+                f"the actor of {self._name} says nothing: {type(error).__name__}; it may be starting, or wait for CPUs"
+            )
 
     def end(self) -> None:
         """End the actor."""

@@ -49,6 +49,7 @@ FLOORS = {
     "lightning": 7,
     "loader": 7,
     "mixing": 7,
+    "ray": 7,
     "streaming.cache": 7,
     "streaming.formats": 7,
     "streaming.store": 7,

@@ -18,6 +18,7 @@ from fkat_data.observe.stages import StageClock
 from fkat_data.plan.place import ShardTerms, Task
 from fkat_data.tracebacks import fold
 from fkat_data.transport.codec import decode
+from fkat_data.wording import add_note
 from fkat_data.worker.messages import End, Failure, Item, Message, WorkerGone, unpack_failure
 from fkat_data.worker.produce import Producer, name_place
 from fkat_data.worker.remote_maker import Begun, Failed, Over, Reply
@@ -44,6 +45,10 @@ class Place(Protocol):
 
     def send(self, method: str, *arguments: Any) -> None:
         """Call a method beside the one that is waited for, without waiting."""
+        ...
+
+    def stack(self) -> str:
+        """Return what the worker does, by its Python stacks, or why they are not known."""
         ...
 
     def end(self) -> None:
@@ -135,6 +140,8 @@ class _RemoteThreads(Threads):
         try:
             if isinstance(reply, Failed):
                 error = unpack_failure(reply.error)
+                pid, host = self._about[self.here.number]
+                add_note(error, f"fkat_data: raised in process {pid} on {host}")
                 fold(error)
                 return Failure(task.ticket, error, reply.microbatch_index)
             # What comes from a store of objects cannot be written to, and microbatches can.
@@ -184,8 +191,8 @@ class RemoteWorker(ThreadWorker):
         self._places[0].send("give_carry", ticket, carry)
 
     def stack(self) -> str:
-        """Return where the workers are."""
-        return "\n".join(map(str, self._places))
+        """Return the Python stacks of the workers."""
+        return "\n".join(place.stack() for place in self._places)
 
     def hang_up(self) -> None:
         """End the workers; do not wait for them."""

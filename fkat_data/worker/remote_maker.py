@@ -5,6 +5,8 @@ import os
 import pickle
 import socket
 import sys
+import threading
+import traceback
 from collections.abc import Generator
 from queue import SimpleQueue
 from typing import Any, NamedTuple, TypeAlias, cast
@@ -76,7 +78,7 @@ class Begun(NamedTuple):
 
 
 class RemoteMaker:
-    """Makes microbatches of tasks, for one loader. All calls but ``give_carry`` come one after the other.
+    """Makes microbatches of tasks, for one loader. ``give_carry`` and ``stack`` may come while another call runs.
 
     Args:
         paths: Where the trainer imports from.
@@ -138,6 +140,14 @@ class RemoteMaker:
     def give_carry(self, ticket: int, carry: bytes) -> None:
         """Give a task what the one before has left."""
         self._queue(ticket).put(carry)
+
+    def stack(self) -> str:
+        """Return the Python stacks of this process, but for the thread that asks."""
+        own = threading.get_ident()
+        # The only way to see another thread.
+        frames = sys._current_frames()  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+        stacks = ["".join(traceback.format_stack(frame)) for ident, frame in frames.items() if ident != own]
+        return f"Process {os.getpid()} on {socket.gethostname()}:\n" + "\n".join(stacks)
 
     def _opened(self, task: Task) -> Failed | None:
         """Open a task; return the error if that fails."""

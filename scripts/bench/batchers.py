@@ -22,14 +22,20 @@ _Epoch = Callable[[], Iterable[Any]]
 def imported(contestant: str) -> None:
     """Import a contestant's library, as a training script does before it makes a loader."""
     importlib.import_module(
-        {"ours": "fkat_data", "ours, threads": "fkat_data", "grain": "grain", "SPDL": "spdl.pipeline"}.get(
-            contestant, "torch"
-        )
+        {
+            "ours": "fkat_data",
+            "ours, threads": "fkat_data",
+            "ours, actors": "fkat_data.ray",
+            "grain": "grain",
+            "SPDL": "spdl.pipeline",
+        }.get(contestant, "torch")
     )
 
 
 @contextmanager
-def _ours(source: Source, workers: int, ahead: int | None, kind: str = "processes") -> Generator[_Epoch]:
+def _ours(source: Source, workers: int, ahead: int | None, kind: Any = "processes") -> Generator[_Epoch]:
+    if kind == "actors":
+        kind = importlib.import_module("fkat_data.ray").Actors(num_cpus=0)
     loader_type = importlib.import_module("fkat_data").ShardedDataLoader
     with loader_type(
         0,
@@ -91,6 +97,7 @@ def _spdl(source: Source, workers: int, ahead: int | None) -> Generator[_Epoch]:
 BATCHERS: dict[str, Callable[[Source, int, int | None], AbstractContextManager[_Epoch]]] = {
     "ours": _ours,
     "ours, threads": functools.partial(_ours, kind="threads"),
+    "ours, actors": functools.partial(_ours, kind="actors"),
     "torch": _torch,
     "grain": _grain,
     "SPDL": _spdl,

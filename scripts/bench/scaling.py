@@ -1,6 +1,6 @@
 """Measure how production scales with the number of workers: ours and torch's ``DataLoader``, in turn.
 
-Ours are measured in threads, too, beside peers that have them.
+Ours are measured in threads, too, beside peers that have them, and in actors of a local Ray cluster.
 
 - ``waiting``: 32 items that wait 2 ms each, at most 16 microbatches ahead.
 - ``tar``: 32 JPEGs, decoded, cropped and resized to (3, 224, 224), from shards of 512, each library's default look-ahead.
@@ -101,7 +101,7 @@ def run(settings: Settings) -> list[Table]:
             if kind == "tar":
                 make_jpegs(folder, kind, shard_size, _NUM_SHARDS)
             peers = () if kind == "slow" else BATCHER_PEERS
-            names = settings.wanted_contestants(["ours", "ours, threads", "torch", *peers], peers)
+            names = settings.wanted_contestants(["ours", "ours, threads", "ours, actors", "torch", *peers], peers)
             found: dict[int, dict[str, Trials]] = {}
             for workers in settings.workers or WORKERS:
                 nearest = min(range(len(WORKERS)), key=lambda place: abs(WORKERS[place] - workers))

@@ -1,0 +1,220 @@
+"""Microbatches made by actors, on one node and on two, which are killed."""
+
+import logging
+import os
+import signal
+import tempfile
+import time
+
+import pytest
+import torch
+from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+from fkat_data import DataLoader, ShardedDataLoader
+from fkat_data.errors import ConfigurationError, WorkerDiedError
+from fkat_data.testing.contracts import WorkerContract
+
+ray = pytest.importorskip("ray")
+cluster_utils = pytest.importorskip("ray.cluster_utils")
+
+from fkat_data.ray import Actors  # noqa: E402 - it needs Ray
+
+pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
+
+
+@pytest.fixture(scope="module")
+def cluster(shared_processes):
+    """Two nodes on this machine, by their resources ``here`` and ``there``."""
+    folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # the paths of Ray's sockets must be short
+    os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
+    made = cluster_utils.Cluster()
+    made.add_node(num_cpus=4, resources={"here": 4}, include_dashboard=False, temp_dir=folder)
+    made.add_node(num_cpus=4, resources={"there": 4})
+    ray.init(address=made.address, log_to_driver=False)
+    yield made
+    ray.shutdown()
+    made.shutdown()
+
+
+def actors(where="here", **options):
+    return Actors(num_cpus=0.1, resources={where: 0.1}, **options)
+
+
+def living():
+    """The actors of this program that are there."""
+    from ray._private.state import actors as all_actors
+
+    return [each["ActorID"] for each in all_actors().values() if each["State"] != "DEAD"]
+
+
+def settled():
+    deadline_s = time.monotonic() + 30
+    while living() and time.monotonic() < deadline_s:
+        time.sleep(0.1)
+    return not living()
+
+
+class Item:
+    """A class of the script's own, which a node cannot import."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def __eq__(self, other):
+        return type(other) is Item and other.number == self.number
+
+    __hash__ = None
+
+
+Item.__module__ = "__main__"
+
+
+class Samples(Dataset):
+    """Numbers with a draw of torch's global generator, and an object of the script's own class."""
+
+    def __len__(self):
+        return 60
+
+    def __getitem__(self, index):
+        if index == 13 and os.environ.get("RAY_TEST_SLOW"):
+            time.sleep(60)
+        return {"number": torch.tensor(index), "drawn": torch.rand(()), "object": Item(index)}
+
+
+def together(samples):
+    return {
+        name: [each[name] for each in samples] if name == "object" else torch.stack([each[name] for each in samples])
+        for name in samples[0]
+    }
+
+
+def plain(microbatch):
+    return [microbatch["number"].tolist(), microbatch["drawn"].tolist(), [each.number for each in microbatch["object"]]]
+
+
+def loader(**options):
+    return DataLoader(Samples(), 4, shuffle=True, seed=2, collate_fn=together, **options)
+
+
+def read(**options):
+    with loader(**options) as made:
+        return [plain(microbatch) for microbatch in made]
+
+
+def test_actors_make_the_same_bits_and_a_killed_one_is_named_or_replaced(cluster, caplog):
+    expected = read()
+    with loader(num_workers=2, workers=actors()) as made:
+        iterator = iter(made)
+        found = [plain(next(iterator)) for _ in range(3)]
+        state = made.state_dict()
+        assert len(living()) == 2
+        assert [plain(microbatch) for microbatch in iterator] == expected[3:]
+    assert settled()
+    with loader(num_workers=1, workers=actors(), max_worker_restarts=1) as made:
+        made.load_state_dict(state)
+        iterator = iter(made)
+        found.append(plain(next(iterator)))
+        _kill_one(made)
+        with caplog.at_level(logging.WARNING):
+            found += [plain(microbatch) for microbatch in iterator]
+        assert made.statistics().worker_restarts == 1
+    assert found == expected
+    assert "another worker replaces it" in caplog.text
+    with loader(num_workers=1, workers=actors(), prefetch_factor=1) as made:
+        iterator = iter(made)
+        next(iterator)
+        _kill_one(made)
+        with pytest.raises(WorkerDiedError, match=r"microbatch \d+ of the dataset"):
+            list(iterator)
+    assert settled()
+
+
+def _kill_one(made):
+    [worker] = made._engine.pool.workers
+    os.kill(worker._places[0].call("about")[0], signal.SIGKILL)
+
+
+def test_a_node_that_goes_takes_no_microbatch_with_it(cluster):
+    node = cluster.add_node(num_cpus=2, resources={"lost": 2})
+    expected = read()
+    with loader(num_workers=2, workers=actors("lost"), max_worker_restarts=3, prefetch_factor=2) as made:
+        iterator = iter(made)
+        found = [plain(next(iterator)) for _ in range(3)]
+        cluster.remove_node(node)
+        cluster.add_node(num_cpus=2, resources={"lost": 2})
+        found += [plain(microbatch) for microbatch in iterator]
+    assert found == expected
+
+
+class Strand(IterableDataset):
+    def __iter__(self):
+        info = get_worker_info()
+        return iter(range(info.id, 30, info.num_workers))
+
+
+def rows(samples):
+    return [torch.tensor([each, int(torch.randint(100, ()))]) for each in samples for _ in range(each % 3)]
+
+
+def in_a_row(shard):
+    for index in range(5):
+        yield {"shard": shard, "draw": torch.rand(2), "index": index}
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda kinds: DataLoader(Strand(), 4, num_workers=2, **kinds),
+        lambda kinds: DataLoader(
+            list(range(60)), 4, shuffle=True, seed=1, window_fn=rows, window_size=9, num_workers=2, **kinds
+        ),
+        lambda kinds: ShardedDataLoader(1, ["a", "b"], in_a_row, num_shard_prefetches=1, **kinds),
+        lambda kinds: ShardedDataLoader(
+            1,
+            ["a", "b"],
+            lambda shard: TorchDataLoader(list(range(9)), 2, shuffle=True),
+            num_workers_per_shard=2,
+            **kinds,
+        ),
+    ],
+    ids=["strands", "windows", "generators", "shards"],
+)
+def test_every_kind_of_task_is_made_as_by_processes(cluster, made):
+    found = []
+    for kinds in ({"workers": "processes"}, {"workers": actors("there")}):
+        with made(kinds) as each:
+            found.append([repr(microbatch) for microbatch in each])
+    assert found[0] == found[1]
+
+
+def test_an_error_names_the_machine_that_it_was_raised_on(cluster):
+    def bad(shard):
+        raise OSError(f"no {shard}")
+
+    with (
+        ShardedDataLoader(0, ["a"], bad, workers=actors()) as made,
+        pytest.raises(OSError, match="no a") as caught,
+    ):
+        list(made)
+    assert any("raised in process" in note for note in caught.value.__notes__)
+
+
+@pytest.mark.parametrize(
+    ("options", "argument"), [({"num_cpus": -1}, "num_cpus"), ({"placement": "anywhere"}, "placement")]
+)
+def test_actors_that_cannot_be_are_refused_by_the_argument(options, argument):
+    with pytest.raises(ConfigurationError, match=f"^{argument} = "):
+        Actors(**options)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
+class TestActors(WorkerContract):
+    stall_timeout_s = 20.0
+
+    def options(self):
+        return {"workers": actors()}
+
+    def left(self):
+        return living()
