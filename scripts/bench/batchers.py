@@ -21,15 +21,8 @@ _Epoch = Callable[[], Iterable[Any]]
 
 def imported(contestant: str) -> None:
     """Import a contestant's library, as a training script does before it makes a loader."""
-    importlib.import_module(
-        {
-            "ours": "fkat_data",
-            "ours, threads": "fkat_data",
-            "ours, actors": "fkat_data.ray",
-            "grain": "grain",
-            "SPDL": "spdl.pipeline",
-        }.get(contestant, "torch")
-    )
+    libraries = {"grain": "grain", "SPDL": "spdl.pipeline"}
+    importlib.import_module("fkat_data" if contestant.startswith("ours") else libraries.get(contestant, "torch"))
 
 
 @contextmanager
