@@ -4,6 +4,7 @@ Ray starts the actors, sends each microbatch number and brings the microbatch. W
 delivered, the loader knows. Ray retries nothing.
 """
 
+import itertools
 import logging
 import os
 import sys
@@ -24,6 +25,8 @@ except ImportError as error:
 _logger = logging.getLogger(__name__)
 _RAY: Any = ray  # which leaves its types open
 _LONGEST_LOOK_S = 2.0
+# Of the actors of this process: no two have one name, and a successor starts before its predecessor is gone.
+_numbers = itertools.count()
 _STRATEGIES = {"spread": "SPREAD", "near": "DEFAULT"}
 
 
@@ -84,7 +87,7 @@ class Actors:
             scheduling_strategy=_STRATEGIES[self.placement],
             max_restarts=0,
             max_task_retries=0,
-            name=f"fkat_data {name}, pid {os.getpid()}, {id(shipment):x}",
+            name=f"fkat_data {name}, pid {os.getpid()}, start {next(_numbers)}",
         )
         return _Actor(kind.remote(import_paths(), shipment, worker_index), name)
 

@@ -200,6 +200,11 @@ class RemoteWorker(ThreadWorker):
         for place in self._places:
             place.end()
 
+    def close(self, timeout_s: float) -> None:
+        """End the workers, and the threads that ask them within about ``timeout_s``."""
+        self.hang_up()
+        self._shared.stop(0, timeout_s)
+
     def _threads(self, num_threads: int, *, is_digested: bool) -> Threads:
         del num_threads, is_digested
         return _RemoteThreads(
