@@ -25,12 +25,13 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
 
 @pytest.fixture(scope="module")
 def cluster(shared_processes):
-    """Two nodes on this machine, by their resources ``here`` and ``there``."""
+    """Nodes on this machine, by their resources: ``here``, ``there``, and two that are ``lost``, the first in a test."""
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # the paths of Ray's sockets must be short
     os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
     made = cluster_utils.Cluster()
     made.add_node(num_cpus=4, resources={"here": 4}, include_dashboard=False, temp_dir=folder)
     made.add_node(num_cpus=4, resources={"there": 4})
+    made.lost = [made.add_node(num_cpus=2, resources={"lost": 1}) for _ in range(2)][0]
     ray.init(address=made.address, log_to_driver=False)
     yield made
     ray.shutdown()
@@ -136,14 +137,13 @@ def _kill_one(made):
 
 
 def test_a_node_that_goes_takes_no_microbatch_with_it(cluster):
-    node = cluster.add_node(num_cpus=2, resources={"lost": 2})
     expected = read()
     with loader(num_workers=2, workers=actors("lost"), max_worker_restarts=3, prefetch_factor=2) as made:
         iterator = iter(made)
         found = [plain(next(iterator)) for _ in range(3)]
-        cluster.remove_node(node)
-        cluster.add_node(num_cpus=2, resources={"lost": 2})
+        cluster.remove_node(cluster.lost)
         found += [plain(microbatch) for microbatch in iterator]
+        assert made.statistics().worker_restarts > 0
     assert found == expected
 
 
