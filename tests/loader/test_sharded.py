@@ -66,6 +66,7 @@ BAD = [
     ("start_method", "fork", "'template', 'spawn'"),
     ("trace", 5, "path"),
     ("replay", "yes", "true or false"),
+    ("workers", "fibers", "'processes', 'threads', or fkat_data.ray.Actors(...)"),
     ("num_workers_per_shard", 0, "at least 1"),
     ("num_threads_per_worker", 0, "at least 1"),
 ]
