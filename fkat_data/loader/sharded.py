@@ -146,6 +146,7 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
             stall_warning_s=arguments.seconds("stall_warning_s", stall_warning_s),
             stall_timeout_s=None if stall_timeout_s is None else arguments.seconds("stall_timeout_s", stall_timeout_s),
         )
+        kind = worker_kind(workers)
         timeline = None if trace is None else open_timeline(trace, *rank_and_world_size())
         settings = WorkerPoolSettings(
             factory=dataloader_factory,
@@ -155,7 +156,7 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
             group_size=arguments.integer("num_workers_per_shard", num_workers_per_shard, minimum=1),
             limit_bytes=memory_limit_bytes,
             profiler=profiler,
-            kind=worker_kind(workers) if arguments.boolean("multiprocessing", multiprocessing) else None,
+            kind=kind if arguments.boolean("multiprocessing", multiprocessing) else None,
             is_zero_copy=arguments.boolean("zero_copy", zero_copy),
             is_digested=recovery.max_worker_restarts > 0 or replica_group is not None,
             timeline=timeline,

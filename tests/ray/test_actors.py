@@ -31,7 +31,7 @@ def cluster(shared_processes):
     made = cluster_utils.Cluster()
     made.add_node(num_cpus=4, resources={"here": 4}, include_dashboard=False, temp_dir=folder)
     made.add_node(num_cpus=4, resources={"there": 4})
-    made.lost = [made.add_node(num_cpus=2, resources={"lost": 1}) for _ in range(2)][0]
+    made.lost, _ = (made.add_node(num_cpus=2, resources={"lost": 1}) for _ in range(2))
     ray.init(address=made.address, log_to_driver=False)
     yield made
     ray.shutdown()
