@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from dataset_examples import Documents, Keyed, generators
+from dataset_examples import CountedKeyed, Documents, Keyed, generators
 
 from fkat_data.datasets import (
     BufferSortedDataset,
@@ -222,14 +222,43 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(make, field, v
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: BufferSortedDataset(Keyed(range(50)), 50, 5), lambda: TokenBudgetBatchSampler([1] * 50, 1)]
+    "make",
+    [
+        lambda: BufferSortedDataset(Keyed(range(50)), 50, 5),
+        lambda: PackedDataset(Documents(range(1, 51)), 50),
+        lambda: TokenBudgetBatchSampler([1] * 50, 1),
+    ],
 )
-def test_a_seed_that_is_not_given_is_drawn_and_kept_in_the_state(make):
+def test_a_seed_that_is_not_given_is_drawn_and_kept_in_the_state_with_the_epoch(make):
     first, second = make(), make()
-    state, order = json.loads(json.dumps(first.state_dict())), list(first)
-    assert list(second) != order
+    first.set_epoch(3)
+    state, order = json.loads(json.dumps(first.state_dict())), repr(list(first))
+    assert repr(list(second)) != order
     second.load_state_dict(state)
-    assert list(second) == order
+    assert repr(list(second)) == order
+
+
+AROUND = [
+    lambda base: BufferSortedDataset(base, 2, 1, 0),
+    lambda base: ShardedDataset(base, 3, 1, "chunked", True),
+    lambda base: PackedDataset(base, 9, lengths=range(1, 10), seed=0),
+]
+
+
+@pytest.mark.parametrize("around", AROUND)
+def test_a_base_datasets_state_passes_through(around):
+    base, other = CountedKeyed(range(9), 4), CountedKeyed(range(9))
+    around(other).load_state_dict(json.loads(json.dumps(around(base).state_dict())))
+    assert other.visits == 4
+
+
+@pytest.mark.parametrize("around", AROUND[:2])
+def test_a_base_datasets_epoch_passes_through(around):
+    around(Keyed(range(9))).set_epoch(5)  # of which it knows nothing
+    inner = BufferSortedDataset(Keyed(range(9)), 9, 2, 1)
+    inner.sort_key = lambda index: index
+    around(inner).set_epoch(5)
+    assert inner.state_dict()["epoch"] == 5
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@ import logging
 from pathlib import Path
 
 import pytest
+from walks import begun
 
 from fkat_data.errors import ConfigurationError
 from fkat_data.samplers import (
@@ -103,8 +104,7 @@ def test_the_arguments_can_be_read_and_not_set():
 
 def test_another_ranks_sampler_begins_at_the_start_and_leaves_this_one_where_it_is():
     sampler = DistributedDataParallelShardSampler(plain(8), 2, 0)
-    iterator = iter(sampler)
-    next(iterator)
+    iterator = begun(sampler, 1)
     assert list(sampler.for_rank(4, 1)) == ["s2", "s3"]
     assert list(iterator) == ["s1", "s2", "s3"]
 

@@ -1,6 +1,5 @@
 import itertools
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +12,6 @@ from fkat_data.samplers import (
     ShardSampler,
     ShuffledShardSampler,
     as_shard_sampler,
-    check_shards,
     merge_uris,
 )
 
@@ -92,13 +90,54 @@ def test_a_merge_by_what_is_no_count_is_refused(num_uri_merge):
         merge_uris(["a"], num_uri_merge)
 
 
-def test_the_strings_of_numpy_become_plain_ones():
-    assert [type(uri) for uri in check_shards("shards", np.array(["a", "b"]))] == [str, str]
-
-
 def test_only_uris_are_merged():
     assert merge_uris(["a", ("b", "c")], 2) == [["a", "b"], ["c"]]
     with pytest.raises(ConfigurationError, match=r"^shards\[1\], for num_uri_merge=2 = \('b', 0\): expected a URI"):
         merge_uris(["a", ("b", 0)], 2)
     with pytest.raises(ConfigurationError, match=r"for num_uri_merge=-1 = 7: expected a URI"):
         DistributedDataParallelShardSampler([7, 8], 1, 0, num_uri_merge=-1)
+
+
+# Samplers nested in any order: whatever stands around what, ranks share each epoch out, purely and resumably.
+
+
+def leaves(num_shards):
+    return SequenceShardSampler([f"shard-{index}" for index in range(num_shards)])
+
+
+@st.composite
+def nestings(draw):
+    """A recipe from (size, rank) of one split to a sampler; at most one layer splits, any number shuffle."""
+    num_shards = draw(st.integers(4, 12))
+    layers = draw(st.lists(st.integers(0, 99), max_size=3))
+    place = draw(st.integers(0, len(layers)))
+    drop_last, merge = draw(st.booleans()), draw(st.sampled_from([0, 2, -1]))
+
+    def build(size, rank):
+        sampler = leaves(num_shards)
+        for number, seed in enumerate([*layers, None]):
+            if number == place:
+                sampler = DistributedDataParallelShardSampler(sampler, size, rank, drop_last, merge)
+            if seed is not None:
+                sampler = ShuffledShardSampler(sampler, seed)
+        return sampler
+
+    return num_shards, drop_last, build
+
+
+@given(nesting=nestings(), size=st.integers(1, 4), epoch=st.integers(0, 5))
+def test_ranks_share_each_epoch_out(nesting, size, epoch):
+    num_shards, drop_last, build = nesting
+    given_out = [flat(build(size, rank).shards(epoch)) for rank in range(size)]
+    together = [uri for part in given_out for uri in part]
+    assert len(set(together)) == len(together)
+    assert len(together) == (num_shards - num_shards % size if drop_last else num_shards)
+    assert max(map(len, given_out)) - min(map(len, given_out)) <= (0 if drop_last else 1)
+
+
+@given(nesting=nestings(), sizes=st.tuples(st.integers(1, 4), st.integers(1, 4)), epoch=st.integers(0, 3))
+def test_any_rank_of_any_number_of_ranks_can_be_asked_for(nesting, sizes, epoch):
+    _, _, build = nesting
+    ours, theirs = sizes
+    asked = build(ours, 0).for_rank(theirs, theirs - 1)
+    assert list(asked.shards(epoch)) == list(build(theirs, theirs - 1).shards(epoch))

@@ -5,6 +5,7 @@ import pytest
 import torch
 from streaming_examples import numbers, same, world, write
 from torch.utils.data import TensorDataset, default_collate
+from walks import begun
 
 from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.streaming import Stream, StreamingDataLoader, StreamingDataset
@@ -147,8 +148,7 @@ def test_a_copy_of_a_loader_under_iteration_has_a_whole_epoch(data, num_workers,
 
 def test_a_copy_keeps_a_place_that_was_loaded_and_not_begun(data):
     loader, loaded = (StreamingDataLoader(make(data)) for _ in range(2))
-    rest = iter(loader)
-    next(rest)
+    rest = begun(loader, 1)
     loaded.load_state_dict(loader.state_dict())
     assert of_epoch(pickle.loads(pickle.dumps(loaded))) == of_epoch(rest)
 
@@ -184,9 +184,7 @@ def test_an_epoch_that_is_ended_after_a_load_is_one_that_was_left(data):
     epochs = [numbers(whole) for _ in range(2)]
     for count in range(len(epochs[0]) + 1):
         left, loaded = made(), made()
-        iterator = iter(left)
-        for _ in range(count):
-            next(iterator)
+        begun(left, count)
         state = left.state_dict()
         assert loaded.merge_state_dicts([left.local_state_dict()]) == state
         loaded.load_state_dict(state)

@@ -3,8 +3,9 @@ import pytest
 import torch
 from own_datasets import Iterated
 from streaming_examples import global_batches, numbers, sample, world, worlds, write
+from walks import begun
 
-from fkat_data.errors import ConfigurationError, ShardNotFoundError, StaleIteratorError, StateMismatchError
+from fkat_data.errors import ConfigurationError, StaleIteratorError, StateMismatchError
 from fkat_data.streaming import Stream, StreamingDataLoader, StreamingDataset
 from fkat_data.streaming.order import BATCHING_METHODS
 
@@ -12,8 +13,7 @@ from fkat_data.streaming.order import BATCHING_METHODS
 def test_the_epoch_after_a_resumed_one_is_the_one_that_would_have_followed(data):
     options = {"local": data, "batch_size": 4, "shuffle": True, "shuffle_seed": 5, "num_canonical_nodes": 2}
     plain = StreamingDataLoader(StreamingDataset(**options))
-    iterator = iter(plain)
-    next(iterator)
+    iterator = begun(plain, 1)
     state = plain.state_dict()
     list(iterator)
     following = numbers(plain)
@@ -115,8 +115,7 @@ def test_arrays_come_as_they_are_asked_for(tmp_path):
 def test_an_older_iterator_says_that_it_is_replaced(data):
     datasets = [kind(local=data, batch_size=4) for kind in (StreamingDataset, StreamingDataset, Iterated)]
     for iterable in (datasets[0], *map(StreamingDataLoader, datasets[1:])):
-        older = iter(iterable)
-        next(older)
+        older = begun(iterable, 1)
         newer = iter(iterable)
         with pytest.raises(StaleIteratorError):
             next(older)
@@ -213,8 +212,3 @@ def test_a_stream_of_a_users_class_stays_one(data):
 def test_an_epoch_without_a_batch_size_is_an_error_that_says_so(data):
     with pytest.raises(ConfigurationError, match="batch_size"):
         iter(StreamingDataset(local=data))
-
-
-def test_a_directory_without_data_is_named(tmp_path):
-    with pytest.raises(ShardNotFoundError, match=r"index\.json"):
-        StreamingDataset(local=str(tmp_path))

@@ -14,6 +14,7 @@ from own_datasets import Endless, Filtered, Iterated, OwnOrder
 from own_workers import worker_pids
 from streaming_examples import numbers, worlds, write
 from torch.utils.data import get_worker_info
+from walks import begun
 
 from fkat_data import ConfigurationError, DataLoader
 from fkat_data.errors import WorkerStalledError
@@ -244,9 +245,7 @@ def test_the_place_is_known_in_the_second_epoch_of_an_iteration(data):
     num_batches = len(make(data, Endless))
     for cut in (num_batches - 1, num_batches, num_batches + 1, num_batches + 7):
         with make(data, Endless) as loader:
-            iterator = iter(loader)
-            for _ in range(cut):
-                next(iterator)
+            begun(loader, cut)
             state = loader.state_dict()
             after_break = next(iter(loader))["number"].tolist()
         (place,) = state["place"]
@@ -306,11 +305,6 @@ def test_a_dataset_of_workers_begins_each_epoch_as_the_callers_unless_it_stays(d
         with make(data, Counting, num_workers=num_workers, persistent_workers=stays if num_workers else None) as loader:
             found = [{count for batch in loader for count in batch["iteration"].tolist()} for _ in range(2)]
         assert found == [{1}, {2} if stays or not num_workers else {1}]
-
-
-@pytest.fixture(scope="module")
-def options(data):
-    return {"local": data, "batch_size": 4, "shuffle": True, "shuffle_algo": "block", "num_canonical_nodes": 2}
 
 
 @pytest.mark.long

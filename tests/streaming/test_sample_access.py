@@ -17,11 +17,6 @@ pytestmark = pytest.mark.filterwarnings("error:The given NumPy array is not writ
 
 
 @pytest.fixture(scope="module")
-def options(data):
-    return {"local": data, "batch_size": 4, "shuffle": True, "shuffle_algo": "block", "num_canonical_nodes": 2}
-
-
-@pytest.fixture(scope="module")
 def expected(options):
     batches = numbers(StreamingDataLoader(StreamingDataset(**options)))
     return [[number + 1000 for number in batch] for batch in batches]
