@@ -50,7 +50,6 @@ ARGUMENTS = [
     ("base_dataset", lambda: BufferSortedDataset(list(range(5)), 2, 1)),
     ("base_dataset", lambda: BufferSortedDataset(None, 2, 1)),
     ("buffer_size", lambda: BufferSortedDataset(Keyed([]), 0, 1)),
-    ("buffer_size", lambda: BufferSortedDataset(Keyed([]), 2.5, 1)),
     ("pack_size", lambda: BufferSortedDataset(Keyed([]), 2, 0)),
     ("init_seed", lambda: BufferSortedDataset(Keyed([]), 2, 1, "0")),
     ("generators", lambda: DatasetChain([])),
@@ -84,7 +83,6 @@ ARGUMENTS = [
     ("max_line_bytes", lambda: JsonDataset("a", max_line_bytes=0)),
     ("max_line_bytes", lambda: IterableJsonDataset("a", max_line_bytes=0)),
     ("row_groups_kept", lambda: ParquetDataset("a", row_groups_kept=0)),
-    ("row_groups_kept", lambda: ParquetDataset("a", row_groups_kept=True)),
     ("rows_at_once", lambda: IterableParquetDataset("a", rows_at_once=0)),
     *(
         ("paths", lambda kind=kind, paths=paths: kind(paths))
@@ -127,7 +125,6 @@ ARGUMENTS = [
     ("data_source", lambda: ResumableSequentialSampler(iter([]))),
     ("start_index", lambda: ResumableSequentialSampler([1], -1)),
     ("start_index", lambda: ResumableSequentialSampler([1], 2)),
-    ("start_index", lambda: ResumableSequentialSampler([1], "0")),
     ("sequence_length", lambda: Pack(0)),
     ("method", lambda: Pack(8, "first_fit")),
     ("too_long", lambda: Pack(8, "best_fit", "drop")),

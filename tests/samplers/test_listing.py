@@ -242,7 +242,6 @@ def test_options_reach_the_file_system_as_plain_values(tree):
     [
         ({"uri": ""}, "uri", "non-empty"),
         ({"uri": None}, "uri", "path or URI"),
-        ({"uri": b"/data"}, "uri", "path or URI"),
         ({"uri": ["/data"]}, "uri", "path or URI"),
         ({"uri": "{tree}/none"}, "uri", "does not exist"),
         ({"uri": "{tree}/*.bin"}, "uri", "pass a pattern as glob"),

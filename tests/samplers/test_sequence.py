@@ -42,7 +42,6 @@ def test_an_iterable_of_shards_is_read_once_and_a_list_may_change_afterwards():
 @pytest.mark.parametrize(
     ("sampler", "shards"),
     [
-        (["a", "b"], ["a", "b"]),
         (("b", "a"), ["b", "a"]),
         ((uri for uri in "ab"), ["a", "b"]),
         (OmegaConf.create(["a", ["b", "c"]]), ["a", ["b", "c"]]),

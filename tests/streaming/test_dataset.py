@@ -3,10 +3,11 @@ import pytest
 import torch
 from own_datasets import Iterated
 from streaming_examples import global_batches, numbers, sample, world, worlds, write
+from torch.utils.data import DataLoader
 from walks import begun
 
 from fkat_data.errors import ConfigurationError, StaleIteratorError, StateMismatchError
-from fkat_data.streaming import Stream, StreamingDataLoader, StreamingDataset
+from fkat_data.streaming import LocalDataset, Stream, StreamingDataLoader, StreamingDataset
 from fkat_data.streaming.order import BATCHING_METHODS
 
 
@@ -145,7 +146,6 @@ def test_an_epoch_and_a_state_have_numbers_that_fit(data):
         ({"local": None, "streams": []}, "streams"),
         ({"local": None, "streams": ["x"]}, "streams"),
         ({"batch_size": 0}, "batch_size"),
-        ({"batch_size": 2.0}, "batch_size"),
         ({"shuffle": "yes"}, "shuffle"),
         ({"shuffle_algo": "best"}, "shuffle_algo"),
         ({"shuffle_seed": -1}, "shuffle_seed"),
@@ -207,6 +207,18 @@ def test_a_stream_of_a_users_class_stays_one(data):
     assert len(list(dataset)) == 97
     with pytest.raises(ConfigurationError, match="columns"):
         given.filled(columns="text")
+
+
+@pytest.mark.usefixtures("processes")
+def test_a_torch_dataloader_with_workers_reads_a_local_dataset(data):
+    loader = DataLoader(LocalDataset(data, columns=["number"]), batch_size=40, num_workers=1)
+    assert [batch["number"].tolist() for batch in loader] == [[*range(40)], [*range(40, 80)], [*range(80, 97)]]
+
+
+@pytest.mark.parametrize("local", ["", 3])
+def test_a_local_place_that_is_none_is_refused(local):
+    with pytest.raises(ConfigurationError, match="local"):
+        LocalDataset(local)
 
 
 def test_an_epoch_without_a_batch_size_is_an_error_that_says_so(data):

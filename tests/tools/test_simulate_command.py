@@ -85,11 +85,8 @@ def test_the_terminal_shows_numbers_time_and_nodes(config):
         (("--bandwidth", "fast"), "--bandwidth"),
         (("--bandwidth", "0"), "bandwidth_bytes_per_s"),
         (("--steps", 5, "--epochs", 2), "num_steps"),
-        (("--cache-limit", "10kb"), "cache_limit"),
         (("--shard-bytes", "1kb"), "--shard-bytes"),
-        (("dataset.shuffle_algo=best",), "shuffle_algo"),
         (("~dataset.batch_size",), "batch_size"),
-        (("--key", "nothing"), "--key"),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(map(str, value)),
 )
