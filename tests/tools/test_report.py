@@ -143,34 +143,31 @@ def test_a_run_that_has_not_delivered_anything_has_a_page(tmp_path):
     assert "No microbatch was delivered yet" in text
 
 
-report = partial(command_examples.run, "report")
+said = partial(command_examples.said, "report")
 
 
 def test_the_page_lies_beside_the_timeline_and_the_verdict_is_printed(tmp_path):
     loader = make(["list-a-9"], trace=tmp_path / "run.json")
     epoch(loader)
-    code, output = report(tmp_path / "run.json")
-    assert code == 0
+    output = said(tmp_path / "run.json")
     assert "the trainer waited" in output
     assert "making one: median " in output
     assert str(tmp_path / "run.html") in output
     assert "<svg" in (tmp_path / "run.html").read_text()
-    code, output = report(tmp_path / "run.json", "--output", tmp_path / "other.html")
-    assert (code, (tmp_path / "other.html").is_file()) == (0, True)
+    said(tmp_path / "run.json", "--output", tmp_path / "other.html")
+    assert (tmp_path / "other.html").is_file()
 
 
 def test_the_page_does_not_replace_the_timeline(tmp_path):
     path = tmp_path / "run.html"
     make(["list-a-3"], trace=path).close()
     content = path.read_bytes()
-    code, output = report(path)
-    assert (code, path.read_bytes()) == (2, content)
-    assert "--output = " in output
+    assert "--output = " in said(path, code=2)
+    assert path.read_bytes() == content
 
 
 def test_without_a_timeline_there_is_no_report(tmp_path):
-    code, output = report(tmp_path / "run.json")
-    assert code == 2
+    output = said(tmp_path / "run.json", code=2)
     assert "cannot write the report" in output
     assert "run.json" in output
     assert list(tmp_path.iterdir()) == []
