@@ -1,6 +1,5 @@
 """Datasets made of others: mapped, named, or one generator after another."""
 
-import operator
 import pickle
 from functools import partial
 
@@ -11,13 +10,6 @@ from torch.utils.data import DataLoader
 from fkat_data import DataLoaderFactory
 from fkat_data.datasets import BufferSortedDataset, DatasetChain, DictDataset, IterableMapDataset, MapDataset
 from fkat_data.errors import ConfigurationError
-
-
-def test_each_sample_is_put_through_the_function():
-    dataset = MapDataset([3, 1, 2], operator.neg)
-    assert len(dataset) == 3
-    assert [dataset[index] for index in range(3)] == [-3, -1, -2]
-    assert dataset.__getitems__([2, 0]) == [-2, -3]
 
 
 def test_samples_are_asked_for_together_where_the_dataset_can():

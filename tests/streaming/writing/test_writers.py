@@ -261,24 +261,6 @@ def test_a_folder_that_an_old_index_names_stays(tmp_path):
     assert (tmp_path / "shard.00000.mds" / "mine").is_dir()
 
 
-class Stopped(Exception):  # noqa: N818 - it is no error
-    pass
-
-
-def write_and_stop(count, out):
-    with MDSWriter(columns=COLUMNS, out=out, size_limit=200) as writer:
-        for sample in samples_of(count):
-            writer.write(sample)
-        raise Stopped
-
-
-@pytest.mark.parametrize("count", [0, 1, 30])
-def test_a_writer_that_raised_leaves_nothing(tmp_path, count):
-    with pytest.raises(Stopped):
-        write_and_stop(count, tmp_path / "data")
-    assert not (tmp_path / "data").exists()
-
-
 def test_the_index_comes_last(tmp_path):
     writer = MDSWriter(columns=COLUMNS, out=tmp_path, size_limit=200)
     for sample in samples_of(30):
