@@ -17,7 +17,6 @@ def test_a_shard_in_work_is_waited_for_and_made_once():
     begun, may_end, made = threading.Event(), threading.Event(), []
 
     def prepare(shard, wait):
-        del wait
         begun.set()
         may_end.wait(30)
         made.append(shard)
@@ -35,7 +34,6 @@ def test_no_more_are_in_work_than_there_are_threads():
     lock, running, most = threading.Lock(), [0], [0]
 
     def prepare(shard, wait):
-        del wait
         with lock:
             running[0] += 1
             most[0] = max(most[0], running[0])
@@ -96,7 +94,6 @@ def test_waiting_for_other_processes_costs_little():
     calls = []
 
     def prepare(shard, wait):
-        del wait
         calls.append(shard)
 
     ahead = ReadAhead(prepare, 4)
@@ -110,7 +107,6 @@ def test_nothing_shares_the_way_with_what_is_needed_first():
     begun, may_end = [], threading.Event()
 
     def prepare(shard, wait):
-        del wait
         begun.append(shard)
         if shard < 2:
             may_end.wait(30)
@@ -134,7 +130,6 @@ def test_parts_are_yielded_when_enough_of_those_that_follow_is_wanted():
 
     class Recorded(ReadAhead):
         def want(self, shards, *, is_first=False):
-            del is_first
             wanted.extend(shards)
 
     def parts():
@@ -191,7 +186,6 @@ def test_after_close_nothing_is_begun_and_threads_end():
     may_end, made = threading.Event(), []
 
     def prepare(shard, wait):
-        del wait
         made.append(shard)
         may_end.wait(30)
         return shard
