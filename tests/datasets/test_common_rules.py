@@ -4,7 +4,8 @@ import json
 
 import pytest
 import torch
-from dataset_examples import CountedKeyed, Documents, Keyed, generators
+from dataset_examples import CountedKeyed, Documents, Keyed
+from loader_examples import generators
 
 from fkat_data.datasets import (
     BufferSortedDataset,
@@ -258,15 +259,7 @@ def test_a_base_datasets_epoch_passes_through(around):
     assert inner.state_dict()["epoch"] == 5
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: BufferSortedDataset(Keyed(range(9)), 4, 2, 5),
-        lambda: of_shards(shard_params={"a": ((range(20),), {})}, shuffle=True, seed=3),
-        lambda: PackedDataset(Documents([3] * 40), 6, 20, seed=1),
-        lambda: TokenBudgetBatchSampler([1] * 50, 4, seed=1),
-    ],
-)
+@pytest.mark.parametrize("make", [make for make, *_ in STATES])
 def test_no_global_generator_is_moved_where_a_seed_is_given(make):
     before = generators()
     assert list(make())
