@@ -7,6 +7,7 @@ import torch
 from own_datasets import EXACT_ANYWHERE, ONE_FOR_ONE, ByItem, ByTransform, LocalByIndex, LocalByItem, marked
 from streaming_examples import numbers, world, worlds, write
 from torch.utils.data import DataLoader, Subset
+from walks import recorded
 
 from fkat_data import DataLoaderFactory, ShardedDataLoader
 from fkat_data.errors import ConfigurationError
@@ -58,13 +59,10 @@ def test_what_a_subclass_makes_of_a_sample_comes_from_every_way_of_reading(optio
 def test_and_in_workers(options, expected, kind):
     forked = {"num_workers": 2, "multiprocessing_context": "fork"}
     assert numbers(DataLoader(kind(**options), batch_size=4, **forked)) == expected
+    found, states = recorded(StreamingDataLoader(kind(**options), **forked), lambda batch: batch["number"].tolist())
+    assert found == expected
     loader = StreamingDataLoader(kind(**options), **forked)
-    states = []
-    for batch, wanted in zip(loader, expected, strict=True):
-        assert batch["number"].tolist() == wanted
-        states.append(loader.state_dict())
-    loader = StreamingDataLoader(kind(**options), **forked)
-    loader.load_state_dict(states[11])
+    loader.load_state_dict(states[12])
     assert numbers(loader) == expected[12:]
 
 
