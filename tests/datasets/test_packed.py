@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-import fkat_data
-from fkat_data.datasets import Filter, Pack, PackedDataset, collate_packed
+from fkat_data.datasets import Pack, PackedDataset, collate_packed
 from fkat_data.datasets.best_fit import best_fit, count_bins
 from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.streaming import LocalDataset, MDSWriter
@@ -220,106 +219,3 @@ def test_a_state_of_the_old_order_of_several_ranks_is_refused_by_name():
     assert dataset.state_dict()["epoch"] == 2
     with pytest.raises(StateMismatchError, match=r"order of several ranks has changed.*begin the next epoch"):
         dataset.load_state_dict(old | {"world_size": 2})
-
-
-# Rows that ready-made functions make of the samples of a window.
-SIZES = st.lists(st.integers(0, 12), max_size=20)
-
-
-def documents_of(sizes):
-    """Documents whose tokens name their document and place."""
-    return [torch.arange(size) + 100 * (index + 1) for index, size in enumerate(sizes)]
-
-
-def pieces_of(rows):
-    """Return the tokens of each fragment, in order, as the boundaries tell them apart."""
-    found = []
-    for row in rows:
-        edges = row["cu_seqlens"].tolist()
-        for number, (start, stop) in enumerate(itertools.pairwise(edges)):
-            ids = set(row["document_ids"][start:stop].tolist())
-            assert row["position_ids"][start:stop].tolist() == list(range(stop - start))
-            if ids == {-1}:
-                assert not row["tokens"][start:stop].any()
-            else:
-                assert ids == {number}
-                found.append(row["tokens"][start:stop].tolist())
-    return found
-
-
-@given(SIZES, st.integers(1, 9))
-def test_joined_documents_fill_every_sequence_but_the_last(sizes, size):
-    documents = documents_of(sizes)
-    rows = Pack(size, "concatenate")(documents)
-    assert [*itertools.chain.from_iterable(pieces_of(rows))] == [
-        *itertools.chain.from_iterable(each.tolist() for each in documents)
-    ]
-    assert len(rows) == -(-sum(sizes) // size)
-    assert all(len(row["tokens"]) == size for row in rows)
-
-
-@given(SIZES, st.sampled_from(["skip", "split", "truncate"]))
-def test_documents_fit_whole_or_as_too_long_says(sizes, too_long):
-    documents = documents_of(sizes)
-    pieces = pieces_of(Pack(8, too_long=too_long)(documents))
-    expected = {
-        "skip": [each.tolist() for each in documents if len(each) <= 8],
-        "split": [each[start : start + 8].tolist() for each in documents for start in range(0, len(each), 8)],
-        "truncate": [each[:8].tolist() for each in documents],
-    }[too_long]
-    assert sorted(pieces) == sorted(each for each in expected if each)
-
-
-@given(st.lists(st.integers(1, 8), min_size=1, max_size=20))
-def test_a_window_is_packed_as_a_packed_dataset_in_order_packs_it(sizes):
-    documents = documents_of(sizes)
-    planned = PackedDataset(documents, 8, window_size=len(sizes), lengths=sizes, shuffle=False)
-    for row, expected in zip(Pack(8)(documents), planned, strict=True):
-        assert row.keys() == expected.keys()
-        assert all(torch.equal(row[name], expected[name]) for name in row)
-
-
-def test_fields_are_padded_each_by_its_own_value():
-    samples = [{"tokens": torch.tensor([1, 2]), "labels": [3, 4], "name": "a"}]
-    (row,) = Pack(3, fields=["tokens", "labels"], padding={"labels": -100})(samples)
-    assert row["tokens"].tolist() == [1, 2, 0]
-    assert row["labels"].tolist() == [3, 4, -100]
-
-
-def test_packed_while_loading_each_token_comes_once():
-    documents = documents_of([5, 1, 30, 7, 2, 8, 8, 3] * 9)
-    long_enough = Filter(lambda document: len(document) > 1)
-    loader = fkat_data.DataLoader(
-        documents, 4, shuffle=True, window_fn=[long_enough, Pack(8, too_long="split")], window_size=10,
-        collate_fn=collate_packed,
-    )  # fmt: skip
-    tokens = torch.cat([batch["tokens"][batch["document_ids"] >= 0] for batch in loader])
-    expected = torch.cat([document for document in documents if len(document) > 1])
-    assert torch.equal(tokens.sort().values, expected.sort().values)
-
-
-def test_a_state_of_another_packing_is_refused():
-    def loader(size):
-        return fkat_data.DataLoader(
-            documents_of([5] * 30), 1, window_fn=Pack(size), window_size=4, collate_fn=collate_packed
-        )
-
-    begun = loader(8)
-    next(iter(begun))
-    with pytest.raises(ValueError, match=r"window_fn.*sequence_length=8.*sequence_length=9"):
-        loader(9).load_state_dict(begun.state_dict())
-
-
-@pytest.mark.parametrize(
-    ("samples", "fields", "words"),
-    [
-        ([[1], [1, 2, 3]], ["tokens"], "3 tokens at place 1"),
-        ([{"a": [1]}], ["tokens"], "place 0"),
-        ([{"tokens": [1], "labels": [1, 2]}], ["tokens", "labels"], "place 0"),
-        ([[1]], ["tokens", "labels"], "place 0"),
-        ([{"tokens": [[1]]}], ["tokens"], "place 0"),
-    ],
-)
-def test_samples_that_cannot_be_packed_are_named_by_their_place(samples, fields, words):
-    with pytest.raises(ConfigurationError, match=words):
-        Pack(2, fields=fields)(samples)
