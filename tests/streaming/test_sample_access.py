@@ -72,10 +72,8 @@ def test_a_sample_by_its_number_is_the_overridden_one(options):
         assert Subset(kind(**options), [5]).__getitems__([0])[0]["number"] == 1005
     for kind in (ByItem, ByTransform):
         assert kind(**options).get_item(-97)["number"] == 1000
-        assert [[sample["number"] for sample in row] for row in kind(**options)[[[1], [2, 3]]]] == [
-            [1001],
-            [1002, 1003],
-        ]
+        rows = kind(**options)[[[1], [2, 3]]]
+        assert [[sample["number"] for sample in row] for row in rows] == [[1001], [1002, 1003]]
         assert [sample["number"] for sample in kind(**options)[94:]] == [1094, 1095, 1096]
         with pytest.raises(IndexError):
             kind(**options)[97]
