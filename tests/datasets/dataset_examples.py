@@ -107,11 +107,6 @@ class Drawing:
         return torch.tensor([self.numbers[index], *draws], dtype=torch.float64)
 
 
-def generators():
-    """The states of the global random generators, to compare."""
-    return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
-
-
 def bucketed(shard):
     """Sorted in buffers, padded."""
     dataset = BufferSortedDataset(documents_of(shard), 8, 3)

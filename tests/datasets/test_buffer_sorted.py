@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from dataset_examples import CountedKeyed, Keyed
+from dataset_examples import Keyed
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -106,13 +106,3 @@ def test_a_state_brings_epoch_and_seed_and_is_plain(epoch, seed):
     other.load_state_dict(json.loads(json.dumps(dataset.state_dict())))
     assert list(other) == list(dataset)
     assert other.state_dict() == dataset.state_dict()
-
-
-def test_a_base_datasets_state_and_epoch_pass_through():
-    base, other = CountedKeyed(range(5), 3), CountedKeyed(range(5))
-    BufferSortedDataset(other, 2, 1, 0).load_state_dict(BufferSortedDataset(base, 2, 1, 0).state_dict())
-    assert other.visits == 3
-    inner = BufferSortedDataset(Keyed(range(8)), 8, 2, 1)
-    inner.sort_key = lambda index: index
-    BufferSortedDataset(inner, 4, 2, 1).set_epoch(4)
-    assert inner.state_dict()["epoch"] == 4

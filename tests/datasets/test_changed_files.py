@@ -9,6 +9,7 @@ import sys
 import time
 
 import pytest
+from walks import begun
 from written_files import FORMATS, NUM_SAMPLES, write_lines, write_rows
 
 from fkat_data import DataLoader
@@ -118,8 +119,7 @@ def test_a_parquet_file_that_is_cut_while_it_is_mapped_is_an_error_and_does_not_
     path = tmp_path / "file.parquet"
     write_rows(path, "old")
     dataset = ParquetDataset(str(path))
-    rows = iter(IterableParquetDataset(str(path), rows_at_once=2))
-    next(rows)
+    rows = begun(IterableParquetDataset(str(path), rows_at_once=2), 1)
     os.truncate(path, 10)
     for read in (lambda: dataset[0], lambda: list(rows)):
         with pytest.raises(ShardCorruptError, match=r"file\.parquet.*the file has changed"):
@@ -129,8 +129,7 @@ def test_a_parquet_file_that_is_cut_while_it_is_mapped_is_an_error_and_does_not_
 def test_lines_of_a_file_that_is_written_while_it_is_read_in_order_do_not_mix(tmp_path):
     path = tmp_path / "lines.jsonl"
     path.write_text("".join(f'"{"x" * 1000} old"\n' for _ in range(5000)), "utf-8")
-    lines = iter(IterableJsonDataset(str(path)))
-    next(lines)
+    lines = begun(IterableJsonDataset(str(path)), 1)
     path.write_text("".join(f'"{"x" * 1000} new"\n' for _ in range(5000)), "utf-8")
     later(path)
     seen = []
@@ -146,8 +145,7 @@ def loader_of(dataset):
 def test_a_resume_refuses_a_file_that_has_changed_since_and_names_it(case):
     path, opened, write = case
     loader = loader_of(opened())
-    iterator = iter(loader)
-    next(iterator)
+    begun(loader, 1)
     state = json.loads(json.dumps(loader.local_state_dict()))
     again = loader_of(opened())
     again.load_state_dict(state)

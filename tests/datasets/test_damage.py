@@ -3,12 +3,12 @@
 import gzip
 import io
 import json
-import tarfile
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
+from archive_examples import archive
 
 from fkat_data.datasets import IterableJsonDataset, IterableParquetDataset, JsonDataset, ParquetDataset, TarDataset
 from fkat_data.errors import ConfigurationError, ShardCorruptError
@@ -24,13 +24,8 @@ def parquet_bytes(**options):
 
 
 def tar_bytes():
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w") as archive:
-        for number in range(3):
-            info = tarfile.TarInfo(f"sample{number}.txt")
-            info.size = 5
-            archive.addfile(info, io.BytesIO(b"text%d" % number))
-    return file.getvalue()[: 8 * 512]  # its last blocks of zeros, without those that fill up the record
+    members = [(f"sample{number}.txt", b"text%d" % number) for number in range(3)]
+    return archive(members)[: 8 * 512]  # its last blocks of zeros, without those that fill up the record
 
 
 def by_index(kind):

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from dataset_examples import CountedKeyed, Documents
+from dataset_examples import Documents
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
@@ -184,17 +184,6 @@ def test_a_microbatch_is_collated_as_if_it_were_one_row():
         assert torch.equal(flat, torch.cat([item["tokens"] for item in alone]))
         for start, stop in itertools.pairwise(edges):
             assert len(set((flat[start:stop] // 1000).tolist())) == 1
-
-
-def test_the_state_brings_epoch_and_seed_and_passes_through():
-    base = CountedKeyed([2] * 30, 4)
-    dataset = PackedDataset(base, 4, lengths=[2] * 30)
-    dataset.set_epoch(3)
-    other_base = CountedKeyed([2] * 30)
-    other = PackedDataset(other_base, 4, lengths=[2] * 30)
-    other.load_state_dict(json.loads(json.dumps(dataset.state_dict())))
-    assert other_base.visits == 4
-    assert [other.fragments(index) for index in range(15)] == [dataset.fragments(index) for index in range(15)]
 
 
 @given(lengths=LENGTHS, options=SETTINGS, epoch=st.integers(0, 3))

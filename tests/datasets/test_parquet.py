@@ -198,16 +198,6 @@ def test_what_was_written_is_read(table, rows_a_group, rows_at_once, row_groups_
                 assert same(value, wanted[name], table.schema.field(name).type)
 
 
-@pytest.mark.parametrize("length", [0, 5, 2000])
-def test_strings_are_the_same_however_often_they_are_read(tmp_path, length):
-    texts = [None if index % 7 == 0 else f"{index} " + "ü" * length for index in range(40)]
-    pq.write_table(pa.table({"text": texts, "label": range(40)}), tmp_path / "rows.parquet")
-    dataset = ParquetDataset(str(tmp_path / "rows.parquet"))
-    for first in [*range(40), *range(40)]:
-        indices = [first, 39, 0]
-        assert [row["text"] for row in dataset.__getitems__(indices)] == [texts[index] for index in indices]
-
-
 def test_no_more_files_are_open_than_a_few(tmp_path):
     paths = [str(tmp_path / f"{number:03}.parquet") for number in range(80)]
     for number, path in enumerate(paths):

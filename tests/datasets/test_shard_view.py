@@ -1,11 +1,11 @@
 import json
 
 import pytest
-from dataset_examples import CountedKeyed, Keyed
+from dataset_examples import Keyed
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fkat_data.datasets import BufferSortedDataset, ShardedDataset, ShardIndexingMode
+from fkat_data.datasets import ShardedDataset, ShardIndexingMode
 
 COUNTS = st.integers(0, 40)
 TOTALS = st.integers(1, 9)
@@ -39,20 +39,6 @@ def test_indices_are_those_of_a_list(count, total, mode, is_padded, data):
     for index in (len(items), -len(items) - 1):
         with pytest.raises(IndexError):
             view[index]
-
-
-def test_the_state_passes_through_and_is_plain():
-    base, other = CountedKeyed(range(9), 4), CountedKeyed(range(9))
-    state = json.loads(json.dumps(ShardedDataset(base, 3, 1, "chunked", True).state_dict()))
-    ShardedDataset(other, 3, 1, "chunked", True).load_state_dict(state)
-    assert other.visits == 4
-
-
-def test_the_epoch_passes_through():
-    base = BufferSortedDataset(Keyed(range(9)), 9, 2, 0)
-    ShardedDataset(base, 3, 1, "sequential", True).set_epoch(5)
-    assert base.state_dict()["epoch"] == 5
-    ShardedDataset(Keyed([]), 3, 1, "sequential", True).set_epoch(5)
 
 
 MESH = """

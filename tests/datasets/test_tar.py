@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from archive_examples import archive
+from walks import recorded
 
 from fkat_data import DataLoaderFactory, ShardedDataLoader
 from fkat_data.datasets import TarDataset
@@ -77,13 +78,10 @@ def test_a_resume_reads_no_content_that_it_passes_over(tmp_path, monkeypatch):
         factory = DataLoaderFactory(dataset_generator=TarDataset, batch_size=4)
         return ShardedDataLoader(3, [path], factory, multiprocessing=False)
 
-    loader, whole, states = made(), [], []
-    for microbatch in loader:
-        whole.append(microbatch["cls"].tolist())
-        states.append(loader.state_dict())
+    whole, states = recorded(made(), lambda microbatch: microbatch["cls"].tolist())
     assert list(chain(*whole)) == list(range(40))
     loader = made()
-    loader.load_state_dict(states[7])
+    loader.load_state_dict(states[8])
     reads.clear()
     assert [microbatch["cls"].tolist() for microbatch in loader] == whole[8:]
     headers = sum(stop - start for start, stop in reads if stop - start <= 16 << 10)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from walks import begun
 
 from fkat_data.datasets import TokenBudgetBatchSampler
 from fkat_data.errors import StaleIteratorError, StateMismatchError
@@ -167,8 +168,7 @@ def test_resuming_at_every_position_equals_no_stop(lengths, options, data):
 
 def test_a_loop_that_is_left_is_given_up_and_its_iterator_is_stale():
     sampler = small()
-    iterator = iter(sampler)
-    next(iterator)
+    iterator = begun(sampler, 1)
     assert len(sampler) == 10
     epoch_one = list(sampler)
     fresh = small()

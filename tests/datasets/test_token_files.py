@@ -193,41 +193,37 @@ def test_a_document_outside_its_file_is_an_error_where_it_is_read(tmp_path):
 
 
 def test_wrong_arguments_name_what_they_should_be(tmp_path):
-    path, _ = written(bare, tmp_path / "a")
-    with pytest.raises(ConfigurationError, match=r"dtype = None: expected the type of the tokens in .*a\.bin"):
-        TokenWindows(path, 4)
-    with pytest.raises(ConfigurationError, match="dtype = 'float32'"):
-        TokenWindows(path, 4, dtype="float32")
-    Path(path).write_bytes(b"abc")
-    with pytest.raises(ShardCorruptError, match="a multiple of 8 bytes"):
-        TokenWindows(path, 4, dtype="int64")
-    for options in ({"window_size": 0}, {"window_size": 4, "stride": 0}, {"window_size": 4, "vocab_size": 0}):
-        with pytest.raises(ConfigurationError, match=[*options][-1]):
-            TokenWindows(path, dtype="uint8", **options)
-    with pytest.raises(ConfigurationError, match="end_of_document"):
-        TokenWindows(path, 4, dtype="uint8", end_of_document=1)
-    with pytest.raises(ConfigurationError, match=r"a\.bin.*whose index says where documents are"):
-        TokenWindows(path, 4, dtype="uint8", boundaries=True)
+    raw, typed, pair = (written(write, tmp_path / write.__name__)[0] for write in (bare, numpys, megatron))
+    (tmp_path / "odd.bin").write_bytes(b"abc")
+    np.save(tmp_path / "square.npy", np.zeros((2, 2), int))
+    (tmp_path / "questions.bin").write_bytes(np.int32([20240522, *[0] * 255]).tobytes())
+    for path, options, error, text in (
+        (raw, {}, ConfigurationError, r"dtype = None: expected the type of the tokens in .*bare\.bin"),
+        (raw, {"dtype": "float32"}, ConfigurationError, "dtype = 'float32'"),
+        ("odd.bin", {"dtype": "int64"}, ShardCorruptError, "a multiple of 8 bytes"),
+        *(
+            (raw, {"dtype": "uint8", name: 0}, ConfigurationError, name)
+            for name in ("window_size", "stride", "vocab_size")
+        ),
+        (raw, {"dtype": "uint8", "end_of_document": 1}, ConfigurationError, "end_of_document"),
+        (
+            raw,
+            {"dtype": "uint8", "boundaries": True},
+            ConfigurationError,
+            r"bare\.bin.*whose index says where documents",
+        ),
+        ("none.bin", {}, ShardNotFoundError, r"none\.bin"),
+        (typed, {"dtype": "int64"}, ConfigurationError, r"dtype = 'int64': expected <u2, which .*numpys\.npy says"),
+        ("square.npy", {}, ConfigurationError, "one dimension"),
+        (pair.replace(".bin", ".idx"), {}, ConfigurationError, r"the tokens beside this index: .*megatron\.bin"),
+        ("questions.bin", {}, ConfigurationError, "questions of an evaluation"),
+    ):
+        with pytest.raises(error, match=text):
+            TokenWindows(str(tmp_path / path), **{"window_size": 4} | options)
     with pytest.raises(ConfigurationError, match="whose index says where documents are"):
-        TokenDocuments(path, dtype="uint8")
-    with pytest.raises(ShardNotFoundError, match=r"none\.bin"):
-        TokenWindows(str(tmp_path / "none.bin"), 4)
+        TokenDocuments(raw, dtype="uint8")
     with pytest.raises(ConfigurationError, match="uris"):
         TokenWindows([], 4)
-    path, _ = written(numpys, tmp_path / "b")
-    with pytest.raises(ConfigurationError, match=r"dtype = 'int64': expected <u2, which .*b\.npy says"):
-        TokenWindows(path, 4, dtype="int64")
-    np.save(path, np.zeros((2, 2), int))
-    with pytest.raises(ConfigurationError, match="one dimension"):
-        TokenWindows(path, 4)
-    path, _ = written(megatron, tmp_path / "c")
-    with pytest.raises(ConfigurationError, match=r"the tokens beside this index: .*c\.bin"):
-        TokenWindows(path.replace(".bin", ".idx"), 4)
-    header = np.zeros(256, "<i4")
-    header[0] = 20240522
-    (tmp_path / "d.bin").write_bytes(header.tobytes())
-    with pytest.raises(ConfigurationError, match="questions of an evaluation"):
-        TokenWindows(str(tmp_path / "d.bin"), 4)
 
 
 def test_a_token_outside_the_vocabulary_is_named_where_it_is_read(tmp_path):

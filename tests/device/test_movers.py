@@ -1,5 +1,4 @@
 import gc
-import time
 from collections import OrderedDict, UserDict
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -9,10 +8,12 @@ import pytest
 import torch
 from device_examples import LateEngine, deliver_by
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
+from walks import wait_until
 
 from fkat_data.device import AcceleratorMover, HostMover, engine_for, mover_for
 from fkat_data.errors import ConfigurationError
 from fkat_data.streaming import MDSWriter, StreamingDataLoader, StreamingDataset
+from fkat_data.testing.contracts import MoverContract
 
 MICROBATCH = {"tensor": torch.arange(3), "text": "a", "nested": [(torch.ones(2),)]}
 
@@ -106,10 +107,7 @@ def test_a_mover_that_is_dropped_waits_for_its_copies():
     assert moved.tolist() == [99] * 4
     del mover
     gc.collect()
-    deadline_s = time.monotonic() + 30
-    while moved.tolist() != [0, 1, 2, 3] and time.monotonic() < deadline_s:
-        time.sleep(0.01)
-    assert moved.tolist() == [0, 1, 2, 3]
+    wait_until(lambda: moved.tolist() == [0, 1, 2, 3])
 
 
 def test_where_one_tensor_finds_no_room_the_others_are_kept_until_they_were_read():
@@ -185,3 +183,87 @@ def test_another_device_is_used_at_once_where_many_microbatches_were_made_togeth
     numbers = torch.cat([batch for batch in found if not batch.is_meta]).tolist()
     assert numbers == [number for number in range(64) if number // 4 not in (5, 6)]
     loader.close()
+
+
+# How many copies may be late, and what waits for them; test_engine.py looks at every byte.
+
+
+def test_copies_that_are_late_are_waited_for_before_memory_runs_out(remote):
+    """They hold as much as the limit allows, and nobody else lets them go."""
+
+    def large(shard):
+        for index in range(20):
+            yield torch.full((400_000,), index, dtype=torch.uint8)
+
+    engine = LateEngine()
+    with remote(["a"], large, memory_limit_bytes=1 << 20) as loader:
+        deliver_by(loader, AcceleratorMover(engine))
+        kept = list(loader)
+        engine.run_until(len(engine.issued_copies) - 2)
+        assert [int(microbatch.unique()) for microbatch in kept] == list(range(20))
+        loader.set_device(None)
+
+
+def test_the_host_waits_when_more_copies_would_not_be_faster():
+    engine = LateEngine()
+    mover = AcceleratorMover(engine)
+    for index in range(10):
+        mover.finish(mover.begin(torch.tensor([index])))
+        assert engine.num_done >= index - 3
+    assert engine.num_done == 6
+    mover.wait()
+    assert engine.num_done == 10
+
+
+# Our own movers keep the contract, on the host and on a device whose copies are late.
+
+
+class TestHost(MoverContract):
+    def make(self):
+        return HostMover()
+
+
+class TestLate(MoverContract):
+    def make(self):
+        self.engine = LateEngine()
+        return AcceleratorMover(self.engine)
+
+    def settle(self, mover):
+        self.engine.run_until(len(self.engine.issued_copies) - 2)
+
+
+@pytest.mark.gpu
+class TestCuda(MoverContract):
+    device = torch.device("cuda")
+
+    @pytest.fixture(autouse=True)
+    def _device(self):
+        if not torch.cuda.is_available():
+            pytest.skip("no CUDA device")
+
+    def make(self):
+        return mover_for("cuda")
+
+
+REGISTERED = """
+import torch
+from fkat_data import ConfigurationError
+from fkat_data.device import HostMover, mover_for
+from fkat_data.extensions import register_mover
+
+class Elsewhere(HostMover):
+    def __init__(self, device):
+        self.device = device
+
+register_mover("hpu", Elsewhere)
+print(mover_for("hpu:1").device)
+for name in ("nowhere", "cuda"):
+    try:
+        register_mover(name, Elsewhere)
+    except ConfigurationError as error:
+        print("torch knows" in str(error), "this package" in str(error))
+"""
+
+
+def test_a_registered_mover_serves_its_type_of_device(run_script):
+    assert run_script(REGISTERED).stdout == "hpu:1\nTrue False\nFalse True\n"

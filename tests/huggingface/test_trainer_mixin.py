@@ -62,11 +62,18 @@ def trainer(folder, loader, trainer_class=RecordingTrainer, eval_dataset=None, *
     return trainer_class(model=model, args=args, train_dataset=loader, eval_dataset=eval_dataset)
 
 
+def trained(*arguments, resume_from_checkpoint=None, **settings):
+    """Return a Trainer after its training."""
+    run = trainer(*arguments, **settings)
+    run.train(resume_from_checkpoint=resume_from_checkpoint)
+    return run
+
+
 def check_resumed(run, checkpoint, step, folder, loader, **settings):
     """Resume from a checkpoint, and compare with the run from a step on."""
-    resumed = trainer(folder, loader, save_strategy="no", **settings)
-    resumed.train(resume_from_checkpoint=checkpoint)
+    resumed = trained(folder, loader, save_strategy="no", resume_from_checkpoint=checkpoint, **settings)
     assert resumed.records == [record for record in run.records if record[0] >= step]
+    return resumed
 
 
 class WithLoaders(RecordingTrainer):
@@ -109,8 +116,7 @@ KINDS = {
 def test_every_checkpoint_resumes_to_the_same_data_and_weights(kind, tmp_path):
     write_streams(tmp_path / "streams")
     make, settings = KINDS[kind]
-    run = trainer(tmp_path / "run", make(tmp_path / "streams"), **settings)
-    run.train()
+    run = trained(tmp_path / "run", make(tmp_path / "streams"), **settings)
     num_steps = run.state.global_step
     delivered = [number for _, tokens in run.records for number in tokens[::3]]
     counts = [delivered.count(number) for number in range(NUM_TOKENS)]
@@ -118,10 +124,9 @@ def test_every_checkpoint_resumes_to_the_same_data_and_weights(kind, tmp_path):
     if "max_steps" not in settings:
         assert set(counts) == {2}
     for step in range(1, num_steps):
-        resumed = trainer(tmp_path / "resumed", make(tmp_path / "streams"), save_strategy="no", **settings)
         Rows.loaded = 0
-        resumed.train(resume_from_checkpoint=tmp_path / "run" / f"checkpoint-{step}")
-        assert resumed.records == [record for record in run.records if record[0] >= step]
+        checkpoint = tmp_path / "run" / f"checkpoint-{step}"
+        resumed = check_resumed(run, checkpoint, step, tmp_path / "resumed", make(tmp_path / "streams"), **settings)
         assert weights(resumed) == weights(run)
         assert resumed.state.global_step == num_steps
         if kind == "sharded":
@@ -130,8 +135,7 @@ def test_every_checkpoint_resumes_to_the_same_data_and_weights(kind, tmp_path):
 
 def test_loaders_of_evaluations_go_on_with_their_epochs(tmp_path):
     settings = {"eval_strategy": "steps", "eval_steps": 1, "max_steps": 3}
-    run = trainer(tmp_path / "run", sharded(), eval_dataset={"a": sharded(), "b": sharded()}, **settings)
-    run.train()
+    run = trained(tmp_path / "run", sharded(), eval_dataset={"a": sharded(), "b": sharded()}, **settings)
     drawn = [[record for record in run.evaluated if record[0] == step] for step in (1, 2, 3)]
     assert [len(records) for records in drawn] == [2 * 12] * 3
     assert [tokens for _, tokens in drawn[0][:12]] == [tokens for _, tokens in drawn[0][12:]]  # a, then b
@@ -143,8 +147,7 @@ def test_loaders_of_evaluations_go_on_with_their_epochs(tmp_path):
 
 
 def test_a_torn_checkpoint_is_passed_over_and_a_foreign_one_refused(tmp_path):
-    run = trainer(tmp_path, sharded(), max_steps=4)
-    run.train()
+    run = trained(tmp_path, sharded(), max_steps=4)
     assert last_checkpoint(tmp_path / "none") is None
     assert last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-4")
     (tmp_path / "checkpoint-4" / "trainer_state.json").write_text('{"global_step": 4, "ep')
@@ -172,16 +175,14 @@ def test_a_checkpoint_between_two_updates_has_the_place_before_the_incomplete_on
     stopped.add_callback(StopBetween())
     stopped.train()
     assert len(stopped.records) == 3 + 1
-    full = trainer(tmp_path / "other", sharded(dataset), max_steps=6, save_strategy="no")
-    full.train()
+    full = trained(tmp_path / "other", sharded(dataset), max_steps=6, save_strategy="no")
     check_resumed(full, tmp_path / "checkpoint-1", 1, tmp_path / "other", sharded(dataset), max_steps=6)
 
 
 def test_microbatches_that_no_update_has_at_an_epochs_end_come_again(tmp_path):
     """Of an epoch without a length, the Trainer keeps the last gradients for the next one; a checkpoint does not."""
     settings = {"max_steps": 6, "gradient_accumulation_steps": 5}
-    run = trainer(tmp_path, sharded(EndlessLookingRows), save_strategy="epoch", **settings)
-    run.train()
+    run = trained(tmp_path, sharded(EndlessLookingRows), save_strategy="epoch", **settings)
     check_resumed(run, tmp_path / "checkpoint-2", 2, tmp_path / "other", sharded(EndlessLookingRows), **settings)
 
 
@@ -206,15 +207,13 @@ def test_a_loader_that_passes_by_the_mixin_is_refused(tmp_path):
         pass
 
     settings = {"trainer_class": Before, "max_steps": 4}
-    run = trainer(tmp_path, rows(), **settings)
-    run.train()
+    run = trained(tmp_path, rows(), **settings)
     check_resumed(run, tmp_path / "checkpoint-2", 2, tmp_path / "other", rows(), **settings)
 
 
 def test_a_checkpoint_of_other_loaders_alone_is_refused(tmp_path):
     settings = {"gradient_accumulation_steps": 1, "per_device_train_batch_size": 5, "max_steps": 1}
-    run = trainer(tmp_path, Rows("0"), eval_dataset=sharded(), eval_strategy="steps", eval_steps=1, **settings)
-    run.train()
+    trained(tmp_path, Rows("0"), eval_dataset=sharded(), eval_strategy="steps", eval_steps=1, **settings)
     with pytest.raises(ConfigurationError, match="the train loader's place"):
         trainer(tmp_path, sharded(), max_steps=2).train(resume_from_checkpoint=True)
     (tmp_path / "checkpoint-1" / "fkat_data_loaders.pt").unlink()
@@ -223,7 +222,7 @@ def test_a_checkpoint_of_other_loaders_alone_is_refused(tmp_path):
 
 
 def test_arguments_without_effect_are_named(tmp_path, caplog):
-    trainer(tmp_path, sharded(), max_steps=1).train()
+    trained(tmp_path, sharded(), max_steps=1)
     assert not caplog.messages
     trainer(tmp_path, data_loader(), max_steps=1, dataloader_num_workers=2, data_seed=4).train()
     first, second = caplog.messages
@@ -233,8 +232,7 @@ def test_arguments_without_effect_are_named(tmp_path, caplog):
 
 
 def test_what_would_lose_data_is_refused(tmp_path):
-    run = trainer(tmp_path, sharded(), max_steps=2)
-    run.train()
+    run = trained(tmp_path, sharded(), max_steps=2)
     with pytest.raises(StateMismatchError, match="gradient_accumulation_steps of the run that saved"):
         trainer(tmp_path, sharded(), max_steps=4, gradient_accumulation_steps=2).train(resume_from_checkpoint=True)
     with pytest.raises(ConfigurationError, match="ignore_data_skip"):
@@ -255,8 +253,7 @@ def test_the_trainer_alone_refuses_what_it_would_do_wrong(tmp_path):
     """It goes on at an epoch's start where the seed says the order, and nowhere else."""
     for seed in (None, 3):
         settings = {"trainer_class": WithoutMixin, "data_seed": seed, "max_steps": 5}
-        run = trainer(tmp_path, rows(), **settings)
-        run.train()
+        run = trained(tmp_path, rows(), **settings)
         with pytest.raises(ConfigurationError, match=r"skip_first_batches.*ExactResumeMixin"):
             trainer(tmp_path, rows(), **settings).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
         resumed = trainer(tmp_path, rows(), **settings)
@@ -269,8 +266,7 @@ def test_the_trainer_alone_refuses_what_it_would_do_wrong(tmp_path):
 
 
 def test_other_datasets_are_the_trainers_own_affair(tmp_path):
-    run = trainer(tmp_path, Rows("0"), eval_dataset=Rows("5"), max_steps=2, eval_strategy="steps", eval_steps=1)
-    run.train()
+    run = trained(tmp_path, Rows("0"), eval_dataset=Rows("5"), max_steps=2, eval_strategy="steps", eval_steps=1)
     shutil.rmtree(tmp_path / "checkpoint-2")
     run.train(resume_from_checkpoint=True)
     assert run.state.global_step == 2

@@ -19,7 +19,7 @@ from huggingface_examples import (
     streaming,
     write_streams,
 )
-from test_trainer_mixin import trainer, weights
+from test_trainer_mixin import check_resumed, trained, trainer, weights
 
 from fkat_data import ConfigurationError, DataLoader, RankMismatchError
 from fkat_data.distributed import gather
@@ -58,15 +58,13 @@ def deliver_each_once(folder):
 
 def resume_the_trainer(folder, make):
     settings = {"max_steps": 5, "gradient_accumulation_steps": 2}
-    run = trainer(folder / "run", make(), **settings)
-    run.train()
+    run = trained(folder / "run", make(), **settings)
     expected = gather(run.records)
     first_epoch = [number for records in expected for step, tokens in records if step < 3 for number in tokens[::3]]
     assert sorted(first_epoch) == list(range(NUM_TOKENS)), first_epoch
     for step in (1, 3, 4):
-        resumed = trainer(folder / "other", make(), save_strategy="no", **settings)
-        resumed.train(resume_from_checkpoint=str(folder / "run" / f"checkpoint-{step}"))
-        assert resumed.records == [record for record in run.records if record[0] >= step]
+        checkpoint = str(folder / "run" / f"checkpoint-{step}")
+        resumed = check_resumed(run, checkpoint, step, folder / "other", make(), **settings)
         assert weights(resumed) == weights(run)
 
 

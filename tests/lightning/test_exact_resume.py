@@ -53,6 +53,7 @@ VALIDATIONS = {
     "across epochs": {"val_check_interval": 3, "check_val_every_n_epoch": None},
     "two microbatches, estimated steps": {"limit_val_batches": 2, "estimates": True},
     "counted in steps": {"val_check_interval": 2, "max_steps": 7},
+    "of unknown length": {"val": lambda: unknown(3), "limit_val_batches": 2},
 }
 
 
@@ -69,9 +70,8 @@ def test_every_step_resumes_to_the_same_microbatches_and_weights(tmp_path, lengt
 def test_every_hook_resumes_where_validation_runs(tmp_path, length, options, share_of_examples):
     """Sanity checks come first; and each validation sees the same microbatches, with the same random draws."""
     num_validated = VALIDATIONS[options].get("limit_val_batches", 3)
-    whole, _, differing = sweep(
-        tmp_path, LENGTHS[length], EVERY_HOOK, val=validated, share=share_of_examples, **VALIDATIONS[options]
-    )
+    given = {"val": validated, "share": share_of_examples} | VALIDATIONS[options]
+    whole, _, differing = sweep(tmp_path, LENGTHS[length], EVERY_HOOK, **given)
     assert differing == {}
     once = whole.evaluated[:num_validated]
     assert len(whole.evaluated) >= 2 * num_validated
@@ -80,13 +80,6 @@ def test_every_hook_resumes_where_validation_runs(tmp_path, length, options, sha
 
 def validated():
     return known(3, ["map-v-6"])
-
-
-def test_validation_of_unknown_length_starts_at_its_beginning(tmp_path, share_of_examples):
-    options = {"val": lambda: unknown(3), "limit_val_batches": 2, "share": share_of_examples}
-    whole, _, differing = sweep(tmp_path, unknown, EVERY_HOOK, **options)
-    assert differing == {}
-    assert whole.evaluated == 2 * whole.evaluated[:2]
 
 
 SEVERAL = {

@@ -1,8 +1,10 @@
-"""Loaders that Lightning makes again, with the functions that it does so with."""
+"""Loaders that Lightning makes again, with the functions that it does so with; and what its loggers learn of them."""
 
+import logging
 import os
 import pickle
 from itertools import islice
+from types import SimpleNamespace
 
 import lightning.pytorch as pl
 import pytest
@@ -11,13 +13,15 @@ from drop_in_examples import Drawing
 from lightning.fabric.utilities.data import _replace_dunder_methods, _update_dataloader
 from lightning.fabric.wrappers import _FabricDataLoader
 from lightning.pytorch.callbacks import BasePredictionWriter
+from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import CombinedLoader
-from lightning_examples import Augmented
+from lightning_examples import Augmented, Model, known, trainer_of, unknown
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import DistributedSampler
+from torch.utils.data import DistributedSampler, RandomSampler
 from walks import begun, gathered
 
-from fkat_data import DataLoader, ShardedDataLoader, StateMismatchError
+from fkat_data import DataLoader, DataLoaderFactory, ShardedDataLoader, StateMismatchError
+from fkat_data.lightning import StatisticsCallback
 from fkat_data.streaming import MDSWriter, StreamingDataLoader, StreamingDataset
 
 pytestmark = pytest.mark.filterwarnings("ignore:::lightning", "ignore:::torch")
@@ -183,3 +187,79 @@ def test_a_combined_loader_under_iteration_is_pickled(tmp_path):
     iter(sharded)
     with pytest.raises(TypeError, match="a ShardedDataLoader cannot be pickled or copied"):
         pickle.dumps(sharded)
+
+
+# Lightning reads the length of a loader that no epoch has gone through.
+SIZES = (9, 4, 7)  # 3 + 1 + 2 microbatches of 4, the rest dropped: 2 + 1 + 1
+NUM_MICROBATCHES = 4
+
+
+def zeros(shard):
+    return torch.zeros(int(shard), 1)
+
+
+def drop_last(dataset, **options):
+    return TorchDataLoader(dataset, drop_last=True, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "num_steps", "num_estimated", "num_validated"),
+    [
+        ({"limit_train_batches": 0.5, "limit_val_batches": 0.25}, NUM_MICROBATCHES // 2, NUM_MICROBATCHES // 2, 1),
+        ({"accumulate_grad_batches": 3}, NUM_MICROBATCHES, 2, NUM_MICROBATCHES),
+    ],
+)
+def test_a_share_of_the_microbatches_is_that_share_and_the_number_of_steps_is_estimated(
+    options, num_steps, num_estimated, num_validated
+):
+    factory = DataLoaderFactory(zeros, RandomSampler, dataloader_generator=drop_last, batch_size=4)
+    loaders = [ShardedDataLoader(7, [str(size) for size in SIZES], factory, multiprocessing=False) for _ in range(2)]
+    model, trainer = Model(estimates=True), trainer_of(exact=False, num_sanity_val_steps=0, **options)
+    trainer.fit(model, *loaders)
+    assert len(model.seen) == 2 * num_steps
+    assert trainer.estimated_stepping_batches == 2 * num_estimated
+    assert len(model.evaluated) == 2 * num_validated
+
+
+class Remembering(Logger):
+    """Keeps what it is given."""
+
+    name, version = "remembering", "0"
+
+    def __init__(self):
+        super().__init__()
+        self.metrics, self.texts = [], []
+        self.experiment = SimpleNamespace(add_text=lambda *given: self.texts.append(given))
+
+    def log_metrics(self, metrics, step=None):
+        self.metrics.append((step, {name: value for name, value in metrics.items() if name.startswith("loader")}))
+
+    def log_hyperparams(self, *given):
+        pass
+
+
+def test_numbers_and_the_verdict_go_to_the_logger(caplog):
+    logger = Remembering()
+    with caplog.at_level(logging.INFO, "fkat_data"):
+        trainer_of(StatisticsCallback(), exact=False, logger=logger, log_every_n_steps=2).fit(Model(), known())
+    logged = [(step, metrics) for step, metrics in logger.metrics if metrics]
+    assert [step for step, _ in logged] == [2, 4, 7, 9]
+    assert [metrics["loader/delivered"] for _, metrics in logged] == [2, 2, 2, 2]
+    assert all(0 <= metrics["loader/waited_share"] <= 1 for _, metrics in logged)
+    assert [(name, step) for name, _, step in logger.texts] == [("loader/verdict", 5), ("loader/verdict", 10)]
+    assert caplog.text.count("the trainer waited") == 2
+
+
+def test_several_loaders_have_numbers_of_their_own():
+    logger = Remembering()
+    loaders = {"a": known(), "plain": [0] * 5, "b": unknown()}
+    callback = StatisticsCallback("data")
+    logger.log_metrics = lambda metrics, step=None: logger.metrics.append((step, metrics))
+
+    class Deaf(Model):
+        def training_step(self, microbatch, index):
+            return super().training_step({name: microbatch[name] for name in "ab"}, index)
+
+    trainer_of(callback, exact=False, logger=logger, log_every_n_steps=2, max_epochs=1).fit(Deaf(), loaders)
+    names = {name.rpartition("/")[0] for _, metrics in logger.metrics for name in metrics if "/" in name}
+    assert names == {"data/0", "data/2"}

@@ -83,13 +83,8 @@ def walk(loader, num_epochs):
 
 
 def test_each_microbatch_has_the_name_of_its_source():
-    microbatches = list(numbers(RoundRobin(["a", "b"]), {"a": 2, "b": 2}))
-    assert microbatches == [
-        {"number": "a0", "dataset": "a"},
-        {"number": "b0", "dataset": "b"},
-        {"number": "a1", "dataset": "a"},
-        {"number": "b1", "dataset": "b"},
-    ]
+    microbatches = list(numbers(RoundRobin(["a", "b"]), {"a": 1, "b": 1}))
+    assert microbatches == [{"number": "a0", "dataset": "a"}, {"number": "b0", "dataset": "b"}]
 
 
 def test_without_a_key_pairs_come():

@@ -6,8 +6,7 @@ from collections import Counter
 import pytest
 import torch
 from loader_examples import epoch, make
-
-both_modes = pytest.mark.parametrize("multiprocessing", [False, True], ids=["in process", "worker process"])
+from walks import both_modes
 
 
 class LightningLike:

@@ -2,16 +2,13 @@ import logging
 import threading
 import time
 
-import pytest
 import torch
 from loader_examples import epoch, make
-from walks import begun
+from walks import begun, both_modes, wait_until
 
 from fkat_data import LoaderStatistics
 from fkat_data.mixing import DictDataLoader, RoundRobin
 from fkat_data.observe import reading
-
-both_modes = pytest.mark.parametrize("multiprocessing", [False, True], ids=["in process", "worker process"])
 
 
 def slow(shard):
@@ -94,11 +91,8 @@ def test_what_is_ready_is_not_waited_for_and_one_hiccup_is_seen(remote):
 
 def test_what_is_made_and_not_delivered_is_the_queue(remote):
     with remote(["list-a-9"], num_microbatch_prefetches=8) as loader:
-        microbatches = iter(loader)
-        next(microbatches)
-        deadline_s = time.monotonic() + 10
-        while loader.statistics().queue_depth < 8 and time.monotonic() < deadline_s:
-            time.sleep(0.01)
+        microbatches = begun(loader, 1)
+        wait_until(lambda: loader.statistics().queue_depth >= 8)
         assert loader.statistics().queue_depth == 8
         next(microbatches)
         assert loader.statistics().queue_depth == 7
@@ -107,8 +101,7 @@ def test_what_is_made_and_not_delivered_is_the_queue(remote):
 
 def test_a_worker_that_waits_for_leave_is_blocked_and_one_without_a_shard_idle(remote):
     with remote(["list-a-9"], num_microbatch_prefetches=1) as loader:
-        microbatches = iter(loader)
-        next(microbatches)
+        microbatches = begun(loader, 1)
         time.sleep(0.2)
         assert loader.statistics().blocked_s > 0.1
         list(microbatches)

@@ -7,10 +7,9 @@ import pytest
 import torch
 from interpreters import run_python
 from loader_examples import epoch, make, mixed
+from walks import both_modes, wait_until
 
 from fkat_data.errors import ConfigurationError
-
-both_modes = pytest.mark.parametrize("multiprocessing", [False, True], ids=["in process", "worker process"])
 
 
 def named(events, name):
@@ -97,10 +96,8 @@ def test_what_workers_do_is_drawn_up_to_the_end(remote, shard, factory, tmp_path
     path = tmp_path / "run.json"
     with remote([shard], factory, trace=path) as loader:
         next(iter(loader))
-        deadline = time.monotonic() + 60
         # Longer than a worker ever waits for a segment on its way back: it has run out of room, and stays there.
-        while loader.statistics().blocked_s < 0.5 and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_until(lambda: loader.statistics().blocked_s >= 0.5)
         closed_us = 1e6 * time.perf_counter()
     ends = [span["ts"] + span["dur"] for span in json.loads(path.read_text()) if span["name"] == "blocked"]
     assert max(ends) >= closed_us

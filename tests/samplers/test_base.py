@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from loader_examples import following
 from omegaconf import OmegaConf
+from walks import begun
 
 from fkat_data.errors import ConfigurationError, StaleIteratorError, StateMismatchError
 from fkat_data.samplers import ShardSampler, ShuffledShardSampler, check_shards
@@ -55,8 +56,7 @@ def test_a_loop_is_an_epoch_and_the_epoch_can_be_chosen():
 )
 def test_an_iterator_that_was_replaced_says_so_and_moves_nothing(replace):
     sampler = Growing(3)
-    old = iter(sampler)
-    next(old)
+    old = begun(sampler, 1)
     replace(sampler)
     state = sampler.state_dict()
     with pytest.raises(StaleIteratorError, match="after 1 shards"):
@@ -103,9 +103,7 @@ def test_a_copy_has_the_same_place(duplicate):
 @pytest.mark.parametrize(
     ("state", "field"),
     [
-        (None, "state_dict"),
         ([1, 0, 0], "state_dict"),
-        ({}, "version"),
         ({"epoch": 0, "index": 0}, "version"),
         ({"version": 1, "index": 0}, "epoch"),
         ({"version": 1, "epoch": 0}, "index"),
@@ -148,12 +146,11 @@ def test_a_sampler_without_shards_says_what_to_implement():
 @pytest.mark.parametrize(
     ("shards", "plain"),
     [
-        (["a", "b"], ["a", "b"]),
         (("a", ["b", "c"]), ["a", ["b", "c"]]),
         ([("a", "b")], [("a", "b")]),
         ([Path("/x/a"), [Path("/x/b"), "c"]], ["/x/a", ["/x/b", "c"]]),
         (OmegaConf.create(["a", ["b", "c"]]), ["a", ["b", "c"]]),
-        (iter("ab"), ["a", "b"]),
+        (np.array(["a", "b"]), ["a", "b"]),
         (OrderedDict(a=1, b=2).keys(), ["a", "b"]),
     ],
 )

@@ -3,6 +3,7 @@ import logging
 from pathlib import Path
 
 import pytest
+from walks import begun
 
 from fkat_data.errors import ConfigurationError
 from fkat_data.samplers import (
@@ -63,18 +64,12 @@ def test_dropped_shards_are_logged_once_with_their_number(caplog):
     ("options", "where"),
     [
         ({"dp_size": 0}, "dp_size"),
-        ({"dp_size": -1}, "dp_size"),
-        ({"dp_size": "2"}, "dp_size"),
-        ({"dp_size": True}, "dp_size"),
         ({"dp_size": 9}, "dp_size"),  # eight shards
         ({"dp_size": 9, "drop_last": False}, "dp_size"),
         ({"dp_rank": -1}, "dp_rank"),
         ({"dp_rank": 2}, "dp_rank"),
-        ({"dp_rank": 0.0}, "dp_rank"),
         ({"drop_last": "false"}, "drop_last"),
-        ({"drop_last": 1}, "drop_last"),
         ({"num_uri_merge": -2}, "num_uri_merge"),
-        ({"num_uri_merge": None}, "num_uri_merge"),
     ],
 )
 def test_a_bad_argument_is_refused_by_its_name(options, where):
@@ -103,18 +98,14 @@ def test_the_arguments_can_be_read_and_not_set():
 
 def test_another_ranks_sampler_begins_at_the_start_and_leaves_this_one_where_it_is():
     sampler = DistributedDataParallelShardSampler(plain(8), 2, 0)
-    iterator = iter(sampler)
-    next(iterator)
+    iterator = begun(sampler, 1)
     assert list(sampler.for_rank(4, 1)) == ["s2", "s3"]
     assert list(iterator) == ["s1", "s2", "s3"]
 
 
-@pytest.mark.parametrize(("dp_size", "dp_rank", "where"), [(0, 0, "dp_size"), (2, 2, "dp_rank"), (2, -1, "dp_rank")])
-def test_a_rank_that_cannot_be_has_no_sampler(dp_size, dp_rank, where):
+@pytest.mark.parametrize(
+    ("dp_size", "dp_rank", "where"), [(0, 0, "dp_size"), (2, 2, "dp_rank"), (2, -1, "dp_rank"), (9, 0, "dp_size")]
+)
+def test_a_rank_that_cannot_be_has_no_sampler_or_no_shards(dp_size, dp_rank, where):
     with pytest.raises(ConfigurationError, match=rf"^{where} = "):
-        DistributedDataParallelShardSampler(plain(8), 2, 0).for_rank(dp_size, dp_rank)
-
-
-def test_another_number_of_ranks_than_there_are_shards_is_an_error_when_it_is_asked_for_them():
-    with pytest.raises(ConfigurationError, match="dp_size = 9"):
-        DistributedDataParallelShardSampler(plain(8), 2, 0).for_rank(9, 0).shards(0)
+        DistributedDataParallelShardSampler(plain(8), 2, 0).for_rank(dp_size, dp_rank).shards(0)

@@ -64,6 +64,12 @@ def data(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def options(data):
+    """What a small shuffled dataset of the numbers is made with."""
+    return {"local": data, "batch_size": 4, "shuffle": True, "shuffle_algo": "block", "num_canonical_nodes": 2}
+
+
+@pytest.fixture(scope="module")
 def two(tmp_path_factory):
     """Two datasets, of 60 numbers from 0 on and of 37 from 1000 on."""
     from streaming_examples import write

@@ -1,13 +1,18 @@
 import copy
 import pickle
+from itertools import islice
+from pathlib import Path
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 from streaming_examples import numbers, same, world, write
 from torch.utils.data import TensorDataset, default_collate
+from walks import begun
 
+from fkat_data.configuration import instantiate
 from fkat_data.errors import ConfigurationError, StateMismatchError
-from fkat_data.streaming import Stream, StreamingDataLoader, StreamingDataset
+from fkat_data.streaming import Stream, StreamingDataLoader, StreamingDataset, open_epoch
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 COLUMNS = ("number", "text", "row")
@@ -147,8 +152,7 @@ def test_a_copy_of_a_loader_under_iteration_has_a_whole_epoch(data, num_workers,
 
 def test_a_copy_keeps_a_place_that_was_loaded_and_not_begun(data):
     loader, loaded = (StreamingDataLoader(make(data)) for _ in range(2))
-    rest = iter(loader)
-    next(rest)
+    rest = begun(loader, 1)
     loaded.load_state_dict(loader.state_dict())
     assert of_epoch(pickle.loads(pickle.dumps(loaded))) == of_epoch(rest)
 
@@ -184,9 +188,7 @@ def test_an_epoch_that_is_ended_after_a_load_is_one_that_was_left(data):
     epochs = [numbers(whole) for _ in range(2)]
     for count in range(len(epochs[0]) + 1):
         left, loaded = made(), made()
-        iterator = iter(left)
-        for _ in range(count):
-            next(iterator)
+        begun(left, count)
         state = left.state_dict()
         assert loaded.merge_state_dicts([left.local_state_dict()]) == state
         loaded.load_state_dict(state)
@@ -195,3 +197,27 @@ def test_an_epoch_that_is_ended_after_a_load_is_one_that_was_left(data):
             assert numbers(loader) == epochs[min(count, 1)]
     with pytest.raises(StateMismatchError):
         made().merge_state_dicts([])
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "streaming" / "index.md"
+
+
+@pytest.mark.usefixtures("processes")
+def test_the_documented_configuration_reads_epochs_and_resumes(data, nothing_left_behind):
+    config = OmegaConf.create(PAGE.read_text().partition("```yaml\n")[2].partition("```")[0])
+    config.dataloader_factory.dataset_generator.local = data
+    dataset = StreamingDataset(local=data, batch_size=32, shuffle=True, shuffle_algo="block")
+    expected = [batch for _ in range(3) for batch in numbers(StreamingDataLoader(dataset))]
+    for stop in (4, 6):  # at the end of the first epoch, and in the next one
+        with instantiate(config) as loader:
+            first = numbers(islice(loader, stop))
+            state = loader.state_dict()
+        with instantiate(config) as resumed:
+            resumed.load_state_dict(state)
+            assert first + numbers(resumed) == expected
+
+
+@pytest.mark.parametrize("epoch", ["first", "-1", 1, ""])
+def test_a_shard_that_is_no_epoch_is_refused(data, epoch):
+    with pytest.raises(ConfigurationError, match="epoch"):
+        open_epoch(epoch, local=data)

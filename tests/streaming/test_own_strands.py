@@ -1,10 +1,11 @@
-"""Subclasses with an ``__iter__`` of their own, whose strands the engine of all loaders makes."""
+"""Streams under torch's face and the reference's, subclasses with an ``__iter__`` of their own among them."""
 
 import json
 import os
 import random
 import signal
 import time
+from functools import partial
 from itertools import chain
 
 import numpy as np
@@ -12,11 +13,12 @@ import pytest
 import torch
 from own_datasets import Endless, Filtered, Iterated, OwnOrder
 from own_workers import worker_pids
-from streaming_examples import numbers, worlds, write
+from streaming_examples import numbers, world, worlds, write
 from torch.utils.data import get_worker_info
+from walks import begun
 
-from fkat_data import ConfigurationError, DataLoader
-from fkat_data.errors import WorkerStalledError
+from fkat_data import ConfigurationError, DataLoader, StateMismatchError
+from fkat_data.errors import ShardCorruptError, WorkerStalledError
 from fkat_data.streaming import StreamingDataLoader, StreamingDataset
 
 # Of three workers on two cores.
@@ -244,9 +246,7 @@ def test_the_place_is_known_in_the_second_epoch_of_an_iteration(data):
     num_batches = len(make(data, Endless))
     for cut in (num_batches - 1, num_batches, num_batches + 1, num_batches + 7):
         with make(data, Endless) as loader:
-            iterator = iter(loader)
-            for _ in range(cut):
-                next(iterator)
+            begun(loader, cut)
             state = loader.state_dict()
             after_break = next(iter(loader))["number"].tolist()
         (place,) = state["place"]
@@ -308,11 +308,6 @@ def test_a_dataset_of_workers_begins_each_epoch_as_the_callers_unless_it_stays(d
         assert found == [{1}, {2} if stays or not num_workers else {1}]
 
 
-@pytest.fixture(scope="module")
-def options(data):
-    return {"local": data, "batch_size": 4, "shuffle": True, "shuffle_algo": "block", "num_canonical_nodes": 2}
-
-
 @pytest.mark.long
 def test_a_state_is_exact_at_every_position_and_in_other_worlds(options):
     plain = StreamingDataLoader(StreamingDataset(**options | {"batch_size": 12}))
@@ -340,3 +335,76 @@ def test_an_iteration_has_the_epoch_that_it_began_whatever_others_begin_meanwhil
     iterator = iter(StreamingDataLoader(dataset))
     assert next(iter(dataset))["number"] == expected[1][0][0] + 1000
     assert [batch["number"].tolist() for batch in iterator] == expected[0]
+
+
+def py1e(data, face=DataLoader, rank=0, num_ranks=1, dataset_options=None, **options):
+    own = world(1, num_ranks, rank)
+    given = {"shuffle": True, "shuffle_algo": "py1e", "batch_size": 12 // num_ranks, "num_canonical_nodes": 2}
+    dataset = StreamingDataset(local=data, world=own, **given | (dataset_options or {}))
+    return face(dataset, batch_size=dataset.batch_size, **options)
+
+
+@pytest.mark.parametrize("method", ["random", "stratified", "device_stratified", "per_stream", "device_per_stream"])
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_what_torchs_own_loader_reads_is_what_both_faces_deliver(data, method, num_ranks):
+    options = {"batching_method": method, "shuffle_algo": "block"}
+    for rank in range(num_ranks):
+        dataset = py1e(data, rank=rank, num_ranks=num_ranks, dataset_options=options).dataset
+        expected = numbers(torch.utils.data.DataLoader(dataset, batch_size=dataset.batch_size))
+        for face in FACES:
+            with py1e(data, face, rank, num_ranks, options) as loader:
+                assert numbers(loader) == expected
+
+
+@pytest.mark.usefixtures("processes")
+@pytest.mark.parametrize("num_workers", WORKERS[:3])
+def test_of_batches_that_are_read_together_those_before_a_faulty_one_come_first(tmp_path, num_workers):
+    path = write(tmp_path / "numbers", NUM_SAMPLES, columns=("number",))
+    with py1e(path, dataset_options={"shuffle": False}) as loader:
+        states = [loader.state_dict()["place"][0]["stream"]]
+        whole = []
+        for batch in loader:
+            whole.append(batch["number"].tolist())
+            states.append(loader.state_dict()["place"][0]["stream"])
+    shards = sorted((tmp_path / "numbers").glob("shard.*"))
+    damaged = shards[-1]
+    damaged.write_bytes(damaged.read_bytes()[:-40])
+    with py1e(path, dataset_options={"shuffle": False}, num_workers=num_workers) as loader:
+        for first in (0, 2):
+            loader.load_state_dict({**loader.state_dict()["place"][0], "stream": states[first]})
+            found = []
+            iterator = iter(loader)
+            with pytest.raises(ShardCorruptError):
+                found.extend(batch["number"].tolist() for batch in iterator)
+            assert 0 < len(found) < len(whole) - first
+            assert found == whole[first : first + len(found)]
+            assert loader.step == first + len(found)
+            with pytest.raises(ShardCorruptError):
+                next(iterator)
+
+
+def test_what_does_not_fit_a_stream_is_refused_by_name(data):
+    with pytest.raises(ConfigurationError, match="batch_size"):
+        DataLoader(py1e(data).dataset, batch_size=5)
+    with py1e(data) as loader, DataLoader(range(9)) as other:
+        with pytest.raises(StateMismatchError, match="stream"):
+            other.load_state_dict(loader.state_dict())
+        with pytest.raises(StateMismatchError):
+            loader.load_state_dict(other.state_dict())
+
+
+class Doubled(StreamingDataset):
+    def __getitem__(self, index):
+        return {"number": 2 * super().__getitem__(index)["number"]}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("share", [40, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.timeout(7200)])])
+@pytest.mark.parametrize("kind", [StreamingDataset, Doubled, Iterated])
+def test_a_loop_that_a_signal_interrupts_goes_on_where_it_was(tmp_path, kind, share):
+    from front_door_sweep import sweep_beside
+    from interruption_sweep import Interruptions, Preempted
+
+    interruptions = Interruptions(Preempted, share)
+    sweep_beside(partial(make, write(tmp_path / "numbers", 31), kind), interruptions)
+    assert interruptions.num_raised > 5

@@ -7,6 +7,7 @@ import torch
 from own_datasets import EXACT_ANYWHERE, ONE_FOR_ONE, ByItem, ByTransform, LocalByIndex, LocalByItem, marked
 from streaming_examples import numbers, world, worlds, write
 from torch.utils.data import DataLoader, Subset
+from walks import recorded
 
 from fkat_data import DataLoaderFactory, ShardedDataLoader
 from fkat_data.errors import ConfigurationError
@@ -14,11 +15,6 @@ from fkat_data.mixing import DictDataLoader, Weighted
 from fkat_data.streaming import LocalDataset, Stream, StreamingDataLoader, StreamingDataset
 
 pytestmark = pytest.mark.filterwarnings("error:The given NumPy array is not writable")
-
-
-@pytest.fixture(scope="module")
-def options(data):
-    return {"local": data, "batch_size": 4, "shuffle": True, "shuffle_algo": "block", "num_canonical_nodes": 2}
 
 
 @pytest.fixture(scope="module")
@@ -63,13 +59,10 @@ def test_what_a_subclass_makes_of_a_sample_comes_from_every_way_of_reading(optio
 def test_and_in_workers(options, expected, kind):
     forked = {"num_workers": 2, "multiprocessing_context": "fork"}
     assert numbers(DataLoader(kind(**options), batch_size=4, **forked)) == expected
+    found, states = recorded(StreamingDataLoader(kind(**options), **forked), lambda batch: batch["number"].tolist())
+    assert found == expected
     loader = StreamingDataLoader(kind(**options), **forked)
-    states = []
-    for batch, wanted in zip(loader, expected, strict=True):
-        assert batch["number"].tolist() == wanted
-        states.append(loader.state_dict())
-    loader = StreamingDataLoader(kind(**options), **forked)
-    loader.load_state_dict(states[11])
+    loader.load_state_dict(states[12])
     assert numbers(loader) == expected[12:]
 
 
@@ -79,10 +72,8 @@ def test_a_sample_by_its_number_is_the_overridden_one(options):
         assert Subset(kind(**options), [5]).__getitems__([0])[0]["number"] == 1005
     for kind in (ByItem, ByTransform):
         assert kind(**options).get_item(-97)["number"] == 1000
-        assert [[sample["number"] for sample in row] for row in kind(**options)[[[1], [2, 3]]]] == [
-            [1001],
-            [1002, 1003],
-        ]
+        rows = kind(**options)[[[1], [2, 3]]]
+        assert [[sample["number"] for sample in row] for row in rows] == [[1001], [1002, 1003]]
         assert [sample["number"] for sample in kind(**options)[94:]] == [1094, 1095, 1096]
         with pytest.raises(IndexError):
             kind(**options)[97]

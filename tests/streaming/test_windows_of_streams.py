@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from own_datasets import Iterated
 from own_workers import worker_pids
 from streaming_examples import write
 
@@ -241,18 +242,13 @@ def test_an_epoch_is_ended_and_begun_by_its_number(data):
         len(third)
 
 
-class OwnIteration(StreamingDataset):
-    def __iter__(self):
-        yield from super().__iter__()
-
-
 @pytest.mark.parametrize(
     ("options", "name"),
     [
         ({"batching_method": "stratified", "batch_size": 2}, "batching_method"),
         ({"skip": [{"samples": [3]}]}, "skip"),
         ({"replication": 1}, "replication"),
-        ({"kind": OwnIteration}, "dataset"),
+        ({"kind": Iterated}, "dataset"),
     ],
 )
 def test_a_stream_that_is_not_cut_into_windows_is_refused_by_name(data, options, name):

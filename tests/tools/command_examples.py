@@ -9,3 +9,10 @@ def run(*arguments):
     """Return the exit code of a command, and what it printed."""
     done = CliRunner().invoke(app, list(map(str, arguments)), terminal_width=200)
     return done.exit_code, done.output
+
+
+def said(*arguments, code=0):
+    """Return what a command printed that has ended with this exit code."""
+    found, output = run(*arguments)
+    assert found == code, output
+    return output

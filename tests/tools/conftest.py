@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 # Modules here can be imported by spawned workers, which search the trainer's sys.path.
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "faults")]
+sys.path[:0] = [str(Path(__file__).parent / folder) for folder in (".", "../faults", "../files")]
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,7 @@
 """The commands that recompute an order: what they print, and their exit codes."""
 
 import pytest
-from command_examples import run
+from command_examples import run, said
 
 from fkat_data.streaming import MDSWriter, StreamingDataLoader, StreamingDataset
 
@@ -19,8 +19,7 @@ def test_a_batch_is_explained(config, tmp_path, options):
     order = {"shuffle": True, "shuffle_algo": "block", "shuffle_block_size": 400}
     dataset = StreamingDataset(local=str(tmp_path / "data"), batch_size=5, **order)
     batches = [batch["number"].tolist() for _ in range(2) for batch in StreamingDataLoader(dataset)]
-    code, output = run("explain", config, "--step", 13, *options)
-    assert code == 0, output
+    output = said("explain", config, "--step", 13, *options)
     assert "epoch 1, global batch 3" in output
     rows = [[cell.strip() for cell in line.split("│")] for line in output.splitlines() if "shard." in line]
     assert [int(row[5]) for row in rows] == batches[13]
@@ -28,28 +27,20 @@ def test_a_batch_is_explained(config, tmp_path, options):
 
 
 def test_a_batch_of_another_world_is_explained(config):
-    code, output = run("explain", config, "dataset.batch_size=2", "--ranks-per-node", 2, "--nodes", 2)
-    assert code == 0, output
+    output = said("explain", config, "dataset.batch_size=2", "--ranks-per-node", 2, "--nodes", 2)
     ranks = [line.split("│")[1].strip() for line in output.splitlines() if "shard." in line]
     assert ranks == ["0", "0", "1", "1", "2", "2", "3", "3"]
 
 
 def test_what_a_configuration_skips_is_said(config):
-    code, output = run("explain", config, "+dataset.skip=[{epoch:0,batches:[3,5]},{samples:[7]}]", "--step", 4)
-    assert code == 0, output
+    output = said("explain", config, "+dataset.skip=[{epoch:0,batches:[3,5]},{samples:[7]}]", "--step", 4)
     assert output.count("skipped") == 5
 
 
 def test_coverage_is_proved(config):
-    code, output = run("coverage", config)
-    assert code == 0, output
-    assert "Every sample was read exactly once." in output
-    code, output = run("coverage", config, "--steps", 3)
-    assert code == 1, output
-    assert "15" in output
-    code, output = run("coverage", config, "dataset.batch_size=4", "--ranks-per-node", 4)
-    assert code == 0, output
-    assert "2 samples were read again" in output
+    assert "Every sample was read exactly once." in said("coverage", config)
+    assert "15" in said("coverage", config, "--steps", 3, code=1)
+    assert "2 samples were read again" in said("coverage", config, "dataset.batch_size=4", "--ranks-per-node", 4)
 
 
 @pytest.mark.parametrize(
@@ -57,16 +48,12 @@ def test_coverage_is_proved(config):
     [["--step", "10", "--epoch", "0"], ["--key", "nothing"], ["dataset.shuffle_algo=best"], ["dataset.local=/nowhere"]],
 )
 def test_what_cannot_be_explained_is_said(config, arguments):
-    code, output = run("explain", config, *arguments)
-    assert code == 2, output
-    assert "cannot show the batch" in output
+    assert "cannot show the batch" in said("explain", config, *arguments, code=2)
 
 
 def test_a_node_that_is_no_dataset_is_refused(config):
     config.write_text("dataset:\n  _target_: builtins.dict\n")
-    code, output = run("coverage", config)
-    assert code == 2, output
-    assert "StreamingDataset" in output
+    assert "StreamingDataset" in said("coverage", config, code=2)
 
 
 BAD_CONFIGURATIONS = [
@@ -115,10 +102,8 @@ def test_a_home_directory_is_found_by_every_command(config, tmp_path, monkeypatc
         ["inspect", "~/data"],
         ["verify", "~/data"],
     ):
-        code, output = run(*arguments)
-        assert code == 0, output
+        said(*arguments)
     (tmp_path / "rows.jsonl").write_text('{"a": 1}\n')
-    code, output = run("convert", "~/rows.jsonl", "--out", "~/parts/0")
-    assert code == 0, output
+    said("convert", "~/rows.jsonl", "--out", "~/parts/0")
     assert run("merge-index", "~/parts")[0] == 0
     assert (tmp_path / "parts" / "index.json").is_file()

@@ -6,7 +6,6 @@ import io
 import json
 import os
 import re
-import tarfile
 from decimal import Decimal
 
 import numpy as np
@@ -14,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
+from archive_examples import archive
 from PIL import Image
 
 from fkat_data.errors import ConfigurationError, SampleError, ShardCorruptError, ShardNotFoundError
@@ -308,15 +308,11 @@ def test_arguments_are_checked(tmp_path):
 
 
 def tar(rows, **more):
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w") as writer:
-        for row in rows:
-            members = {"cls": b"%d" % row["id"], "txt": row["text"].encode(), "json": json.dumps(row).encode(), **more}
-            for name, content in members.items():
-                info = tarfile.TarInfo(f"{row['id']:03}.{name}")
-                info.size = len(content)
-                writer.addfile(info, io.BytesIO(content))
-    return file.getvalue()
+    members = []
+    for row in rows:
+        own = {"cls": b"%d" % row["id"], "txt": row["text"].encode(), "json": json.dumps(row).encode(), **more}
+        members += [(f"{row['id']:03}.{name}", content) for name, content in own.items()]
+    return archive(members)
 
 
 def test_tar_files_of_a_pattern_become_a_dataset(tmp_path):

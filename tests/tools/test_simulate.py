@@ -90,10 +90,8 @@ def test_what_the_first_step_of_an_epoch_waits_does_not_count_as_later(simulated
     found = simulated(num_epochs=2, bandwidth_bytes_per_s=1e12, predownload=6000, latency_s=100.0)
     assert len(found.epoch_starts) == 2
     assert found.waited_s > 0
-    assert found.later_share == pytest.approx(
-        (found.waited_s - sum(found.wait_s[start] for start in found.epoch_starts))
-        / (found.duration_s - sum(found.wait_s[start] for start in found.epoch_starts))
-    )
+    first_s = sum(found.wait_s[start] for start in found.epoch_starts)
+    assert found.later_share == pytest.approx((found.waited_s - first_s) / (found.duration_s - first_s))
 
 
 def waits_s(folder, num_shards, num_nodes=1, ranks_per_node=1, **numbers):
@@ -179,7 +177,6 @@ def test_no_run_is_faster_than_its_lines_and_a_small_cache_only_fetches_more(
         ({"workers_per_rank": -1}, "workers_per_rank"),
         ({"predownload": -1}, "predownload"),
         ({"step_s": math.inf}, "step_s"),
-        ({"step_s": "1"}, "step_s"),
         ({"latency_s": math.nan}, "latency_s"),
         ({"bandwidth_bytes_per_s": 0}, "bandwidth_bytes_per_s"),
         ({"connection_bytes_per_s": True}, "connection_bytes_per_s"),

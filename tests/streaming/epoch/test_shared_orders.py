@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+from walks import wait_until
 
 from fkat_data.streaming.epoch import shared_part
 from fkat_data.streaming.order import REFERENCE_SHUFFLES, ReferenceShuffle, kept_here
@@ -37,10 +38,7 @@ class Maker:
 
 def expect_empty(folder):
     """Wait for the thread that removes what is dropped."""
-    deadline_s = time.monotonic() + 30
-    while left := list(folder.iterdir()):
-        assert time.monotonic() < deadline_s, left
-        time.sleep(0.005)
+    wait_until(lambda: not list(folder.iterdir()))
 
 
 def part_of(make, key="key"):

@@ -18,11 +18,6 @@ pytestmark = [pytest.mark.usefixtures("processes"), pytest.mark.filterwarnings("
 
 
 @pytest.fixture(scope="module")
-def options(data):
-    return {"local": data, "batch_size": 4, "shuffle": True, "shuffle_algo": "block"}
-
-
-@pytest.fixture(scope="module")
 def epochs(options):
     loader = StreamingDataLoader(StreamingDataset(**options))
     return [numbers(loader) for _ in range(9)]

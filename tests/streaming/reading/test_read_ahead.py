@@ -4,15 +4,9 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from walks import wait_until
 
 from fkat_data.streaming.reading import ReadAhead
-
-
-def until(condition, timeout_s=30):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 def shards_of(part):
@@ -23,7 +17,6 @@ def test_a_shard_in_work_is_waited_for_and_made_once():
     begun, may_end, made = threading.Event(), threading.Event(), []
 
     def prepare(shard, wait):
-        del wait
         begun.set()
         may_end.wait(30)
         made.append(shard)
@@ -41,7 +34,6 @@ def test_no_more_are_in_work_than_there_are_threads():
     lock, running, most = threading.Lock(), [0], [0]
 
     def prepare(shard, wait):
-        del wait
         with lock:
             running[0] += 1
             most[0] = max(most[0], running[0])
@@ -68,7 +60,7 @@ def test_a_failure_is_raised_where_its_shard_is_asked_for_and_then_it_is_tried_a
     ahead = ReadAhead(prepare, 1)
     ahead.want([0, 1, 2])
     ahead.want([1])  # has failed or is about to: nothing is repeated behind anybody's back
-    until(lambda: (2, False) in attempts)
+    wait_until(lambda: (2, False) in attempts)
     assert ahead.take(0) == 0
     with pytest.raises(OSError, match="cannot have shard 1"):
         ahead.take(1)
@@ -92,9 +84,9 @@ def test_a_shard_that_another_process_is_at_is_put_behind_the_others():
 
     ahead = ReadAhead(prepare, 1)
     ahead.want([0, 1, 2])
-    until(lambda: order == [1, 2])
+    wait_until(lambda: order == [1, 2])
     is_free.set()
-    until(lambda: order == [1, 2, 0])
+    wait_until(lambda: order == [1, 2, 0])
     assert [ahead.take(shard) for shard in (0, 1, 2)] == [0, 1, 2]
 
 
@@ -102,7 +94,6 @@ def test_waiting_for_other_processes_costs_little():
     calls = []
 
     def prepare(shard, wait):
-        del wait
         calls.append(shard)
 
     ahead = ReadAhead(prepare, 4)
@@ -116,7 +107,6 @@ def test_nothing_shares_the_way_with_what_is_needed_first():
     begun, may_end = [], threading.Event()
 
     def prepare(shard, wait):
-        del wait
         begun.append(shard)
         if shard < 2:
             may_end.wait(30)
@@ -125,11 +115,11 @@ def test_nothing_shares_the_way_with_what_is_needed_first():
     ahead = ReadAhead(prepare, 8)
     parts = ahead.follow([[0, 1], [2], [3]], shards_of, 10)
     assert next(parts) == [0, 1]
-    until(lambda: sorted(begun) == [0, 1])
+    wait_until(lambda: sorted(begun) == [0, 1])
     time.sleep(0.1)
     assert sorted(begun) == [0, 1]
     may_end.set()
-    until(lambda: sorted(begun) == [0, 1, 2, 3])
+    wait_until(lambda: sorted(begun) == [0, 1, 2, 3])
     assert [ahead.take(shard) for shard in (0, 1)] == [0, 1]
     assert list(parts) == [[2], [3]]
     ahead.close()
@@ -140,7 +130,6 @@ def test_parts_are_yielded_when_enough_of_those_that_follow_is_wanted():
 
     class Recorded(ReadAhead):
         def want(self, shards, *, is_first=False):
-            del is_first
             wanted.extend(shards)
 
     def parts():
@@ -197,17 +186,16 @@ def test_after_close_nothing_is_begun_and_threads_end():
     may_end, made = threading.Event(), []
 
     def prepare(shard, wait):
-        del wait
         made.append(shard)
         may_end.wait(30)
         return shard
 
     ahead = ReadAhead(prepare, 2)
     ahead.want(range(10))
-    until(lambda: len(made) == 2)
+    wait_until(lambda: len(made) == 2)
     assert ahead.close() == []
     may_end.set()
-    until(lambda: threading.active_count() <= before)
+    wait_until(lambda: threading.active_count() <= before)
     assert sorted(made) == [0, 1]
     ahead.want([11])
     assert sorted(made) == [0, 1]
@@ -217,5 +205,5 @@ def test_what_was_not_taken_is_given_back_at_the_end():
     made = []
     ahead = ReadAhead(lambda shard, wait: made.append(shard) or shard, 1)
     ahead.want([1, 2, 3])
-    until(lambda: made == [1, 2, 3])  # the last one may not be ready yet
+    wait_until(lambda: made == [1, 2, 3])  # the last one may not be ready yet
     assert ahead.close()[:2] == [1, 2]

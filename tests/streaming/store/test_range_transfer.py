@@ -1,13 +1,13 @@
-"""Ranges of files, through every client, from every server, with faults."""
+"""Ranges of files, through every client, from every server, with faults; and names and requests of web servers."""
 
 import io
 
 import pytest
-from proxy import fault
+from proxy import FaultServer, fault
 from stored_files import CONTENTS, WAYS
 
 from fkat_data.errors import DownloadError
-from fkat_data.streaming.store import Origin
+from fkat_data.streaming.store import Origin, open_store
 
 NAME = "shard.00000.mds"
 CONTENT = CONTENTS[NAME]
@@ -48,3 +48,23 @@ def test_another_version_is_an_error(through, way):
         parts(store, '"00000000000000000000000000000000"', ((5, 9),))
     with pytest.raises(DownloadError, match="replaced"):
         parts(store, "", size_bytes=len(CONTENT) + 1)
+
+
+@pytest.mark.parametrize("name", ["b", "b/c", "b c?#%.bin"])
+@pytest.mark.parametrize("query", ["", "?sig=1%2F2&x=y"])
+def test_a_name_is_put_below_the_directory_and_the_query_goes_along(processes, tmp_path, name, query):
+    path = tmp_path / "a" / name
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"content")
+    with FaultServer(tmp_path) as server:
+        for directory in ("/a", "/a/"):
+            store = open_store(server.url + directory + query, storage_options=None, num_retries=0, timeout_s=5.0)
+            assert store.read(name, 10)[0] == b"content"
+            store.close()
+
+
+@pytest.mark.parametrize("status", [405, 501])
+def test_a_server_without_head_is_asked_by_get(through, status):
+    store, faulty = through("web-nginx", {f"HEAD {NAME}": [fault("status", status=status)]}, timeout_s=20.0)
+    assert store.version(NAME) == store.read(NAME, 1 << 20)[1] != ""
+    assert faulty.ranges[NAME] == ["bytes=0-0", None]

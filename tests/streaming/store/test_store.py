@@ -10,6 +10,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from proxy import FaultServer, RandomPlan, fault
 from stored_files import CONTENTS, fetch, info_of
+from walks import wait_until
 
 from fkat_data.errors import DownloadError
 from fkat_data.streaming.formats import FileInfo
@@ -93,10 +94,7 @@ def test_nothing_that_was_given_up_stays_open(through, tmp_path, way):
     store, faulty = through(way, plan, num_retries=8, timeout_s=1.0)
     assert fetch(store, tmp_path / "out") == CONTENTS[NAME]
     store.close()
-    deadline = time.monotonic() + 10
-    while any(found.raddr and found.raddr.port == faulty.port for found in process.net_connections("tcp4")):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: all(not c.raddr or c.raddr.port != faulty.port for c in process.net_connections("tcp4")), 10)
 
 
 #: Of a file system that is only known to fsspec, files are read in pieces of 4 MiB.

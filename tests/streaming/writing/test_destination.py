@@ -1,13 +1,12 @@
 """Where a writer writes: what it refuses, what it removes, and what happens to a writer that is dropped."""
 
-import contextlib
 import gc
 import re
 
 import pytest
 from written_examples import COLUMNS, good_samples_of, tens, write, write_items
 
-from fkat_data.errors import ConfigurationError
+from fkat_data.errors import ConfigurationError, SampleError
 from fkat_data.streaming import LocalDataset, MDSWriter, Stream, StreamingDataset, merge_index
 
 SAMPLES = good_samples_of((0, 30))
@@ -136,8 +135,10 @@ def test_a_writer_that_is_dropped_says_so_and_leaves_nothing(tmp_path, caplog):
     assert f"a writer to {tmp_path / 'data'} was dropped without finish()" in record.getMessage()
     assert not (tmp_path / "data").exists()
     write(tmp_path / "data", SAMPLES)
-    with contextlib.suppress(KeyError), MDSWriter(columns=COLUMNS, out=tmp_path / "other"):
-        raise KeyError
+    for samples in ([], SAMPLES):
+        with pytest.raises(SampleError):
+            write(tmp_path / "other", [*samples, "no sample"])
+        assert not (tmp_path / "other").exists()
     gc.collect()
     assert len(caplog.records) == 1
 

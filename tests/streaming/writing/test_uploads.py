@@ -7,9 +7,9 @@ import time
 
 import fsspec
 import pytest
-from written_examples import COLUMNS, good_samples_of, index_at, rows_in, write
+from written_examples import COLUMNS, good_samples_of, index_at, write
 
-from fkat_data.streaming import JSONWriter, MDSWriter
+from fkat_data.streaming import MDSWriter
 from fkat_data.streaming.formats import read_index
 
 
@@ -43,16 +43,6 @@ def test_files_go_to_a_url_and_none_stays_here(memory, staging, tmp_path):
     for entry in entries:
         assert memory.size(f"/bucket/data/{entry.zip_data.basename}") == entry.zip_data.bytes
     assert not list(staging.iterdir())
-
-
-@pytest.mark.parametrize("keep_local", [False, True])
-def test_files_go_to_a_directory_by_way_of_another(tmp_path, keep_local):
-    local, remote = tmp_path / "local", tmp_path / "remote" / "data"
-    write((local, str(remote)), SAMPLES, JSONWriter, keep_local=keep_local)
-    for directory in (remote, local) if keep_local else (remote,):
-        assert rows_in(directory) == SAMPLES
-        assert len(list(directory.iterdir())) == 1 + 2 * len(read_index(directory / "index.json"))
-    assert local.exists() == keep_local
 
 
 def test_an_upload_that_fails_is_raised_as_it_is_and_nothing_looks_whole(tmp_path, staging):

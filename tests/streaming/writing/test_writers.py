@@ -192,14 +192,6 @@ WRONG_ARGUMENTS = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "text"), WRONG_ARGUMENTS, ids=lambda value: str(value)[:40])
-def test_an_argument_that_cannot_work_is_named_before_anything_is_written(tmp_path, monkeypatch, arguments, text):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigurationError, match=re.escape(text)):
-        MDSWriter(**{"columns": COLUMNS, "out": "data", **arguments})
-    assert not list(tmp_path.iterdir())
-
-
 WRONG_LINES = [
     (JSONWriter, {"newline": ""}, "newline = ''"),
     (JSONWriter, {"newline": "x"}, "newline = 'x'"),
@@ -211,10 +203,15 @@ WRONG_LINES = [
 ]
 
 
-@pytest.mark.parametrize(("writer", "arguments", "text"), WRONG_LINES, ids=lambda value: str(value)[:30])
-def test_lines_that_could_not_be_told_apart_are_refused(tmp_path, writer, arguments, text):
+@pytest.mark.parametrize(
+    ("writer", "arguments", "text"),
+    [*((MDSWriter, *case) for case in WRONG_ARGUMENTS), *WRONG_LINES],
+    ids=lambda value: str(value)[:40],
+)
+def test_what_cannot_be_written_so_is_named_before_anything_is(tmp_path, monkeypatch, writer, arguments, text):
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigurationError, match=re.escape(text)):
-        writer(**{"columns": COLUMNS, "out": tmp_path, **arguments})
+        writer(**{"columns": COLUMNS, "out": "data", **arguments})
     assert not list(tmp_path.iterdir())
 
 
@@ -259,24 +256,6 @@ def test_a_folder_that_an_old_index_names_stays(tmp_path):
     write(tmp_path, samples_of(1), JSONWriter, exist_ok=True)
     assert rows_in(tmp_path) == samples_of(1)
     assert (tmp_path / "shard.00000.mds" / "mine").is_dir()
-
-
-class Stopped(Exception):  # noqa: N818 - it is no error
-    pass
-
-
-def write_and_stop(count, out):
-    with MDSWriter(columns=COLUMNS, out=out, size_limit=200) as writer:
-        for sample in samples_of(count):
-            writer.write(sample)
-        raise Stopped
-
-
-@pytest.mark.parametrize("count", [0, 1, 30])
-def test_a_writer_that_raised_leaves_nothing(tmp_path, count):
-    with pytest.raises(Stopped):
-        write_and_stop(count, tmp_path / "data")
-    assert not (tmp_path / "data").exists()
 
 
 def test_the_index_comes_last(tmp_path):
