@@ -27,7 +27,7 @@ from fkat_data.worker.inline import InlineWorker
 from fkat_data.worker.items import ItemThreads
 from fkat_data.worker.messages import Worker
 from fkat_data.worker.produce import Producer
-from fkat_data.worker.settings import Elsewhere, WorkerKind, WorkerSettings
+from fkat_data.worker.settings import THREADS_A_PLACE, Elsewhere, WorkerKind, WorkerSettings
 from fkat_data.worker.threads import ThreadWorker
 
 if TYPE_CHECKING:  # only where worker processes are wanted: Windows has none
@@ -231,10 +231,11 @@ class WorkerPool:
 
     def _worker_of_threads(self, index: int, num_probes: int) -> ThreadWorker:
         settings, size = self._settings, self._settings.group_size
-        names = [f"fkat_data worker {index * size + number}" for number in range(size)]
-        recorders: list[EventRecorder | None] = [None] * (size + 1)
+        num_threads = size * (THREADS_A_PLACE if isinstance(settings.kind, Elsewhere) else 1)
+        names = [f"fkat_data worker {index * num_threads + number}" for number in range(num_threads)]
+        recorders: list[EventRecorder | None] = [None] * (num_threads + 1)
         if settings.timeline is not None:
-            first = COPY_THREAD + 1 + index * size
+            first = COPY_THREAD + 1 + index * num_threads
             tracks = [(first + number, name) for number, name in enumerate(names)]
             recorders = [settings.timeline.recorder_of(*track) for track in (*tracks, (PRODUCTION_THREAD, "opening"))]
         clocks = [StageClock(new_page(), recorder=recorder) for recorder in recorders]

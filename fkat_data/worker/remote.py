@@ -1,4 +1,4 @@
-"""Workers elsewhere, from the trainer's side: a thread for each asks it for microbatches, and decodes them here.
+"""Workers elsewhere, from the trainer's side: threads ask each for microbatches, and decode them here.
 
 So the trainer's own thread does what it does with threads: it hands out numbers, and takes messages in order.
 """
@@ -22,6 +22,7 @@ from fkat_data.wording import add_note
 from fkat_data.worker.messages import End, Failure, Item, Message, WorkerGone, unpack_failure
 from fkat_data.worker.produce import Producer, name_place
 from fkat_data.worker.remote_maker import Begun, Failed, Over, Reply
+from fkat_data.worker.settings import THREADS_A_PLACE
 from fkat_data.worker.threads import Threads, ThreadWorker, Work
 
 # Microbatches that are asked for ahead, for each worker, of a shard whose end is not known: behind it are none.
@@ -65,7 +66,7 @@ class _Lost(NamedTuple):
 
 
 class _RemoteThreads(Threads):
-    """Threads that ask workers elsewhere, one each.
+    """Threads that ask workers elsewhere.
 
     Args:
         places: The workers.
@@ -79,7 +80,7 @@ class _RemoteThreads(Threads):
         report: Callable[[int, ShardTerms], None],
         give_carry: Callable[[int, bytes], None],
     ) -> None:
-        super().__init__(len(places), is_digested=False)
+        super().__init__(THREADS_A_PLACE * len(places), is_digested=False)
         self._places = places
         self._report = report
         self._give_carry = give_carry
@@ -122,7 +123,7 @@ class _RemoteThreads(Threads):
             self.news.put((work.task.ticket, index, self._message(work.task, reply)))
 
     def _asked(self, work: Work, method: str, *arguments: Any) -> Any:
-        number = self.here.number
+        number = self.here.number // THREADS_A_PLACE
         try:
             if not self._about[number][0]:
                 self._about[number] = self._places[number].call("about")
@@ -140,7 +141,7 @@ class _RemoteThreads(Threads):
         try:
             if isinstance(reply, Failed):
                 error = unpack_failure(reply.error)
-                pid, host = self._about[self.here.number]
+                pid, host = self._about[self.here.number // THREADS_A_PLACE]
                 add_note(error, f"fkat_data: raised in process {pid} on {host}")
                 fold(error)
                 return Failure(task.ticket, error, reply.microbatch_index)
@@ -162,7 +163,7 @@ class RemoteWorker(ThreadWorker):
     Args:
         places: The workers.
         sink: Gets the time that the caller waits.
-        clocks: Measure the threads that ask them, one each, and the caller's thread as the last.
+        clocks: Measure the threads that ask them, ``THREADS_A_PLACE`` each, and the caller's thread as the last.
         limit_bytes: Microbatches that may lie ready, by their bytes.
         names: What the threads are called.
     """
@@ -246,7 +247,7 @@ class RemoteWorker(ThreadWorker):
             return
         if begun.num_microbatches is None:
             num_arrived = work.next_out + len(work.early)
-            limit = min(limit, num_arrived + _MOST_AHEAD * self._num_threads)
+            limit = min(limit, num_arrived + _MOST_AHEAD * len(self._places))
         else:
             limit = min(limit, begun.num_microbatches)
             work.is_exhausted = limit == begun.num_microbatches

@@ -30,6 +30,9 @@ class Elsewhere(Protocol):
         ...
 
 
+THREADS_A_PLACE = 2
+"""Threads that ask one worker elsewhere: it has the next call when it has answered one."""
+
 LocalKind: TypeAlias = Literal["processes", "threads"]
 WorkerKind: TypeAlias = LocalKind | Elsewhere
 """Where microbatches are made: in processes of their own, in threads of the trainer's, or elsewhere."""

@@ -3,11 +3,14 @@
 import logging
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 
 import pytest
 import torch
+from interpreters import environment_of
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
@@ -145,6 +148,33 @@ def test_a_node_that_goes_takes_no_microbatch_with_it(cluster):
         found += [plain(microbatch) for microbatch in iterator]
         assert made.statistics().worker_restarts > 0
     assert found == expected
+
+
+KILLED = """
+import sys, time
+import ray
+from fkat_data import DataLoader
+from fkat_data.ray import Actors
+
+ray.init(address=sys.argv[1], log_to_driver=False)
+loader = DataLoader(list(range(1000)), 4, num_workers=2, workers=Actors(num_cpus=0.1, resources={"here": 0.1}))
+iterator = iter(loader)
+next(iterator)
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_killed_trainer_leaves_no_actor(cluster, processes, tmp_path):
+    (tmp_path / "trainer.py").write_text(KILLED)
+    command = [sys.executable, tmp_path / "trainer.py", cluster.address]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment_of()) as trainer:
+        try:
+            assert trainer.stdout.readline() == "ready\n"
+            assert len(living()) == 2
+        finally:
+            trainer.kill()
+    assert settled()
 
 
 class Strand(IterableDataset):
