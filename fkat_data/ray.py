@@ -19,8 +19,10 @@ from fkat_data.worker.remote_maker import RemoteMaker
 
 try:
     import ray
-except ImportError as error:
-    raise ImportError("fkat_data.ray needs Ray: pip install 'fkat_data[ray]'") from error
+except ImportError as _error:
+    raise ImportError("fkat_data.ray needs Ray: pip install 'fkat_data[ray]'") from _error
+
+__all__ = ["Actors"]
 
 _logger = logging.getLogger(__name__)
 _RAY: Any = ray  # which leaves its types open
@@ -57,10 +59,10 @@ class Actors:
     ) -> None:
         if not arguments.is_number(num_cpus) or num_cpus < 0:
             raise ConfigurationError("num_cpus", num_cpus, "a number of at least 0")
-        self.num_cpus = num_cpus
-        self.resources = None if resources is None else dict(resources)
-        self.runtime_env = {} if runtime_env is None else dict(runtime_env)
-        self.placement = arguments.choice("placement", placement, tuple(_STRATEGIES))
+        self.num_cpus: float = num_cpus
+        self.resources: dict[str, float] | None = None if resources is None else dict(resources)
+        self.runtime_env: dict[str, Any] = {} if runtime_env is None else dict(runtime_env)
+        self.placement: str = arguments.choice("placement", placement, tuple(_STRATEGIES))
 
     def __repr__(self) -> str:
         return f"Actors(num_cpus={self.num_cpus}, resources={self.resources}, placement={self.placement!r})"

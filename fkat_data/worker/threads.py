@@ -87,20 +87,24 @@ class Work:
     """A task of a worker; changed by the caller's thread alone, but for its generator."""
 
     def __init__(self, task: Task, allowance: int) -> None:
-        self.task = task
-        self.allowance = allowance
+        self.task: Task = task
+        self.allowance: int = allowance
         # The first microbatch that may not be made, where they follow on one another.
-        self.limit = allowance
+        self.limit: int = allowance
         self.shard: OpenShard | None = None
         # Yields the microbatches of a shard that one thread makes at a time.
         self.generator: Generator[Produced] | None = None
-        self.is_open = self.is_busy = self.is_exhausted = self.is_cancelled = False
-        self.next_job = self.next_out = task.first_microbatch
+        self.is_open: bool = False
+        self.is_busy: bool = False
+        self.is_exhausted: bool = False
+        self.is_cancelled: bool = False
+        self.next_job: int = task.first_microbatch
+        self.next_out: int = task.first_microbatch
         self.early: dict[int, Message] = {}
         self.carry: SimpleQueue[bytes | None] = SimpleQueue()
         # Whether a thread that has come to the limit goes on.
         self.allowed: SimpleQueue[bool] = SimpleQueue()
-        self.context = contextvars.copy_context()
+        self.context: contextvars.Context = contextvars.copy_context()
 
     def cancel(self) -> None:
         """Let threads that work on the task, or wait to, leave it."""
@@ -109,19 +113,19 @@ class Work:
         self.allowed.put(False)
 
 
-class _Here(threading.local):
+class Here(threading.local):
     """What a thread makes microbatches with."""
 
     def __init__(self) -> None:
-        self.number = -1
-        self.clock = StageClock(new_page())
-        self.collate = FreshCollate()
+        self.number: int = -1
+        self.clock: StageClock = StageClock(new_page())
+        self.collate: FreshCollate = FreshCollate()
 
 
 class _Collate:
     """Does what torch's ``default_collate`` does, in the memory of the thread that calls it."""
 
-    def __init__(self, here: _Here) -> None:
+    def __init__(self, here: Here) -> None:
         self._here = here
 
     def __call__(self, batch: Any) -> Any:
@@ -142,9 +146,9 @@ class Threads:
         # Tasks of a closed worker, whose generators are closed here: what is raised in a caller that drops one is lost.
         self.left: deque[Work] = deque()
         self.idents: list[int | None] = [None] * num_threads
-        self.here = _Here()
-        self.is_digested = is_digested
-        self.is_closed = False
+        self.here: Here = Here()
+        self.is_digested: bool = is_digested
+        self.is_closed: bool = False
 
     def stop(self, num_threads: int, within_s: float) -> None:
         """End the threads; wait for them."""
@@ -707,7 +711,7 @@ class ThreadWorker:
         stack.enter_context(self._clock.installed())
 
 
-def _mark(here: _Here, stage: str, index: int = -1, label: str = "") -> None:
+def _mark(here: Here, stage: str, index: int = -1, label: str = "") -> None:
     here.clock.mark(stage, index, label)
 
 
