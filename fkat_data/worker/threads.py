@@ -360,10 +360,11 @@ class ThreadWorker:
             give_carry=self._carries.__setitem__,
             is_threaded=True,
         )
+        # Before the threads start: one that cannot leaves the others to this.
+        after_end(self, functools.partial(shared.stop, len(threads), _STOPPED_WITHIN_S), at_exit=True)
         for number, (clock, name) in enumerate(zip(threads, names, strict=True)):
             run = functools.partial(shared.run, number, clock)
             threading.Thread(target=run, name=name, daemon=True).start()
-        after_end(self, functools.partial(shared.stop, len(threads), _STOPPED_WITHIN_S), at_exit=True)
 
     @property
     def is_alive(self) -> bool:

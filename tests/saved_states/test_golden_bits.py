@@ -27,8 +27,8 @@ def name_of(value):
     return str(value)
 
 
-def check(name, num_workers, data):
-    loader = CASES[name][0](num_workers, data)
+def check(name, num_workers, data, **options):
+    loader = CASES[name][0](num_workers, data, **options)
     for kept in GOLDEN[name]:
         microbatches = list(loader)
         assert [text_of(microbatch) for microbatch in microbatches] == kept["microbatches"]
@@ -44,6 +44,10 @@ def test_two_epochs_have_the_kept_bits(name, num_workers, data):
 @pytest.mark.parametrize(("name", "num_workers"), WITH_PROCESSES, ids=name_of)
 def test_they_have_them_with_worker_processes(name, num_workers, data, processes):
     check(name, num_workers, data)
+
+
+def test_map_style_ones_have_them_with_threads(data):
+    check("map-style draws of items", 2, data, workers="threads")
 
 
 def test_bits_are_kept_of_each_case():

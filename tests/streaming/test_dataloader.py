@@ -10,6 +10,7 @@ from streaming_examples import numbers, same, world, write
 from torch.utils.data import TensorDataset, default_collate
 from walks import begun
 
+from fkat_data import item_generators
 from fkat_data.configuration import instantiate
 from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.streaming import Stream, StreamingDataLoader, StreamingDataset, open_epoch
@@ -40,7 +41,20 @@ WORKERS = [
     {"num_workers": 1, "multiprocessing_context": "fork"},
     {"num_workers": 2, "multiprocessing_context": "fork", "persistent_workers": True},
     {"num_workers": 1, "multiprocessing_context": "spawn", "persistent_workers": True},
+    {"num_workers": 3, "workers": "threads"},
 ]
+
+
+def drawn(sample):
+    return {**sample, "drawn": item_generators().python.random()}
+
+
+def test_threads_make_the_draws_of_a_transform(data):
+    found = []
+    for options in ({}, {"num_workers": 3, "workers": "threads"}):
+        with StreamingDataLoader(make(data, transform=drawn), **options) as loader:
+            found.append([batch["drawn"].tolist() for _ in range(2) for batch in loader])
+    assert found[0] == found[1]
 
 
 @pytest.mark.usefixtures("processes")
