@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from fkat_data import arguments
 from fkat_data.errors import ConfigurationError
+from fkat_data.interruption import genuine
 from fkat_data.worker.inheritance import import_paths
 from fkat_data.worker.remote import PlaceLost
 from fkat_data.worker.remote_maker import RemoteMaker
@@ -73,7 +74,7 @@ class Actors:
             try:
                 _RAY.init(address="auto", log_to_driver=True)
                 _logger.info("joined the Ray cluster at %s", _RAY.get_runtime_context().gcs_address)
-            except ConnectionError:
+            except genuine(ConnectionError):
                 _RAY.init(address="local")
                 _logger.info("started a Ray cluster on this machine: RAY_ADDRESS names none")
         return _RAY.put(payload)
@@ -128,7 +129,7 @@ class _Actor:
         """
         try:
             return _RAY.get(getattr(self._actor, method).remote(*given))
-        except _RAY.exceptions.RayError as error:
+        except genuine(_RAY.exceptions.RayError) as error:
             raise PlaceLost(f"{type(error).__name__}: {error}") from error
 
     def send(self, method: str, *given: Any) -> None:
@@ -139,7 +140,7 @@ class _Actor:
         """Return the actor's Python stacks, or why they are not known."""
         try:
             return str(_RAY.get(self._actor.stack.remote(), timeout=_LONGEST_LOOK_S))
-        except (_RAY.exceptions.RayError, TimeoutError) as error:
+        except genuine(_RAY.exceptions.RayError, TimeoutError) as error:
             return (
                 f"the actor of {self._name} says nothing: {type(error).__name__}; it may be starting, or wait for CPUs"
             )
