@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from fkat_data import arguments
+from fkat_data.errors import ConfigurationError
 from fkat_data.interruption import suppress
 from fkat_data.launch import current_group
 from fkat_data.loader.worker_group import WorkerGroup
@@ -97,6 +98,9 @@ class WorkerPool:
         if settings.limit_bytes is not None:
             smallest = _SMALLEST_LIMIT_BYTES * settings.num_workers
             arguments.integer("memory_limit_bytes", settings.limit_bytes, minimum=smallest)
+        if settings.kind not in (None, "processes") and settings.num_threads > 1:
+            expected = "1, with workers that are no processes: take more of them"
+            raise ConfigurationError("num_threads_per_worker", settings.num_threads, expected)
         self._settings = settings
         self._sink = sink
         self._owner_pid = os.getpid()

@@ -140,6 +140,11 @@ def test_what_threads_cannot_make_is_refused_by_name(make, reason):
         make()
 
 
+def test_threads_within_threads_are_refused():
+    with pytest.raises(ConfigurationError, match=r"^num_threads_per_worker = 2"):
+        ShardedDataLoader(0, ["a"], Numbers, workers="threads", num_threads_per_worker=2)
+
+
 def test_an_iterable_dataset_in_the_callers_thread_needs_no_threads():
     assert len(list(DataLoader(Strand(), 2, workers="threads"))) == 5
 
