@@ -48,8 +48,9 @@ class DrawnOrder:
         self.epoch = epoch
         self.buffer = buffer
         self.offsets: list[int] = list(offsets)
-        self._begun = self._random_state = random_state
-        self._num_drawn = 0
+        self._begun = random_state
+        # Where the generator stands, and after how many buffers: one value, which threads read and replace as a whole.
+        self._reached = random_state, 0
 
     @classmethod
     def of_d9d(cls, state: Mapping[str, Any], buffer_size: int) -> Self:
@@ -126,12 +127,13 @@ class DrawnOrder:
             return
         num_buffers = -(-length // buffer_size)
         turn = (buffer - self.buffer - 1) % num_buffers
-        if turn < self._num_drawn:
-            self._random_state, self._num_drawn = self._begun, 0
-        while self._num_drawn <= turn:
-            drawn = (self.buffer + 1 + self._num_drawn) % num_buffers
+        random_state, num_drawn = self._reached
+        if turn < num_drawn:
+            random_state, num_drawn = self._begun, 0
+        while num_drawn <= turn:
+            drawn = (self.buffer + 1 + num_drawn) % num_buffers
             generator = random.Random()  # noqa: S311 - for an order, not for secrets
-            generator.setstate(self._random_state)
+            generator.setstate(random_state)
             ties = [generator.random() for _ in range(min(buffer_size, length - drawn * buffer_size))]
             items = ranked(drawn, sorted(range(len(ties)), key=ties.__getitem__))
             packs = [items[start : start + pack_size] for start in range(0, len(items), pack_size)]
@@ -139,7 +141,7 @@ class DrawnOrder:
             for pack in packs:
                 generator.shuffle(pack)
             # Only now: an exception of the base dataset's moves nothing.
-            self._random_state, self._num_drawn = generator.getstate(), self._num_drawn + 1
+            self._reached = random_state, num_drawn = generator.getstate(), num_drawn + 1
             yield drawn, list(chain.from_iterable(packs))
 
 
@@ -366,7 +368,8 @@ class BufferSortedDataset(Described, Dataset[_Item_co]):
 
     def _keep(self, buffer: int, order: Sequence[int]) -> "array[int]":
         while self._orders and len(self._orders) * self._buffer_size >= _MAX_ITEMS_KEPT:
-            del self._orders[next(iter(self._orders))]
+            for oldest in list(self._orders)[:1]:
+                self._orders.pop(oldest, None)  # another thread may have done so
         code = "H" if self._buffer_size <= 1 << 16 else "I" if self._buffer_size <= 1 << 32 else "Q"
         self._orders[buffer] = kept = array(code, np.asarray(order).astype(code).tobytes())
         return kept

@@ -320,13 +320,14 @@ class Windows:
     def items(self, epoch: int, window: int) -> npt.NDArray[np.int64]:
         """Return the items of a window, in the epoch's order."""
         name = (self.seed, epoch)
-        if self._last is None or self._last[0] != name:
+        last = self._last
+        if last is None or last[0] != name:
             order = self._items
             if self.shuffle:
                 order = order[permutation(len(order), b"fkat_data window", self.seed, epoch)]
-            self._last = (name, order)
+            self._last = last = (name, order)
         start, stop = (edge * len(self._items) // self.num_windows for edge in (window, window + 1))
-        return self._last[1][start:stop]
+        return last[1][start:stop]
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_last": None}

@@ -3,12 +3,13 @@
 import json
 import operator
 import os
+import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from hashlib import blake2b
 from itertools import accumulate, islice, pairwise, takewhile
 from pathlib import Path
-from typing import Any, Self, TypeVar, cast
+from typing import Any, NamedTuple, Self, TypeVar, cast
 from uuid import uuid4
 
 from torch.utils.data import Dataset
@@ -27,6 +28,21 @@ _Item_co = TypeVar("_Item_co", covariant=True)
 _STATE_VERSION = 1
 # Number of forks between the first process and this one. os.getpid() takes longer than reading a sample.
 _num_forks = [0]
+
+
+class _Entered(NamedTuple):
+    """An open shard, and the indices that are in it: one value, which threads read and replace as a whole."""
+
+    first: int
+    stop: int
+    offset: int
+    position: int | None
+    samples: Sequence[int] | None
+    shard: Any
+
+
+# No index belongs to a shard, so that the next access looks it up.
+_NOWHERE = _Entered(0, 0, 0, None, None, None)
 
 
 class DistributedShardedDataset(Described, Dataset[_Item_co]):
@@ -150,10 +166,13 @@ class DistributedShardedDataset(Described, Dataset[_Item_co]):
 
     def __getitem__(self, rank_index: int) -> _Item_co:
         rank_index = operator.index(rank_index)  # a narrow NumPy integer would overflow below
-        if not self._first <= rank_index < self._stop or self._num_forks != _num_forks[0]:
-            rank_index = self._enter(rank_index)
-        sample_index = rank_index - self._offset
-        return self._shard[sample_index if self._samples is None else self._samples[sample_index]]
+        entered = self._entered
+        if not entered.first <= rank_index < entered.stop or self._num_forks != _num_forks[0]:
+            del entered  # freed before the next one opens
+            rank_index, entered = self._enter(rank_index)
+        _, _, offset, _, samples, shard = entered
+        sample_index = rank_index - offset
+        return shard[sample_index if samples is None else samples[sample_index]]
 
     def __getitems__(self, rank_indices: Sequence[int]) -> list[_Item_co]:
         """Return the samples at ``rank_indices``; neighbours in one shard are read in one call of ``__getitems__``.
@@ -165,22 +184,22 @@ class DistributedShardedDataset(Described, Dataset[_Item_co]):
         indices = [counted_from_start(index, len(self)) for index in rank_indices]
         items: list[_Item_co] = []
         while len(items) < len(indices):
-            self._enter(indices[len(items)])
-            run = takewhile(lambda index: self._first <= index < self._stop, islice(indices, len(items), None))
-            in_shard = [index - self._offset for index in run]
-            items += items_at(self._shard, in_shard if self._samples is None else [self._samples[i] for i in in_shard])
+            _, (first, stop, offset, _, samples, shard) = self._enter(indices[len(items)])
+            run = takewhile(range(first, stop).__contains__, islice(indices, len(items), None))
+            in_shard = [index - offset for index in run]
+            items += items_at(shard, in_shard if samples is None else [samples[index] for index in in_shard])
+            del shard  # freed before the next one opens
         return items
 
     def __iter__(self) -> Iterator[_Item_co]:
         index = 0
         while index < len(self):
-            self._enter(index)
-            shard, offset, stop = self._shard, self._offset, self._stop
+            _, (_, stop, offset, _, samples, shard) = self._enter(index)
             in_shard = range(index - offset, stop - offset)
-            for sample_index in in_shard if self._samples is None else self._samples[in_shard.start : in_shard.stop]:
+            for sample_index in in_shard if samples is None else samples[in_shard.start : in_shard.stop]:
                 yield shard[sample_index]
             index = stop
-            shard = None  # freed before the next one opens
+            del shard  # freed before the next one opens
 
     def rank_index_to_global_index(self, rank_index: int) -> int:
         """Return a sample's index in the epoch's order of all ranks.
@@ -199,7 +218,8 @@ class DistributedShardedDataset(Described, Dataset[_Item_co]):
         global_index = self.rank_index_to_global_index(rank_index)
         position = bisect_right(self._edges, global_index) - 1
         sample_index = global_index - self._edges[position]
-        samples = self._samples if position == self._position else self._shuffled(position)
+        entered = self._entered
+        samples = entered.samples if position == entered.position else self._shuffled(position)
         return self._order[position], sample_index if samples is None else samples[sample_index]
 
     def load_shard(self, shard_key: str) -> Any:
@@ -261,16 +281,11 @@ class DistributedShardedDataset(Described, Dataset[_Item_co]):
     def _forget(self) -> None:
         # A forked child inherits the parent's shard, whose files share one offset, and a call whose thread is missing.
         self._num_forks = _num_forks[0]
+        self._lock = threading.RLock()
         self._shard: Any = None
         self._key: str | None = None
         self._next: tuple[str, BackgroundCall[Any]] | None = None
-        self._leave()
-
-    def _leave(self) -> None:
-        # No index belongs to the open shard, so that the next access looks it up.
-        self._first = self._stop = self._offset = 0
-        self._samples: Sequence[int] | None = None
-        self._position: int | None = None
+        self._entered: _Entered = _NOWHERE
 
     def _go_to(self, epoch: int) -> None:
         self._epoch = epoch
@@ -279,7 +294,7 @@ class DistributedShardedDataset(Described, Dataset[_Item_co]):
             order = permutation(len(self._keys), b"fkat_data shards", self.seed, epoch)
             self._order = [self._keys[index] for index in order.tolist()]
         self._edges = [0, *accumulate(self._sizes[key] for key in self._order)]
-        self._leave()
+        self._entered = _NOWHERE
 
     def _shuffled(self, position: int) -> Sequence[int] | None:
         if not self.shuffle_samples:
@@ -289,26 +304,33 @@ class DistributedShardedDataset(Described, Dataset[_Item_co]):
         key_index = self._keys.index(key)
         return permutation(self._sizes[key], b"fkat_data sample", self.seed, self._epoch, key_index).data
 
-    def _enter(self, rank_index: int) -> int:
-        """Open the shard that holds a sample; return the sample's non-negative index."""
+    def _enter(self, rank_index: int) -> "tuple[int, _Entered]":
+        """Open the shard that holds a sample; return the sample's non-negative index, and the shard's place."""
         rank_index = counted_from_start(rank_index, len(self))
         if self._num_forks != _num_forks[0]:
             self._forget()
-        if self._first <= rank_index < self._stop:
-            return rank_index
-        rank_start = self.rank * len(self)
-        position = bisect_right(self._edges, rank_start + rank_index) - 1
-        is_in_order = self._position is None or self._following(self._position) == position
-        self._leave()
-        self._open(self._order[position])
-        self._samples = self._shuffled(position)
-        self._position = position
-        self._first = max(0, self._edges[position] - rank_start)
-        self._stop = min(len(self), self._edges[position + 1] - rank_start)
-        self._offset = self._edges[position] - rank_start
-        if self.prefetch and is_in_order:
-            self._prefetch(self._following(position))
-        return rank_index
+        with self._lock:
+            before = self._entered
+            if before.first <= rank_index < before.stop:
+                return rank_index, before
+            rank_start = self.rank * len(self)
+            position = bisect_right(self._edges, rank_start + rank_index) - 1
+            is_in_order = before.position is None or self._following(before.position) == position
+            del before
+            self._entered = _NOWHERE
+            self._open(self._order[position])
+            first, stop = self._edges[position : position + 2]
+            entered = self._entered = _Entered(
+                max(0, first - rank_start),
+                min(len(self), stop - rank_start),
+                first - rank_start,
+                position,
+                self._shuffled(position),
+                self._shard,
+            )
+            if self.prefetch and is_in_order:
+                self._prefetch(self._following(position))
+            return rank_index, entered
 
     def _following(self, position: int) -> int | None:
         # Skips empty shards, and stops at the end of this rank's block.
@@ -347,7 +369,7 @@ class DistributedShardedDataset(Described, Dataset[_Item_co]):
             self._next = (key, BackgroundCall(lambda: self.load_shard(key), last and last[1]))
 
 
-_OF_THIS_PROCESS = {"_num_forks", "_shard", "_key", "_next", "_first", "_stop", "_offset", "_samples", "_position"}
+_OF_THIS_PROCESS = {"_num_forks", "_lock", "_shard", "_key", "_next", "_entered"}
 
 
 def _is_call(params: object) -> bool:

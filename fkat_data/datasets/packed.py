@@ -1,6 +1,7 @@
 """Pack documents into sequences of one length, with the boundaries that attention needs to separate them."""
 
 import copy
+import functools
 import operator
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,6 +20,7 @@ from fkat_data.datasets.item_index import counted_from_start, is_map_style, item
 from fkat_data.datasets.lengths import as_lengths
 from fkat_data.datasets.resumable import base_state, checked_state, load_base_state
 from fkat_data.errors import ConfigurationError
+from fkat_data.files.kept import LastUsed
 from fkat_data.permutation import permutation
 from fkat_data.wording import Described
 
@@ -178,7 +180,7 @@ class PackedDataset(Described, Dataset[dict[str, torch.Tensor]]):
             ConfigurationError: The rank does not exist, or there are fewer documents than ranks.
         """
         other = copy.copy(self)
-        vars(other).update(_windows=self._windows.for_rank(dp_size, dp_rank), _plans={}, _tail=None)
+        vars(other).update(_windows=self._windows.for_rank(dp_size, dp_rank), _plans=LastUsed(_PLANS_KEPT), _tail=None)
         return other
 
     def rest(
@@ -289,12 +291,9 @@ class PackedDataset(Described, Dataset[dict[str, torch.Tensor]]):
         load_base_state(self._base, state)
         self._go_to(seed, epoch)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_plans": {}}
-
     def _go_to(self, seed: int, epoch: int) -> None:
         self._windows.seed, self._epoch = seed, epoch
-        self._plans: dict[int, list[list[Fragment]]] = {}
+        self._plans: LastUsed[list[list[Fragment]]] = LastUsed(_PLANS_KEPT)
         self._ends: list[int] | None = None  # the plan's sequences up to and including each window
         self._tail: list[SequencePart] | None = None  # the last sequences of all ranks, where they were halved
 
@@ -348,12 +347,7 @@ class PackedDataset(Described, Dataset[dict[str, torch.Tensor]]):
         if not 0 <= index < ends[-1]:
             index = counted_from_start(index, ends[-1])
         window = bisect_right(ends, index)
-        plan = self._plans.get(window)
-        if plan is None:
-            plan = self._plan(window)
-            while len(self._plans) >= _PLANS_KEPT:
-                self._plans.pop(next(iter(self._plans)), None)  # another thread may have dropped it
-            self._plans[window] = plan
+        plan = self._plans.get(window, functools.partial(self._plan, window))
         return plan[index - (ends[window - 1] if window else 0)]
 
     def _halved_tail(self) -> list[SequencePart]:

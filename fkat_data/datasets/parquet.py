@@ -112,7 +112,7 @@ class ParquetDataset(_ParquetFiles, IndexedFiles):
             file = WholeFile(path, self.storage_options)
             self._files.get(file_index, partial(_same, file))
             self._footers.append(file.digest())
-            _check_columns(path, file.parquet.schema_arrow, self.columns, types, self.paths[0])
+            _check_columns(path, file.schema, self.columns, types, self.paths[0])
             self._groups += [_RowGroup(file_index, *group) for group in enumerate(file.num_rows)]
         # _ends[g]: rows up to and including row group g.
         self._ends = np.cumsum([group.num_rows for group in self._groups], dtype=np.int64)
@@ -165,7 +165,7 @@ class ParquetDataset(_ParquetFiles, IndexedFiles):
         try:
             # One thread, because a worker shares the machine with the trainer.
             with _reading(path):
-                table = file.parquet.read_row_group(group.index_in_file, columns=names, use_threads=False)
+                table = file.reader().read_row_group(group.index_in_file, columns=names, use_threads=False)
             columns = {name: ArrowColumn.of(table.column(name)) for name in names}
         except genuine(_arrow.ArrowException, OSError) as error:
             if not is_damage(error):
@@ -240,7 +240,7 @@ class IterableParquetDataset(_ParquetFiles, IterableDataset[dict[str, Any]]):
         num_groups = 0  # in the files before
         for path in self.paths:
             file = WholeFile(path, self.storage_options)
-            _check_columns(path, file.parquet.schema_arrow, self.columns, types, self.paths[0])
+            _check_columns(path, file.schema, self.columns, types, self.paths[0])
             for group_index in range(len(file.num_rows)):
                 if (num_groups + group_index) % num_workers == worker:
                     first = 0
@@ -251,7 +251,7 @@ class IterableParquetDataset(_ParquetFiles, IterableDataset[dict[str, Any]]):
 
     def _decoded(self, file: "WholeFile", group_index: int) -> Iterator[list[dict[str, Any]]]:
         names: list[str] = self.columns or file.names
-        batches = file.parquet.iter_batches(
+        batches = file.reader().iter_batches(
             self.rows_at_once, row_groups=[group_index], columns=names, use_threads=False
         )
         num_rows = 0  # decoded so far

@@ -6,7 +6,8 @@ Needs the extra ``parquet``.
 import os
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from hashlib import blake2s
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -18,10 +19,10 @@ from fkat_data.files.arrow import ArrowValues
 from fkat_data.files.mapping import mapped, mapped_span
 from fkat_data.files.opening import (
     FileVersion,
+    RangedFile,
     changed,
     local_path,
     not_found,
-    open_uri,
 )
 from fkat_data.files.shard import (
     Column,
@@ -290,7 +291,8 @@ class ParquetReader(PartReader):
                 lambda: parsed_footer(self._name, bytes(mapped(directory / footer.basename, footer, options.register))),
             )
         self._check_version()
-        self._source: Any = _arrow.PythonFile(_Ranges(spans, origin.size_bytes), mode="r")
+        # Of its own for each decoding: threads share this reader, and a file has one position.
+        self._source: Callable[[], Any] | None = _sources(partial(_bytes_of, spans), origin.size_bytes)
         num_groups: int = self._metadata.num_row_groups
         if self._group >= num_groups or self._metadata.row_group(self._group).num_rows != entry.samples:
             raise self._written_again()
@@ -333,13 +335,14 @@ class ParquetReader(PartReader):
         return self._decoded.group(self._key, self._decode)
 
     def _decode(self) -> tuple[dict[str, ArrowValues], int]:
-        if self._source is None:
+        source = self._source
+        if source is None:
             return {}, 0
         # An access to what was cut off would end the process.
         self._check_version()
         try:
             # Pages that have a checksum are compared with it; the others cost nothing.
-            with _parquet.ParquetFile(self._source, metadata=self._metadata, page_checksum_verification=True) as file:
+            with _parquet.ParquetFile(source(), metadata=self._metadata, page_checksum_verification=True) as file:
                 if self._leaves is None:
                     # Names are ambiguous: "a.b" is a column, and also the field "b" of a column "a".
                     paths: list[list[str]] = file.reader.column_paths
@@ -379,29 +382,39 @@ def _spans_of(content: memoryview, origin: Origin) -> list[_Span]:
     return spans
 
 
-class _Ranges:
-    """Some ranges of a file as that file, for pyarrow; reading any other byte is an error.
+def _bytes_of(spans: Sequence[_Span], start: int, stop: int) -> memoryview:
+    """Return bytes of ranges; any other byte is an error."""
+    for first, last, content in spans:
+        if first <= start and stop <= last:
+            return content[start - first : stop - first]
+    raise OSError(f"bytes {start:,} to {stop:,} are not of this row group")
+
+
+def _sources(bytes_of: Callable[[int, int], Any], size_bytes: int) -> Callable[[], Any]:
+    """Return what makes files for pyarrow, each with a position of its own, from what returns bytes."""
+    return lambda: _arrow.PythonFile(_Positioned(bytes_of, size_bytes), mode="r")
+
+
+class _Positioned:
+    """A file, for pyarrow.
 
     Args:
-        spans: The ranges.
+        bytes_of: Called with the first byte and the one behind the last; returns the bytes.
         size_bytes: The size of the file.
     """
 
     closed = False
 
-    def __init__(self, spans: Sequence[_Span], size_bytes: int) -> None:
-        self._spans = spans
+    def __init__(self, bytes_of: Callable[[int, int], Any], size_bytes: int) -> None:
+        self._bytes_of = bytes_of
         self._size_bytes = size_bytes
         self._position = 0
 
     def read_buffer(self, num_bytes: int = -1) -> Any:
         """Return the next bytes, without copying them."""
-        position = self._position
-        for start, stop, content in self._spans:
-            if start <= position and position + num_bytes <= stop:
-                self._position = position + num_bytes
-                return _arrow.py_buffer(content[position - start : position - start + num_bytes])
-        raise OSError(f"bytes {position:,} to {position + num_bytes:,} are not of this row group")
+        start = self._position
+        self._position = stop = self._size_bytes if num_bytes < 0 else start + num_bytes
+        return _arrow.py_buffer(self._bytes_of(start, stop))
 
     def read(self, num_bytes: int = -1) -> bytes:
         """Return the next bytes."""
@@ -428,7 +441,7 @@ class _Ranges:
         """Do nothing."""
 
     def close(self) -> None:
-        """Do nothing: the ranges stay mapped for the next decoding."""
+        """Do nothing: the bytes stay for the next decoding."""
 
 
 class WholeFile:
@@ -444,7 +457,7 @@ class WholeFile:
 
     Attributes:
         path: Where it is.
-        parquet: pyarrow's file.
+        schema: pyarrow's schema.
         names: The names of its columns.
         num_rows: The number of rows of each row group.
     """
@@ -455,14 +468,15 @@ class WholeFile:
         self._version: FileVersion | None = None
         try:
             if local is None:
-                source = open_uri(path, storage_options)
+                file = RangedFile(path, storage_options)
+                self._source: Callable[[], Any] = _sources(file.read, file.size_bytes)
             else:
                 source = _arrow.memory_map(local)
                 self._version = FileVersion.of(source.fileno())
-            # Only files of some writers have checksums of their pages.
-            self.parquet: Any = _parquet.ParquetFile(source, page_checksum_verification=True)
-            self._source = source
-            self.names: list[str] = self.parquet.schema_arrow.names
+                self._source = lambda: source
+            parquet = _parquet.ParquetFile(self._source())
+            self.schema: Any = parquet.schema_arrow
+            self.names: list[str] = self.schema.names
         except ShardNotFoundError:
             raise
         except genuine(FileNotFoundError) as error:
@@ -471,17 +485,24 @@ class WholeFile:
             if not is_damage(error):
                 raise
             raise ShardCorruptError(path, f"not a Parquet file: {error}") from error
-        metadata = self.parquet.metadata
+        self._metadata: Any = parquet.metadata
+        metadata = self._metadata
         self.num_rows: list[int] = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
         if sum(self.num_rows) != metadata.num_rows or min(self.num_rows, default=0) < 0:
             expected = f"{metadata.num_rows} together, as the footer says of the file"
             raise ShardCorruptError.of_field(path, "rows of the row groups", expected, self.num_rows)
 
+    def reader(self) -> Any:
+        """Return pyarrow's reader of the file, for one thread: it keeps what it has fetched for the call in work."""
+        # Only files of some writers have checksums of their pages.
+        return _parquet.ParquetFile(self._source(), metadata=self._metadata, page_checksum_verification=True)
+
     def digest(self) -> int:
         """Return a number that differs where the footer does."""
-        end = self._source.seek(-_TAIL_BYTES, os.SEEK_END)
-        self._source.seek(end - int.from_bytes(self._source.read(_TAIL_BYTES)[:4], "little"))
-        return zlib.crc32(self._source.read(end - self._source.tell()))
+        source = self._source()
+        end = source.seek(-_TAIL_BYTES, os.SEEK_END)
+        source.seek(end - int.from_bytes(source.read(_TAIL_BYTES)[:4], "little"))
+        return zlib.crc32(source.read(end - source.tell()))
 
     def check(self) -> None:
         """Check that a local file, which is mapped, was not written again in its place.
@@ -492,7 +513,7 @@ class WholeFile:
         if self._version is None:
             return
         try:
-            now = FileVersion.of(self._source.fileno())  # not of the path, where another file may be by now
+            now = FileVersion.of(self._source().fileno())  # not of the path, where another file may be by now
         except genuine(OSError):
             return  # removed from a server, which knows it no more
         if now.is_changed_from(self._version):
