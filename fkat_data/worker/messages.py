@@ -13,6 +13,7 @@ from fkat_data.observe.stages import NUM_SLOTS
 from fkat_data.plan.place import ShardTerms, Task
 from fkat_data.tracebacks import OF_WORKER, folded_text
 from fkat_data.transport.codec import dumps, loads
+from fkat_data.transport.definitions import dump_shipment
 from fkat_data.wording import add_note, made_from_text, notes_of
 
 if TYPE_CHECKING:  # both import this module
@@ -250,8 +251,18 @@ def unpack_terms(body: bytes) -> tuple[int, ShardTerms]:
 
 
 def pack_task(task: Task, allowance: int) -> bytes:
-    """Return a task as bytes."""
-    return pickle.dumps((tuple(task), allowance))
+    """Return a task as bytes.
+
+    Raises:
+        Exception: An index of a user's sampler cannot be pickled.
+    """
+    fields = tuple(task), allowance
+    try:
+        body = pickle.dumps(fields)
+    except genuine(Exception):  # of a class that no module has, or of none at all: the second pickler decides
+        body = b"__main__"
+    # Indices may be of the script's own classes, which a worker cannot import.
+    return dump_shipment(fields)[0] if b"__main__" in body else body
 
 
 def unpack_task(body: bytes) -> tuple[Task, int]:

@@ -19,7 +19,7 @@ from fkat_data.plan.place import ShardTerms, Task
 from fkat_data.tracebacks import fold
 from fkat_data.transport.codec import decode
 from fkat_data.wording import add_note
-from fkat_data.worker.messages import End, Failure, Item, Message, WorkerGone, unpack_failure
+from fkat_data.worker.messages import End, Failure, Item, Message, WorkerGone, pack_task, unpack_failure
 from fkat_data.worker.produce import Producer, name_place
 from fkat_data.worker.remote_maker import Begun, Failed, Over, Reply
 from fkat_data.worker.settings import THREADS_A_PLACE
@@ -89,7 +89,7 @@ class _RemoteThreads(Threads):
     def begin(self, work: Work) -> None:
         """Open a task, and go on with it where one worker makes all of its microbatches."""
         self.here.clock.mark("build", work.task.shard_index)
-        begun: Begun | None = self._asked(work, "begin", work.task)
+        begun: Begun | None = self._asked(work, "begin")
         if begun is None:
             return
         ticket = work.task.ticket
@@ -107,7 +107,7 @@ class _RemoteThreads(Threads):
                 if not work.allowed.get():
                     return
             self.here.clock.mark("produce", index)
-            reply: Reply | None = self._asked(work, "follow", work.task, index)
+            reply: Reply | None = self._asked(work, "follow", index)
             if reply is None:
                 return
             message = self._message(work.task, reply)
@@ -118,19 +118,24 @@ class _RemoteThreads(Threads):
         if work.is_cancelled:
             return
         self.here.clock.mark("produce", index)
-        reply: Reply | None = self._asked(work, "make", work.task, index)
+        reply: Reply | None = self._asked(work, "make", index)
         if reply is not None:
             self.news.put((work.task.ticket, index, self._message(work.task, reply)))
 
-    def _asked(self, work: Work, method: str, *arguments: Any) -> Any:
+    def _asked(self, work: Work, method: str, *index: int) -> Any:
         number = self.here.number // THREADS_A_PLACE
         try:
             if not self._about[number][0]:
                 self._about[number] = self._places[number].call("about")
-            return None if work.is_cancelled else self._places[number].call(method, *arguments)
+            work.packed = work.packed or pack_task(work.task, 0)
+            return None if work.is_cancelled else self._places[number].call(method, work.packed, *index)
         except PlaceLost as error:
             if not self.is_closed:
                 self.news.put((work.task.ticket, -1, cast("Any", _Lost(*self._about[number], str(error)))))
+            return None
+        except BaseException as error:  # noqa: BLE001 - such as of a task that cannot be sent; raised in its turn
+            [at] = index or [work.task.first_microbatch]
+            self.news.put((work.task.ticket, at, self.failed(work.task, at, error)))
             return None
         finally:
             self.here.clock.mark("")

@@ -18,7 +18,7 @@ from fkat_data.launch import adopt_group
 from fkat_data.plan.place import ShardTerms, Task
 from fkat_data.transport.codec import encode, write
 from fkat_data.transport.digest import digest_of
-from fkat_data.worker.messages import content_of, pack_failure
+from fkat_data.worker.messages import content_of, pack_failure, unpack_task
 from fkat_data.worker.produce import OpenShard, Produced, Producer, name_place
 from fkat_data.worker.settings import WorkerSettings, enter_worker
 
@@ -112,8 +112,9 @@ class RemoteMaker:
         """Return the process and the machine that this is."""
         return os.getpid(), socket.gethostname()
 
-    def begin(self, task: Task) -> Begun:
+    def begin(self, packed: bytes) -> Begun:
         """Open a task, and make its first microbatch."""
+        task, _ = unpack_task(packed)
         reply = self._opened(task)
         carry, self._carry = self._carry, None
         if reply is not None:
@@ -121,12 +122,13 @@ class RemoteMaker:
         shard = self._shard
         is_for_several = shard is not None and shard.is_for_threads
         count = shard.num_microbatches if is_for_several and shard is not None else None
-        reply = self.make(task, task.first_microbatch) if is_for_several else self.follow(task, task.first_microbatch)
+        reply = (self.make if is_for_several else self.follow)(packed, task.first_microbatch)
         carry, self._carry = self._carry, None
         return Begun(is_for_several, count, self._terms, carry, reply)
 
-    def make(self, task: Task, index: int) -> Reply:
+    def make(self, packed: bytes, index: int) -> Reply:
         """Return a microbatch by its number; fast where it grows from call to call within a task."""
+        task, _ = unpack_task(packed)
         # Of two calls that were made at once, the second may come first.
         if task.ticket != self._ticket or index <= self._newest:
             reply = self._opened(task)
@@ -135,8 +137,9 @@ class RemoteMaker:
         self._newest = index
         return self._reply(task, index, functools.partial(self._made, index))
 
-    def follow(self, task: Task, index: int) -> Reply:
+    def follow(self, packed: bytes, index: int) -> Reply:
         """Return the next microbatch of those that follow on one another."""
+        task, _ = unpack_task(packed)
         if task.ticket != self._ticket:
             reply = self._opened(task._replace(first_microbatch=index, digest=None))
             if reply is not None:

@@ -88,6 +88,8 @@ class Work:
 
     def __init__(self, task: Task, allowance: int) -> None:
         self.task: Task = task
+        # The task as bytes, once it was sent to another process.
+        self.packed: bytes = b""
         self.allowance: int = allowance
         # The first microbatch that may not be made, where they follow on one another.
         self.limit: int = allowance

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 import pytest
@@ -148,6 +149,28 @@ def test_a_node_that_goes_takes_no_microbatch_with_it(cluster):
         found += [plain(microbatch) for microbatch in iterator]
         assert made.statistics().worker_restarts > 0
     assert found == expected
+
+
+def by_object(objects, **options):
+    return DataLoader(Numbers(), 2, sampler=objects, num_workers=2, workers=actors(), **options)
+
+
+class Numbers(Dataset):
+    """Is asked for objects of the script's own class."""
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, wanted):
+        assert type(wanted).__name__ == "Item"  # the module that an actor imports has a class of its own
+        return wanted.number
+
+
+def test_indices_are_of_any_class_and_one_that_cannot_be_sent_is_an_error(cluster):
+    with by_object([Item(index) for index in range(6)]) as made:
+        assert torch.cat(list(made)).tolist() == list(range(6))
+    with by_object([Item(0), Item(threading.Lock())]) as made, pytest.raises(TypeError, match="lock"):
+        list(made)
 
 
 KILLED = """

@@ -138,6 +138,31 @@ def test_what_the_script_defines_stays_as_it_was(run_script, tmp_path, by):
     assert done.stderr == "" or by == "notebook"  # jupyter's own
 
 
+INDICES = """
+from fkat_data import DataLoader
+
+class Index:
+    def __init__(self, number):
+        self.number = number
+
+class Numbers:
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, wanted):
+        assert isinstance(wanted, Index)
+        return wanted.number
+
+sampler = [Index(number) for number in range(6)]
+with DataLoader(Numbers(), 2, sampler=sampler, num_workers=2) as loader:
+    print([microbatch.tolist() for microbatch in loader])
+"""
+
+
+def test_indices_of_a_sampler_may_be_of_the_scripts_own_classes(run_script):
+    assert run_script(INDICES).stdout.strip() == "[[0, 1], [2, 3], [4, 5]]"
+
+
 MADE = """
 import torch
 from fkat_data import ShardedDataLoader
