@@ -114,8 +114,9 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
             counted in ``statistics()`` and in the state. Microbatches stay full: their samples are cut into windows, as
             for a ``window_fn``.
         max_skipped_samples: Samples of an epoch that may be left out.
-        workers: Where microbatches are made: ``"processes"``, or ``"threads"`` of this process; see ``ShardedDataLoader``.
-            An iterable dataset needs processes, which ``get_worker_info()`` tells apart; so does ``worker_init_fn``.
+        workers: Where microbatches are made: ``"processes"``, ``"threads"`` of this process, or actors on a Ray cluster,
+            ``fkat_data.ray.Actors()``; see ``ShardedDataLoader``. Threads make none of an iterable dataset, which
+            ``get_worker_info()`` splits over processes, and none with ``worker_init_fn``.
 
     Raises:
         ValueError: torch refuses the arguments, or one of this library's own is invalid (``ConfigurationError``).

@@ -37,73 +37,22 @@ from fkat_data.worker.messages import (
 from fkat_data.worker.produce import Produced, Producer, name_place, produce, produce_together
 
 
-class InlineWorker:
-    """Produces a microbatch when the caller asks for one, with those of a stream that are read together.
+class WorkerOfThisProcess:
+    """What a worker is that has no process of its own, no pipe and no shared memory."""
 
-    The caller gets what a worker process would send: a copy, unless the microbatch is in memory of its own for certain,
-    made with the default dtype of the constructor and in none of torch's modes. The caller's random generators keep
-    their state.
-
-    Args:
-        producer: How tasks are produced.
-        sink: Gets the time that the caller waits for production.
-        clock: Measures the stages that the producer marks.
-        is_digested: Whether to digest each microbatch.
-    """
-
-    # There is no process, no pipe and no shared memory; each microbatch is made by the thread that asks for it.
-    is_alive: bool = True
-    works_ahead: bool = False
-    is_waiting: bool = False
     descriptors: tuple[int, ...] = ()
     held_bytes: int = 0
     num_segments: int = 0
     segment_bytes: int = 0
-    num_ready: int = 0
 
-    def __init__(
-        self, producer: Producer, sink: EventSink, clock: StageClock | None = None, *, is_digested: bool = False
-    ) -> None:
-        self._clock = clock or StageClock(new_page())
-        self._collate = FreshCollate()
-        self._default_dtype = torch.get_default_dtype()
-        self._replay = ReplayDisplay()
-        self._sink = sink
-        self._is_digested = is_digested
-        self._tasks: deque[Task] = deque()
-        self._production: Generator[Produced] | None = None
-        self._next_index = 0
+    def __init__(self) -> None:
         self._terms: dict[int, ShardTerms] = {}
         self._carries: dict[int, bytes] = {}
-        carries_in: dict[int, bytes] = {}
-        self._carries_in = carries_in
-        # Neither refers to this worker: a dropped loader's dataset is gone at once, and need not wait for the collector.
-        self._mark_and_show = _marking(producer.mark, self._replay, self._tasks)
-        report = functools.partial(remember_terms, self._terms)
-        self._producer = producer._replace(
-            mark=self._mark_and_show,
-            collate=self._collate,
-            report=report,
-            take_carry=functools.partial(_carry_of, carries_in),
-            give_carry=self._carries.__setitem__,
-        )
 
     @property
     def pid(self) -> int:
         """This process."""
         return os.getpid()
-
-    def end_wait(self) -> None:
-        """Do nothing: there is no wait."""
-
-    @property
-    def num_received(self) -> int:
-        """Everything that was made: there is no pipe."""
-        return self._clock.times().produced
-
-    def times(self) -> StageTimes:
-        """Return how the time was spent, without the time between microbatches."""
-        return self._clock.times()
 
     def dismiss(self) -> None:
         """Do nothing: there is no process."""
@@ -118,6 +67,68 @@ class InlineWorker:
     def take_carry(self, ticket: int) -> bytes | None:
         """Return, once, what a task has left for the one behind it; None: that is not known yet."""
         return self._carries.pop(ticket, None)
+
+    def flush(self) -> None:
+        """Do nothing: there is no pipe."""
+
+
+class InlineWorker(WorkerOfThisProcess):
+    """Produces a microbatch when the caller asks for one, with those of a stream that are read together.
+
+    The caller gets what a worker process would send: a copy, unless the microbatch is in memory of its own for certain,
+    made with the default dtype of the constructor and in none of torch's modes. The caller's random generators keep
+    their state.
+
+    Args:
+        producer: How tasks are produced.
+        sink: Gets the time that the caller waits for production.
+        clock: Measures the stages that the producer marks.
+        is_digested: Whether to digest each microbatch.
+    """
+
+    # Each microbatch is made by the thread that asks for it.
+    is_alive: bool = True
+    works_ahead: bool = False
+    is_waiting: bool = False
+    num_ready: int = 0
+
+    def __init__(
+        self, producer: Producer, sink: EventSink, clock: StageClock | None = None, *, is_digested: bool = False
+    ) -> None:
+        super().__init__()
+        self._clock = clock or StageClock(new_page())
+        self._collate = FreshCollate()
+        self._default_dtype = torch.get_default_dtype()
+        self._replay = ReplayDisplay()
+        self._sink = sink
+        self._is_digested = is_digested
+        self._tasks: deque[Task] = deque()
+        self._production: Generator[Produced] | None = None
+        self._next_index = 0
+        carries_in: dict[int, bytes] = {}
+        self._carries_in = carries_in
+        # Neither refers to this worker: a dropped loader's dataset is gone at once, and need not wait for the collector.
+        self._mark_and_show = _marking(producer.mark, self._replay, self._tasks)
+        report = functools.partial(remember_terms, self._terms)
+        self._producer = producer._replace(
+            mark=self._mark_and_show,
+            collate=self._collate,
+            report=report,
+            take_carry=functools.partial(_carry_of, carries_in),
+            give_carry=self._carries.__setitem__,
+        )
+
+    def end_wait(self) -> None:
+        """Do nothing: there is no wait."""
+
+    @property
+    def num_received(self) -> int:
+        """Everything that was made: there is no pipe."""
+        return self._clock.times().produced
+
+    def times(self) -> StageTimes:
+        """Return how the time was spent, without the time between microbatches."""
+        return self._clock.times()
 
     def give_carry(self, ticket: int, carry: bytes) -> None:
         """Give a task that was assigned without it what the one before has left."""
@@ -143,9 +154,6 @@ class InlineWorker:
         """Drop every task with a ticket below this one."""
         while self._tasks and self._tasks[0].ticket < ticket:
             self._end_task(self._tasks[0])
-
-    def flush(self) -> None:
-        """Do nothing: there is no pipe."""
 
     def receive(self, *, timeout_s: float | None) -> Message | None:
         """Return the next message, produced now; None if ``timeout_s`` is 0, or if there is no task."""

@@ -10,7 +10,6 @@ import contextvars
 import functools
 import inspect
 import logging
-import os
 import sys
 import threading
 import time
@@ -30,7 +29,7 @@ from fkat_data.interruption import genuine
 from fkat_data.modes import modes_of_a_worker
 from fkat_data.observe.sink import EventSink
 from fkat_data.observe.stages import StageClock, StageTimes, added_times, helping, new_page
-from fkat_data.plan.place import ShardTerms, Task
+from fkat_data.plan.place import Task
 from fkat_data.seeding import (
     enter_place,
     generator_states,
@@ -43,7 +42,7 @@ from fkat_data.transport.codec import copied
 from fkat_data.transport.digest import digest_of
 from fkat_data.worker.batches import Part, draws_nothing, is_plain
 from fkat_data.worker.collate import FreshCollate
-from fkat_data.worker.inline import failure_of, made_together
+from fkat_data.worker.inline import WorkerOfThisProcess, failure_of, made_together
 from fkat_data.worker.items import moved_generators
 from fkat_data.worker.messages import (
     End,
@@ -300,7 +299,7 @@ class Threads:
             self.news.put((work.task.ticket, work.task.first_microbatch, message))
 
 
-class ThreadWorker:
+class ThreadWorker(WorkerOfThisProcess):
     """Makes a group's microbatches in threads of this process; hands them on in order.
 
     The caller's thread opens shards, draws their indices, and makes a first microbatch, to see that the dataset leaves
@@ -316,12 +315,6 @@ class ThreadWorker:
         is_digested: Whether to digest each microbatch.
     """
 
-    # There is no process of its own, no pipe and no shared memory.
-    descriptors: tuple[int, ...] = ()
-    held_bytes: int = 0
-    num_segments: int = 0
-    segment_bytes: int = 0
-
     def __init__(
         self,
         producer: Producer,
@@ -333,6 +326,7 @@ class ThreadWorker:
         *,
         is_digested: bool = False,
     ) -> None:
+        super().__init__()
         *threads, own = clocks
         self._clocks = clocks
         self._clock = own
@@ -350,8 +344,6 @@ class ThreadWorker:
         self._mean_bytes: float | None = None
         self._num_probes = num_probes
         self._looked_s = 0.0
-        self._terms: dict[int, ShardTerms] = {}
-        self._carries: dict[int, bytes] = {}
         self._carries_in: dict[int, SimpleQueue[bytes | None]] = {}
         self._shared = shared = self._threads(len(threads), is_digested=is_digested)
         self._producer = producer._replace(
@@ -379,11 +371,6 @@ class ThreadWorker:
         return True
 
     @property
-    def pid(self) -> int:
-        """This process."""
-        return os.getpid()
-
-    @property
     def num_ready(self) -> int:
         """Microbatches that the threads have made, and that were not received."""
         num_early = sum(isinstance(each, Item) for work in list(self._tasks) for each in list(work.early.values()))
@@ -402,20 +389,6 @@ class ThreadWorker:
             return added_times(several)._replace(stage=first.stage, began_s=first.began_s, place=first.place)
         is_blocked = any(work.is_open and not work.is_exhausted for work in list(self._tasks))
         return added_times(several)._replace(stage="blocked" if is_blocked else "idle")
-
-    def dismiss(self) -> None:
-        """Do nothing: there is no process."""
-
-    def take_events(self, deadline_s: float) -> None:
-        """Do nothing: the timeline already has them."""
-
-    def terms(self, ticket: int) -> ShardTerms | None:
-        """Return what is known of a task's shard, if it is in work."""
-        return self._terms.get(ticket)
-
-    def take_carry(self, ticket: int) -> bytes | None:
-        """Return, once, what a task has left for the one behind it; None: that is not known yet."""
-        return self._carries.pop(ticket, None)
 
     def give_carry(self, ticket: int, carry: bytes) -> None:
         """Give a task that was assigned without it what the one before has left."""
@@ -449,9 +422,6 @@ class ThreadWorker:
         """Drop every task with a ticket below this one."""
         while self._tasks and self._tasks[0].task.ticket < ticket:
             self._end(self._tasks[0])
-
-    def flush(self) -> None:
-        """Do nothing: there is no pipe."""
 
     def receive(self, *, timeout_s: float | None) -> Message | None:
         """Return the next message in order, or None if none comes within ``timeout_s``; None: wait without a limit.
