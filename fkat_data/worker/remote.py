@@ -7,6 +7,7 @@ import ctypes
 import functools
 import os
 import struct
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -21,12 +22,16 @@ from fkat_data.transport.codec import decode
 from fkat_data.wording import add_note
 from fkat_data.worker.messages import End, Failure, Item, Message, WorkerGone, pack_task, unpack_failure
 from fkat_data.worker.produce import Producer, name_place
-from fkat_data.worker.remote_maker import Begun, Failed, Over, Reply
+from fkat_data.worker.remote_maker import Begun, Failed, Made, Over, Reply
 from fkat_data.worker.settings import THREADS_A_PLACE
 from fkat_data.worker.threads import Threads, ThreadWorker, Work
 
 # Microbatches that are asked for ahead, for each worker, of a shard whose end is not known: behind it are none.
 _MOST_AHEAD = 8
+# A call costs some 0.7 ms: microbatches that are small, and quickly made, come together.
+_MOST_TOGETHER = 32
+_TOGETHER_S = 0.01
+_TOGETHER_BYTES = 4 << 20
 
 
 class PlaceLost(Exception):  # noqa: N818 - becomes a WorkerDiedError where shard and microbatch are known
@@ -85,6 +90,8 @@ class _RemoteThreads(Threads):
         self._report = report
         self._give_carry = give_carry
         self._about = [(0, "")] * len(places)
+        self.num_together: int = 1
+        """Microbatches to ask for in one call."""
 
     def begin(self, work: Work) -> None:
         """Open a task, and go on with it where one worker makes all of its microbatches."""
@@ -106,35 +113,46 @@ class _RemoteThreads(Threads):
             while index >= work.limit:
                 if not work.allowed.get():
                     return
-            self.here.clock.mark("produce", index)
-            reply: Reply | None = self._asked(work, "follow", index)
-            if reply is None:
+            last = self._several(work, "follow", index, min(self.num_together, work.limit - index))
+            if last is None:
                 return
+            index, message = last
+
+    def ask(self, work: Work, first: int, count: int) -> None:
+        """Ask for microbatches by their numbers."""
+        if not work.is_cancelled:
+            self._several(work, "make", first, count)
+
+    def _several(self, work: Work, method: str, first: int, count: int) -> tuple[int, Message] | None:
+        """Ask for microbatches in one call; return the last one, and its place, or None if the worker is gone."""
+        self.here.clock.mark("produce", first)
+        began_s = time.perf_counter()
+        replies: list[Reply] | None = self._asked(work, method, first, count)
+        if replies is None:
+            return None
+        each_s = (time.perf_counter() - began_s) / len(replies)
+        each_bytes = sum(len(reply.content) for reply in replies if isinstance(reply, Made)) // len(replies)
+        most = min(_TOGETHER_S / each_s, _TOGETHER_BYTES / max(1, each_bytes), _MOST_TOGETHER)
+        self.num_together = max(1, int(most))
+        index, message = first, None
+        for index, reply in enumerate(replies, first):
             message = self._message(work.task, reply)
-            self.news.put((ticket, index, message))
+            self.news.put((work.task.ticket, index, message))
+        return None if message is None else (index, message)
 
-    def ask(self, work: Work, index: int) -> None:
-        """Ask for a microbatch by its number."""
-        if work.is_cancelled:
-            return
-        self.here.clock.mark("produce", index)
-        reply: Reply | None = self._asked(work, "make", index)
-        if reply is not None:
-            self.news.put((work.task.ticket, index, self._message(work.task, reply)))
-
-    def _asked(self, work: Work, method: str, *index: int) -> Any:
+    def _asked(self, work: Work, method: str, *numbers: int) -> Any:
         number = self.here.number // THREADS_A_PLACE
         try:
             if not self._about[number][0]:
                 self._about[number] = self._places[number].call("about")
             work.packed = work.packed or pack_task(work.task, 0)
-            return None if work.is_cancelled else self._places[number].call(method, work.packed, *index)
+            return None if work.is_cancelled else self._places[number].call(method, work.packed, *numbers)
         except PlaceLost as error:
             if not self.is_closed:
                 self.news.put((work.task.ticket, -1, cast("Any", _Lost(*self._about[number], str(error)))))
             return None
         except BaseException as error:  # noqa: BLE001 - such as of a task that cannot be sent; raised in its turn
-            [at] = index or [work.task.first_microbatch]
+            at = numbers[0] if numbers else work.task.first_microbatch
             self.news.put((work.task.ticket, at, self.failed(work.task, at, error)))
             return None
         finally:
@@ -256,9 +274,16 @@ class RemoteWorker(ThreadWorker):
         else:
             limit = min(limit, begun.num_microbatches)
             work.is_exhausted = limit == begun.num_microbatches
-        for index in range(work.next_job, limit):
-            self._put(work, cast("_RemoteThreads", self._shared).ask, work, index)
-        work.next_job = max(work.next_job, limit)
+        shared = cast("_RemoteThreads", self._shared)
+        # Each thread has some of what may lie ready.
+        together = max(1, min(shared.num_together, (limit - work.next_out) // self._num_threads))
+        while work.next_job < limit:
+            count = min(together, limit - work.next_job)
+            is_waited_for = work.next_job == work.next_out + len(work.early)
+            if count < together and not work.is_exhausted and not is_waited_for:
+                return  # until some can be asked for together
+            self._put(work, shared.ask, work, work.next_job, count)
+            work.next_job += count
 
 
 def _make_nothing(shard: object) -> list[Any]:

@@ -1,13 +1,12 @@
 """A worker elsewhere, from its own side: it opens tasks, and makes their microbatches when it is asked for them."""
 
-import functools
 import os
 import pickle
 import socket
 import sys
 import threading
 import traceback
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from queue import SimpleQueue
 from typing import Any, NamedTuple, TypeAlias, cast
 
@@ -122,29 +121,29 @@ class RemoteMaker:
         shard = self._shard
         is_for_several = shard is not None and shard.is_for_threads
         count = shard.num_microbatches if is_for_several and shard is not None else None
-        reply = (self.make if is_for_several else self.follow)(packed, task.first_microbatch)
+        [reply] = (self.make if is_for_several else self.follow)(packed, task.first_microbatch)
         carry, self._carry = self._carry, None
         return Begun(is_for_several, count, self._terms, carry, reply)
 
-    def make(self, packed: bytes, index: int) -> Reply:
-        """Return a microbatch by its number; fast where it grows from call to call within a task."""
+    def make(self, packed: bytes, first: int, count: int = 1) -> list[Reply]:
+        """Return microbatches by their numbers, up to an error; fast where these grow from call to call within a task."""
         task, _ = unpack_task(packed)
         # Of two calls that were made at once, the second may come first.
-        if task.ticket != self._ticket or index <= self._newest:
+        if task.ticket != self._ticket or first <= self._newest:
             reply = self._opened(task)
             if reply is not None:
-                return reply
-        self._newest = index
-        return self._reply(task, index, functools.partial(self._made, index))
+                return [reply]
+        self._newest = first + count - 1
+        return self._replies(task, first, count, self._made)
 
-    def follow(self, packed: bytes, index: int) -> Reply:
-        """Return the next microbatch of those that follow on one another."""
+    def follow(self, packed: bytes, first: int, count: int = 1) -> list[Reply]:
+        """Return the next microbatches of those that follow on one another, up to the end or an error."""
         task, _ = unpack_task(packed)
         if task.ticket != self._ticket:
-            reply = self._opened(task._replace(first_microbatch=index, digest=None))
+            reply = self._opened(task._replace(first_microbatch=first, digest=None))
             if reply is not None:
-                return reply
-        return self._reply(task, index, self._next)
+                return [reply]
+        return self._replies(task, first, count, self._next)
 
     def give_carry(self, ticket: int, carry: bytes) -> None:
         """Give a task what the one before has left."""
@@ -181,13 +180,22 @@ class RemoteMaker:
         assert self._shard is not None  # noqa: S101 - a task is opened before its microbatches are asked for
         return self._shard.make(index)
 
-    def _next(self) -> Produced | None:
+    def _next(self, index: int) -> Produced | None:
+        del index
         assert self._generator is not None  # noqa: S101 - as above
         return next(self._generator, None)
 
-    def _reply(self, task: Task, index: int, make: Any) -> Reply:
+    def _replies(self, task: Task, first: int, count: int, make: Callable[[int], Produced | None]) -> list[Reply]:
+        replies: list[Reply] = []
+        for index in range(first, first + count):
+            replies.append(self._reply(task, index, make))
+            if not isinstance(replies[-1], Made) or replies[-1].is_last:
+                break
+        return replies
+
+    def _reply(self, task: Task, index: int, make: Callable[[int], Produced | None]) -> Reply:
         try:
-            produced: Produced | None = make()
+            produced = make(index)
             if produced is None:
                 return Over(index)
             encoded = encode(produced.microbatch)
