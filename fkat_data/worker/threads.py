@@ -150,6 +150,7 @@ class Threads:
         self.here: Here = Here()
         self.is_digested: bool = is_digested
         self.is_closed: bool = False
+        self._num_torch_threads = torch.get_num_threads()
 
     def stop(self, num_threads: int, within_s: float) -> None:
         """End the threads; wait for them."""
@@ -166,8 +167,12 @@ class Threads:
     def run(self, number: int, clock: StageClock) -> None:
         """Do jobs, in a thread, until it is ended."""
         self.idents[number] = threading.get_ident()
-        # torch counts the threads of an operation for each thread that calls it.
+        # torch counts the threads of an operation for each thread that calls it, but one that has not called any yet,
+        # such as the trainer's, begins with what was set last, by any thread.
         torch.set_num_threads(1)
+        last = threading.Thread(target=torch.set_num_threads, args=(self._num_torch_threads,), daemon=True)
+        last.start()
+        last.join()
         self.here.number, self.here.clock = number, clock
         try:
             with seeding_nothing():

@@ -8,6 +8,7 @@ import sys
 import tempfile
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,6 +22,8 @@ from fkat_data.testing.contracts import WorkerContract
 
 ray = pytest.importorskip("ray")
 cluster_utils = pytest.importorskip("ray.cluster_utils")
+
+from ray._private.state import actors as all_actors  # noqa: E402 - it needs Ray
 
 from fkat_data.ray import Actors  # noqa: E402 - it needs Ray
 
@@ -48,8 +51,6 @@ def actors(where="here", **options):
 
 def living():
     """The actors of this program that are there."""
-    from ray._private.state import actors as all_actors
-
     return [each["ActorID"] for each in all_actors().values() if each["State"] != "DEAD"]
 
 
@@ -251,6 +252,23 @@ def test_an_error_names_the_machine_that_it_was_raised_on(cluster):
     ):
         list(made)
     assert any("raised in process" in note for note in caught.value.__notes__)
+
+
+EXAMPLE = Path(__file__).parents[2] / "docs/examples/cluster/train.py"
+
+
+def test_the_example_loses_a_node_and_no_bit(cluster, processes):
+    environment = environment_of()
+    expected = subprocess.run([sys.executable, EXAMPLE], stdout=subprocess.PIPE, text=True, env=environment, check=True)
+    environment["RAY_ADDRESS"] = cluster.address
+    with subprocess.Popen([sys.executable, EXAMPLE], stdout=-1, stderr=-1, text=True, env=environment) as trainer:
+        found = [trainer.stdout.readline() for _ in range(20)]
+        homes = {each["Address"]["NodeID"] for each in all_actors().values() if each["State"] == "ALIVE"}
+        cluster.remove_node(next(node for node in cluster.worker_nodes if node.node_id in homes))
+        rest, log = trainer.communicate()
+    assert "".join(found) + rest == expected.stdout
+    assert "another worker replaces it" in log
+    assert settled()
 
 
 @pytest.mark.parametrize(

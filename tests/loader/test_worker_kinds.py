@@ -51,6 +51,26 @@ def threads(dataset, batch_size=4, **options):
     return DataLoader(dataset, batch_size, num_workers=2, workers="threads", **options)
 
 
+COUNTED = """
+import threading
+import torch
+from fkat_data import DataLoader
+
+torch_threads = []
+with DataLoader(list(range(40)), 4, num_workers=3, workers="threads") as loader:
+    assert len(list(loader)) == 10
+    other = threading.Thread(target=lambda: torch_threads.append(torch.get_num_threads()))
+    other.start()
+    other.join()
+    print(torch.get_num_threads(), *torch_threads)
+"""
+
+
+def test_the_program_keeps_its_number_of_torch_threads(run_script):
+    expected = run_script("import torch; print(torch.get_num_threads())").stdout.split()
+    assert run_script(COUNTED).stdout.split() == expected * 2
+
+
 def test_threads_make_several_microbatches_at_once():
     meeting = threading.Barrier(3)
 
