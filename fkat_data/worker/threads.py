@@ -170,9 +170,10 @@ class Threads:
         # torch counts the threads of an operation for each thread that calls it, but one that has not called any yet,
         # such as the trainer's, begins with what was set last, by any thread.
         torch.set_num_threads(1)
-        last = threading.Thread(target=torch.set_num_threads, args=(self._num_torch_threads,), daemon=True)
-        last.start()
-        last.join()
+        with suppress(RuntimeError):  # a process at its limit of threads: this one has to work all the same
+            last = threading.Thread(target=torch.set_num_threads, args=(self._num_torch_threads,), daemon=True)
+            last.start()
+            last.join()
         self.here.number, self.here.clock = number, clock
         try:
             with seeding_nothing():
