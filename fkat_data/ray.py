@@ -38,8 +38,8 @@ class Actors:
 
     A loader joins the cluster that the program, or ``RAY_ADDRESS``, has joined, or else starts a local one; the log says
     which. Actors start with the loader, which does not wait for them, and end with it: with ``close()``, with a dropped
-    loader, and with the trainer. One that is lost is replaced ``max_worker_restarts`` times in an epoch, together with
-    those that make the same shard.
+    loader, and with the trainer. Those that are lost, together where their node is, are replaced
+    ``max_worker_restarts`` times in an epoch.
 
     Args:
         num_cpus: CPUs of an actor.
@@ -94,9 +94,32 @@ class Actors:
         )
         return _Actor(kind.remote(import_paths(), shipment, worker_index), name)
 
+    def living(self, places: "list[_Actor | None]") -> "list[_Actor | None]":
+        """Return the actors, with None for those that are known to be gone: with a node, all that it had."""
+        asked = [None if place is None else place.ask() for place in places]
+        there = [each for each in asked if each is not None]
+        answered: set[Any] = (
+            set(_RAY.wait(there, num_returns=len(there), timeout=_LONGEST_LOOK_S)[0]) if there else set()
+        )
+        return [
+            None if each in answered and _is_error(each) else place for place, each in zip(places, asked, strict=True)
+        ]
+
+
+def _is_error(reference: Any) -> bool:
+    try:
+        _RAY.get(reference)
+    except genuine(_RAY.exceptions.RayError):
+        return True
+    return False
+
 
 class _Maker(RemoteMaker):
     """What an actor is."""
+
+    @_RAY.method(concurrency_group="beside")
+    def answer(self) -> None:
+        """Show that this actor is there, while another call runs."""
 
     @_RAY.method(concurrency_group="beside")
     def give_carry(self, ticket: int, carry: bytes) -> None:
@@ -131,6 +154,10 @@ class _Actor:
             return _RAY.get(getattr(self._actor, method).remote(*given))
         except genuine(_RAY.exceptions.RayError) as error:
             raise PlaceLost(f"{type(error).__name__}: {error}") from error
+
+    def ask(self) -> Any:
+        """Return a reference to its answer, or to the error of an actor that is gone."""
+        return self._actor.answer.remote()
 
     def send(self, method: str, *given: Any) -> None:
         """Call a method beside the one that is waited for, without waiting."""

@@ -91,6 +91,7 @@ class Observation:
             num_cpus=self._num_cpus,
             waiting=self._sink.waiting(progress.num_delivered),
             making=times.making,
+            made_on=self._pool.made_on(),
         )
 
     def epoch_began(self, epoch: int, progress: DeliveryProgress) -> None:

@@ -234,11 +234,12 @@ class WorkerGroup:
         """Kill a worker that has stalled; what it sent before its end is kept for its turn."""
         for worker in self.members:
             if worker.pid == pid:
+                worker.kill()
                 if self._size > 1:
-                    worker.kill()
                     with contextlib.suppress(WorkerGone):
                         self._hear_from(worker, timeout_s=_LONGEST_DEATH_S)
-                worker.close(0.0)
+                if worker.is_alive:
+                    worker.close(0.0)
 
     def loss(self, pid: int, task: Task, index: int) -> Loss:
         """Return what is lost with a worker that has died; nothing is expected of it from here on.

@@ -16,6 +16,7 @@ from fkat_data.interruption import suppress
 from fkat_data.launch import current_group
 from fkat_data.loader.worker_group import WorkerGroup
 from fkat_data.machine import refuse_workers
+from fkat_data.observe.durations import Durations, added_durations
 from fkat_data.observe.events import COPY_THREAD, PRODUCTION_THREAD, EventRecorder
 from fkat_data.observe.profile import WorkerProfile
 from fkat_data.observe.sink import EventSink
@@ -118,6 +119,7 @@ class WorkerPool:
         ]
         """The groups that the workers form."""
         self._past: list[StageTimes] = []
+        self._past_made_on: Mapping[str, Durations] = {}
         # What workers elsewhere get their settings from, and the definitions in them, which microbatches refer to.
         self._shipment: Any = None
         self._definitions: list[Any] = []
@@ -149,6 +151,10 @@ class WorkerPool:
         """Return the times of all workers, past ones included."""
         return added_times([*self._past, *(worker.times() for worker in self.workers)])
 
+    def made_on(self) -> Mapping[str, Durations]:
+        """Return how long microbatches took, by machine, of workers elsewhere."""
+        return added_durations(self._past_made_on, *(worker.made_on for worker in list(self.workers)))
+
     def start(self) -> None:
         """Start the workers that do not run, those that died included; do not wait for them.
 
@@ -173,15 +179,16 @@ class WorkerPool:
                 if index == len(self.workers):
                     self.workers.append(self._worker_of_threads(index, num_probes=1))
                 elif not self.workers[index].is_alive:
-                    self._succeed(index, self._worker_of_threads(index, num_probes=0))
+                    self._succeed(index, self._worker_of_threads(index, num_probes=0, before=self.workers[index]))
 
     def replace(self, group: WorkerGroup) -> None:
         """Replace the workers of a group that are gone by new ones; do not wait for them."""
+        if self._starter is None:
+            self.start()
+            return
         dead = [self.workers.index(worker) for worker in group.gone]
         for index in dead:
             self.workers[index].close(0.0)
-        if self._starter is None:
-            self.start()
         self._spawn(dead)
 
     def restart(self) -> None:
@@ -222,6 +229,7 @@ class WorkerPool:
                 self._ending.pop()
 
     def _remember(self, workers: Sequence[Worker]) -> None:
+        self._past_made_on = added_durations(self._past_made_on, *(worker.made_on for worker in workers))
         self._past = [added_times([*self._past, *(worker.times() for worker in workers)])]
 
     def _inline_worker(self) -> InlineWorker:
@@ -233,7 +241,7 @@ class WorkerPool:
         producer = Producer(settings.factory, settings.seed, settings.dp_rank, clock.mark, threads=threads)
         return InlineWorker(producer, self._sink, clock, is_digested=settings.is_digested)
 
-    def _worker_of_threads(self, index: int, num_probes: int) -> ThreadWorker:
+    def _worker_of_threads(self, index: int, num_probes: int, before: "Worker | None" = None) -> ThreadWorker:
         settings, size = self._settings, self._settings.group_size
         num_threads = size * (THREADS_A_PLACE if isinstance(settings.kind, Elsewhere) else 1)
         names = [f"fkat_data worker {index * num_threads + number}" for number in range(num_threads)]
@@ -248,9 +256,10 @@ class WorkerPool:
             from fkat_data.worker.remote import RemoteWorker  # noqa: PLC0415 - most loaders have none
 
             shipment = self._sent(settings.kind)
-            numbers = range(index * size, (index + 1) * size)
+            kept = before.hand_over() if isinstance(before, RemoteWorker) else [None] * size
             places = [
-                settings.kind.start(shipment, number, f"rank {settings.dp_rank}, worker {number}") for number in numbers
+                place or settings.kind.start(shipment, number, f"rank {settings.dp_rank}, worker {number}")
+                for number, place in enumerate(settings.kind.living(kept), index * size)
             ]
             return RemoteWorker(places, self._sink, clocks, limit_bytes, names)
         copy = getattr(settings.factory, "for_threads", None)

@@ -174,3 +174,11 @@ class Durations:
 
     def _key(self) -> tuple[int, bytes]:
         return self.num_zero, self._counts.tobytes()
+
+
+def added_durations(*several: Mapping[str, Durations]) -> dict[str, Durations]:
+    """Return durations that have names, added up for each name."""
+    found: dict[str, Durations] = {}
+    for name, durations in (item for each in several for item in each.items()):
+        found[name] = found.get(name, Durations()) + durations
+    return found

@@ -1,12 +1,12 @@
 """What a loader has done so far, in numbers."""
 
 import dataclasses
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Self
 
-from fkat_data.observe.durations import Durations
+from fkat_data.observe.durations import Durations, added_durations
 from fkat_data.observe.verdict import OF_DATASETS, Verdict, judge
 from fkat_data.wording import (
     LINE_CHARACTERS,
@@ -85,6 +85,7 @@ class LoaderStatistics:
         num_cpus: CPUs that this process may run on.
         waiting: How long the caller waited for each microbatch: ``waiting.p99_s`` and others, within 2.2 %.
         making: How long a worker made each microbatch, waiting for stored bytes included: ``making.p99_s`` and others.
+        made_on: The same by machine, of workers on a Ray cluster.
     """
 
     delivered: int = 0
@@ -115,6 +116,7 @@ class LoaderStatistics:
     num_cpus: int = 1
     waiting: Durations = _NONE
     making: Durations = _NONE
+    made_on: Mapping[str, Durations] = field(default_factory=dict[str, Durations])
 
     def __repr__(self) -> str:
         facts = [
@@ -169,7 +171,9 @@ class LoaderStatistics:
         sums = {
             name: getattr(self, name) - getattr(earlier, name) for name in (*_NAMES, *DURATIONS) if name not in STATES
         }
-        return dataclasses.replace(self, **sums)
+        none = Durations()
+        made_on = {machine: making - earlier.made_on.get(machine, none) for machine, making in self.made_on.items()}
+        return dataclasses.replace(self, **sums, made_on=made_on)
 
     @classmethod
     def together(cls, several: Iterable[Self]) -> Self:
@@ -180,7 +184,7 @@ class LoaderStatistics:
         }
         for name in DURATIONS:
             numbers[name] = sum((getattr(one, name) for one in found), Durations())
-        return cls(**numbers)
+        return cls(**numbers, made_on=added_durations(*(one.made_on for one in found)))
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -193,7 +197,7 @@ class DataLoaderStatistics(LoaderStatistics):
         return judge(self, OF_DATASETS)
 
 
-_NAMES = tuple(field.name for field in dataclasses.fields(LoaderStatistics) if field.name not in DURATIONS)
+_NAMES = tuple(each.name for each in dataclasses.fields(LoaderStatistics) if each.name not in (*DURATIONS, "made_on"))
 
 
 _WORK = {
@@ -222,7 +226,9 @@ def rows_of_statistics(statistics: "LoaderStatistics") -> list[tuple[str, str]]:
     made = f"{counted(statistics.produced, 'microbatch')}, {statistics.queue_depth:,} of them ready"
     rows.append(("made", f"{made}; {statistics.making}" if statistics.making.num else made))
     if statistics.num_workers:
-        rows.append(("workers", f"{statistics.num_workers} on {counted(statistics.num_cpus, 'CPU')}"))
+        where = counted(len(statistics.made_on) or statistics.num_cpus, "machine" if statistics.made_on else "CPU")
+        rows.append(("workers", f"{statistics.num_workers} on {where}"))
+    rows += [(f"on {machine}", f"{making.num:,}; {making}") for machine, making in sorted(statistics.made_on.items())]
     spent = {doing: getattr(statistics, name) for name, doing in _WORK.items()}
     total_s = sum(spent.values())
     if total_s > 0:

@@ -1,6 +1,7 @@
 """The verdict: what limits a training loop, and what to change. A function of numbers."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, NamedTuple
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from fkat_data.wording import readable_duration, readable_share
 
 if TYPE_CHECKING:
+    from fkat_data.observe.durations import Durations
     from fkat_data.observe.statistics import LoaderStatistics
 
 LIMITS = ("none", "start", "store", "build", "produce", "transport", "copy", "caller")
@@ -18,6 +20,8 @@ shared memory; copies to the device; the caller."""
 _NOTICED_SHARE = 0.02
 # Above this share of the time, copies limit the loop.
 _COPYING_SHARE = 0.8
+# A machine that takes this many times as long as another is named.
+_SLOW_TIMES = 2.0
 # Below this share of the time, busy workers need no others beside them.
 _BUSY_SHARE = 0.6
 # Waiting for bytes takes no CPU: more workers than CPUs can do it.
@@ -169,7 +173,18 @@ def _of_workers(statistics: "LoaderStatistics", waited: str, terms: Terms) -> Ve
         doing = f"{who} stood still for {standing} of it"
     else:
         advice = _more_of_them(statistics, terms, busy_s, limit)
+    if slow := _slow_machine(statistics.made_on):
+        doing = f"{doing}; {slow}"
     return Verdict(limit, statistics.waited_share, share, advice, f"{waited}; {doing}: {advice}")
+
+
+def _slow_machine(made_on: "Mapping[str, Durations]") -> str:
+    """Return which machine takes much longer for a microbatch than the fastest one, in words; nothing if none does."""
+    medians_s = sorted((making.p50_s, machine) for machine, making in made_on.items() if making.num)
+    if len(medians_s) < 2 or medians_s[-1][0] < _SLOW_TIMES * medians_s[0][0]:
+        return ""
+    (least_s, fast), *_, (most_s, slow) = medians_s
+    return f"{slow} needs {readable_duration(most_s)} for a microbatch, and {fast} {readable_duration(least_s)}"
 
 
 def _let_them_run(statistics: "LoaderStatistics", terms: Terms) -> str:
@@ -186,12 +201,13 @@ def _let_them_run(statistics: "LoaderStatistics", terms: Terms) -> str:
 def _more_of_them(statistics: "LoaderStatistics", terms: Terms, busy_s: float, limit: str) -> str:
     """Return how many workers would keep up, if there are CPUs for them."""
     now = statistics.num_workers
-    most = statistics.num_cpus * (_STORE_WORKERS_PER_CPU if limit == "store" else 1)
+    # How many a cluster has room for, its scheduler knows.
+    most = math.inf if statistics.made_on else statistics.num_cpus * (_STORE_WORKERS_PER_CPU if limit == "store" else 1)
     if now >= most:
         return f"more than {now} would not help on {statistics.num_cpus} CPUs: {_CHEAPER[limit]}"
     caller_s = max(statistics.elapsed_s - statistics.waited_s, 1e-6) / statistics.delivered
     needed = math.ceil(busy_s / max(1, statistics.produced) / caller_s)
-    wanted = min(max(needed, now + 1), most)
+    wanted = int(min(max(needed, now + 1), most))
     advice = f"raise num_shard_prefetches from {statistics.num_shard_prefetches} to {wanted}"
     if terms.workers is not None:
         advice = f"raise {terms.workers} from {now} to {wanted}"

@@ -5,7 +5,7 @@ import inspect
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 
 from fkat_data.interruption import genuine
 from fkat_data.modes import are_modes_of_a_worker, modes_of_a_worker
+from fkat_data.observe.durations import Durations
 from fkat_data.observe.progress import ReplayDisplay
 from fkat_data.observe.sink import EventSink
 from fkat_data.observe.stages import StageClock, StageTimes, new_page
@@ -53,6 +54,11 @@ class WorkerOfThisProcess:
     def pid(self) -> int:
         """This process."""
         return os.getpid()
+
+    @property
+    def made_on(self) -> Mapping[str, Durations]:
+        """How long microbatches took, by machine, if there are several."""
+        return {}
 
     def dismiss(self) -> None:
         """Do nothing: there is no process."""

@@ -4,25 +4,25 @@ So the trainer's own thread does what it does with threads: it hands out numbers
 """
 
 import ctypes
-import functools
 import os
 import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 
 from fkat_data.interruption import genuine
+from fkat_data.observe.durations import Durations, added_durations
 from fkat_data.observe.sink import EventSink
-from fkat_data.observe.stages import StageClock
+from fkat_data.observe.stages import StageClock, StageTimes, added_times
 from fkat_data.plan.place import ShardTerms, Task
 from fkat_data.tracebacks import fold
 from fkat_data.transport.codec import decode
 from fkat_data.wording import add_note
 from fkat_data.worker.messages import End, Failure, Item, Message, WorkerGone, pack_task, unpack_failure
 from fkat_data.worker.produce import Producer, name_place
-from fkat_data.worker.remote_maker import Begun, Failed, Made, Over, Reply
+from fkat_data.worker.remote_maker import Begun, Failed, Made, Over, Replies, Reply
 from fkat_data.worker.settings import THREADS_A_PLACE
 from fkat_data.worker.threads import Threads, ThreadWorker, Work
 
@@ -89,28 +89,33 @@ class _RemoteThreads(Threads):
         self._places = places
         self._report = report
         self._give_carry = give_carry
-        self._about = [(0, "")] * len(places)
+        self.about: list[tuple[int, str]] = [(0, "")] * len(places)
+        """Process and machine of each worker, once it has answered."""
+        self.asked: list[tuple[int, int] | None] = [None] * (THREADS_A_PLACE * len(places))
+        """Ticket and number of what each thread waits for."""
+        self.lost: set[int] = set()
+        """Places of the workers that are gone."""
         self.num_together: int = 1
         """Microbatches to ask for in one call."""
 
     def begin(self, work: Work) -> None:
         """Open a task, and go on with it where one worker makes all of its microbatches."""
-        self.here.clock.mark("build", work.task.shard_index)
+        ticket, index = work.task.ticket, work.task.first_microbatch
+        began_s = time.perf_counter()
         begun: Begun | None = self._asked(work, "begin")
         if begun is None:
             return
-        ticket = work.task.ticket
+        self.here.clock.shift("build", begun.build_s)
         if begun.terms != ShardTerms():
             self._report(ticket, begun.terms)
         if begun.carry is not None:
             self._give_carry(ticket, begun.carry)
-        index = work.task.first_microbatch
-        self.news.put((ticket, index, cast("Any", begun._replace(reply=cast("Any", None)))))
-        message = self._message(work.task, begun.reply)
-        self.news.put((ticket, index, message))
+        self.news.put((ticket, index, cast("Any", begun._replace(first=cast("Any", None)))))
+        message = self._sent(work, index, begun.first, began_s + begun.build_s)
         while not begun.is_for_several and isinstance(message, Item) and not message.is_last:
             index += 1
             while index >= work.limit:
+                self.here.clock.mark("blocked")
                 if not work.allowed.get():
                     return
             last = self._several(work, "follow", index, min(self.num_together, work.limit - index))
@@ -125,38 +130,54 @@ class _RemoteThreads(Threads):
 
     def _several(self, work: Work, method: str, first: int, count: int) -> tuple[int, Message] | None:
         """Ask for microbatches in one call; return the last one, and its place, or None if the worker is gone."""
-        self.here.clock.mark("produce", first)
         began_s = time.perf_counter()
-        replies: list[Reply] | None = self._asked(work, method, first, count)
-        if replies is None:
+        made: Replies | None = self._asked(work, method, first, count)
+        if made is None:
             return None
-        each_s = (time.perf_counter() - began_s) / len(replies)
-        each_bytes = sum(len(reply.content) for reply in replies if isinstance(reply, Made)) // len(replies)
+        num_replies = len(made.replies)
+        each_s = (time.perf_counter() - began_s) / num_replies
+        each_bytes = sum(len(reply.content) for reply in made.replies if isinstance(reply, Made)) // num_replies
         most = min(_TOGETHER_S / each_s, _TOGETHER_BYTES / max(1, each_bytes), _MOST_TOGETHER)
         self.num_together = max(1, int(most))
-        index, message = first, None
-        for index, reply in enumerate(replies, first):
-            message = self._message(work.task, reply)
+        return first + num_replies - 1, self._sent(work, first, made, began_s)
+
+    def _sent(self, work: Work, first: int, made: Replies, began_s: float) -> Message:
+        """Send the messages of replies to the caller; return the last one."""
+        clock, now_s = self.here.clock, time.perf_counter()
+        # A call may have waited for another one of the same worker, and what it brings has travelled.
+        spent_s = min(made.spent_s, now_s - began_s)
+        clock.shift("produce", spent_s)
+        clock.shift("idle", now_s - began_s - spent_s)
+        clock.count(sum(isinstance(reply, Made) for reply in made.replies))
+        if clock.recorder is not None:
+            clock.recorder.add("produce", now_s - spent_s, now_s, first)
+        messages = [self._message(work.task, reply) for reply in made.replies]
+        for index, message in enumerate(messages, first):
             self.news.put((work.task.ticket, index, message))
-        return None if message is None else (index, message)
+        return messages[-1]
 
     def _asked(self, work: Work, method: str, *numbers: int) -> Any:
-        number = self.here.number // THREADS_A_PLACE
+        thread, task = self.here.number, work.task
+        place = thread // THREADS_A_PLACE
+        index = numbers[0] if numbers else task.first_microbatch
+        self.asked[thread] = task.ticket, index
+        # What its time was spent on shows with the reply.
+        self.here.clock.mark("", index)
         try:
-            if not self._about[number][0]:
-                self._about[number] = self._places[number].call("about")
-            work.packed = work.packed or pack_task(work.task, 0)
-            return None if work.is_cancelled else self._places[number].call(method, work.packed, *numbers)
+            if not self.about[place][0]:
+                self.about[place] = self._places[place].call("about")
+            work.packed = work.packed or pack_task(task, 0)
+            return None if work.is_cancelled else self._places[place].call(method, work.packed, *numbers)
         except PlaceLost as error:
+            self.lost.add(place)
             if not self.is_closed:
-                self.news.put((work.task.ticket, -1, cast("Any", _Lost(*self._about[number], str(error)))))
+                self.news.put((task.ticket, -1, cast("Any", _Lost(*self.about[place], str(error)))))
             return None
         except BaseException as error:  # noqa: BLE001 - such as of a task that cannot be sent; raised in its turn
-            at = numbers[0] if numbers else work.task.first_microbatch
-            self.news.put((work.task.ticket, at, self.failed(work.task, at, error)))
+            self.news.put((task.ticket, index, self.failed(task, index, error)))
             return None
         finally:
-            self.here.clock.mark("")
+            self.asked[thread] = None
 
     def _message(self, task: Task, reply: Reply) -> Message:
         if isinstance(reply, Over):
@@ -164,7 +185,7 @@ class _RemoteThreads(Threads):
         try:
             if isinstance(reply, Failed):
                 error = unpack_failure(reply.error)
-                pid, host = self._about[self.here.number // THREADS_A_PLACE]
+                pid, host = self.about[self.here.number // THREADS_A_PLACE]
                 add_note(error, f"fkat_data: raised in process {pid} on {host}")
                 fold(error)
                 return Failure(task.ticket, error, reply.microbatch_index)
@@ -176,7 +197,6 @@ class _RemoteThreads(Threads):
         except genuine(Exception) as error:
             name_place(error, task, reply.microbatch_index, is_open=True)
             return Failure(task.ticket, error, reply.microbatch_index)
-        self.here.clock.count()
         return Item(task.ticket, reply.microbatch_index, reply.is_last, microbatch, len(reply.content), reply.digest)
 
 
@@ -196,6 +216,7 @@ class RemoteWorker(ThreadWorker):
     ) -> None:
         self._places = places
         self._lost: _Lost | None = None
+        self._idle_s = 0.0
         # Of tasks that were opened: whether several workers make them, and where they end.
         self._begun: dict[int, Begun] = {}
         super().__init__(Producer(_make_nothing, 0, 0, mark=print), sink, clocks, limit_bytes, names, 0)
@@ -210,6 +231,28 @@ class RemoteWorker(ThreadWorker):
         """The process that was lost; else this one."""
         return os.getpid() if self._lost is None else self._lost.pid
 
+    @property
+    def made_on(self) -> Mapping[str, Durations]:
+        """How long microbatches took, by machine."""
+        several = enumerate(clock.times().making for clock in self._clocks[:-1])
+        about = self._asking.about
+        return added_durations(
+            *({about[number // THREADS_A_PLACE][1]: making} for number, making in several if making.num)
+        )
+
+    def times(self) -> StageTimes:
+        """Return how the workers spent their time together, and the microbatch that is furthest behind."""
+        several = [clock.times() for clock in self._clocks]
+        times = added_times(several)
+        # Of the threads that ask one worker, one waits while it works for another.
+        total_s = sum(sum(each.seconds) for each in several[:-1]) / THREADS_A_PLACE
+        *work_s, idle_s = times.seconds[1:]
+        # It never falls, though a call counts as work only when it is answered.
+        self._idle_s = max(self._idle_s, min(idle_s, total_s - sum(work_s)))
+        asked = [each[1] for each in list(self._asking.asked) if each is not None]
+        stage, place = ("produce", min(asked)) if asked else (super().times().stage, -1)
+        return times._replace(seconds=(*times.seconds[:-1], self._idle_s), stage=stage, place=place)
+
     def give_carry(self, ticket: int, carry: bytes) -> None:
         """Give a task that was assigned without it what the one before has left. There is one worker then."""
         self._places[0].send("give_carry", ticket, carry)
@@ -217,6 +260,29 @@ class RemoteWorker(ThreadWorker):
     def stack(self) -> str:
         """Return the Python stacks of the workers."""
         return "\n".join(place.stack() for place in self._places)
+
+    def kill(self) -> None:
+        """End the worker that the microbatch is waited for from; the others, too, if that is not known."""
+        shared, asked = self._asking, list(self._asking.asked)
+        work = self._tasks[0] if self._tasks else None
+        first = max(
+            (each for each in asked if work is not None and each and each <= (work.task.ticket, work.next_out)),
+            default=None,
+        )
+        stalled = {number // THREADS_A_PLACE for number, each in enumerate(asked) if each is not None and each == first}
+        for place in stalled or range(len(self._places)):
+            shared.lost.add(place)
+            self._places[place].end()
+        self._lost = _Lost(os.getpid(), "", "it has stalled")
+
+    def hand_over(self) -> list[Place | None]:
+        """Return the workers that live, for a successor, in their places; they do not end with this one any more."""
+        shared = self._asking
+        if shared.is_closed:
+            return [None] * len(self._places)
+        kept = [None if number in shared.lost else place for number, place in enumerate(self._places)]
+        self._places = [place for number, place in enumerate(self._places) if number in shared.lost]
+        return kept
 
     def hang_up(self) -> None:
         """End the workers; do not wait for them."""
@@ -231,9 +297,8 @@ class RemoteWorker(ThreadWorker):
 
     def _threads(self, num_threads: int, *, is_digested: bool) -> Threads:
         del num_threads, is_digested
-        return _RemoteThreads(
-            self._places, functools.partial(self._terms.__setitem__), functools.partial(self._carries.__setitem__)
-        )
+        self._asking = _RemoteThreads(self._places, self._terms.__setitem__, self._carries.__setitem__)
+        return self._asking
 
     def _take(self) -> Message | None:
         message = super()._take()
@@ -259,7 +324,7 @@ class RemoteWorker(ThreadWorker):
     def _open(self, work: Work) -> None:
         work.is_open = True
         work.next_job = work.task.first_microbatch + 1
-        self._put(work, cast("_RemoteThreads", self._shared).begin, work)
+        self._put(work, self._asking.begin, work)
 
     def _hand_out_of(self, work: Work) -> None:
         begun, limit = self._begun.get(work.task.ticket), self._limit(work)
@@ -274,7 +339,7 @@ class RemoteWorker(ThreadWorker):
         else:
             limit = min(limit, begun.num_microbatches)
             work.is_exhausted = limit == begun.num_microbatches
-        shared = cast("_RemoteThreads", self._shared)
+        shared = self._asking
         # Each thread has some of what may lie ready.
         together = max(1, min(shared.num_together, (limit - work.next_out) // self._num_threads))
         while work.next_job < limit:

@@ -5,6 +5,7 @@ import pickle
 import socket
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Generator
 from queue import SimpleQueue
@@ -58,22 +59,36 @@ class Failed(NamedTuple):
 Reply: TypeAlias = Made | Over | Failed
 
 
+class Replies(NamedTuple):
+    """What was made of one call.
+
+    Attributes:
+        replies: Of microbatches that follow on one another, up to an error.
+        spent_s: Seconds that the worker took for them.
+    """
+
+    replies: list[Reply]
+    spent_s: float
+
+
 class Begun(NamedTuple):
     """A task was opened.
 
     Attributes:
+        build_s: Seconds until it was open.
         is_for_several: Whether other workers may make microbatches of it, too.
         num_microbatches: The number behind its last microbatch; None: it is not known.
         terms: What is known of its batches and files.
         carry: What it leaves for the task behind it; None: nothing, or it is not known yet.
-        reply: Its first microbatch.
+        first: Its first microbatch, alone.
     """
 
+    build_s: float
     is_for_several: bool
     num_microbatches: int | None
     terms: ShardTerms
     carry: bytes | None
-    reply: Reply
+    first: Replies
 
 
 class RemoteMaker:
@@ -91,7 +106,9 @@ class RemoteMaker:
         self._settings: WorkerSettings = pickle.loads(payload)
         torch.set_default_dtype(self._settings.default_dtype)
         adopt_group(self._settings.group)
-        self._ticket = self._newest = -1
+        # The task that is open, as it came, and the number of the last microbatch that was asked for.
+        self._packed = b""
+        self._newest = -1
         self._shard: OpenShard | None = None
         self._generator: Generator[Produced] | None = None
         self._terms = ShardTerms()
@@ -114,36 +131,33 @@ class RemoteMaker:
     def begin(self, packed: bytes) -> Begun:
         """Open a task, and make its first microbatch."""
         task, _ = unpack_task(packed)
-        reply = self._opened(task)
+        began_s = time.perf_counter()
+        reply = self._opened(task, packed)
+        build_s = time.perf_counter() - began_s
+        if reply is None:
+            is_for_several = self._shard is not None and self._shard.is_for_threads
+            count = self._shard.num_microbatches if is_for_several and self._shard is not None else None
+            first = (self.make if is_for_several else self.follow)(packed, task.first_microbatch)
+        else:
+            is_for_several, count, first = False, None, Replies([reply], 0.0)
         carry, self._carry = self._carry, None
-        if reply is not None:
-            return Begun(False, None, self._terms, carry, reply)
-        shard = self._shard
-        is_for_several = shard is not None and shard.is_for_threads
-        count = shard.num_microbatches if is_for_several and shard is not None else None
-        [reply] = (self.make if is_for_several else self.follow)(packed, task.first_microbatch)
-        carry, self._carry = self._carry, None
-        return Begun(is_for_several, count, self._terms, carry, reply)
+        return Begun(build_s, is_for_several, count, self._terms, carry, first)
 
-    def make(self, packed: bytes, first: int, count: int = 1) -> list[Reply]:
+    def make(self, packed: bytes, first: int, count: int = 1) -> Replies:
         """Return microbatches by their numbers, up to an error; fast where these grow from call to call within a task."""
         task, _ = unpack_task(packed)
         # Of two calls that were made at once, the second may come first.
-        if task.ticket != self._ticket or first <= self._newest:
-            reply = self._opened(task)
-            if reply is not None:
-                return [reply]
-        self._newest = first + count - 1
-        return self._replies(task, first, count, self._made)
+        is_open = packed == self._packed and first > self._newest
+        error = None if is_open else self._opened(task, packed)
+        return Replies([error], 0.0) if error else self._replies(task, first, count, self._made)
 
-    def follow(self, packed: bytes, first: int, count: int = 1) -> list[Reply]:
+    def follow(self, packed: bytes, first: int, count: int = 1) -> Replies:
         """Return the next microbatches of those that follow on one another, up to the end or an error."""
         task, _ = unpack_task(packed)
-        if task.ticket != self._ticket:
-            reply = self._opened(task._replace(first_microbatch=first, digest=None))
-            if reply is not None:
-                return [reply]
-        return self._replies(task, first, count, self._next)
+        # One who has asked before may be gone, and what was made for it is made again for its successor.
+        is_open = packed == self._packed and first == self._newest + 1
+        error = None if is_open else self._opened(task._replace(first_microbatch=first, digest=None), packed)
+        return Replies([error], 0.0) if error else self._replies(task, first, count, self._next)
 
     def give_carry(self, ticket: int, carry: bytes) -> None:
         """Give a task what the one before has left."""
@@ -157,10 +171,10 @@ class RemoteMaker:
         stacks = ["".join(traceback.format_stack(frame)) for ident, frame in frames.items() if ident != own]
         return f"Process {os.getpid()} on {socket.gethostname()}:\n" + "\n".join(stacks)
 
-    def _opened(self, task: Task) -> Failed | None:
+    def _opened(self, task: Task, packed: bytes) -> Failed | None:
         """Open a task; return the error if that fails."""
         torch.set_num_threads(1)
-        self._ticket, self._newest, self._terms = task.ticket, -1, ShardTerms()
+        self._packed, self._newest, self._terms = packed, task.first_microbatch - 1, ShardTerms()
         self._close()
         try:
             self._shard = OpenShard(task, self._producer, is_shared=True)
@@ -185,13 +199,15 @@ class RemoteMaker:
         assert self._generator is not None  # noqa: S101 - as above
         return next(self._generator, None)
 
-    def _replies(self, task: Task, first: int, count: int, make: Callable[[int], Produced | None]) -> list[Reply]:
+    def _replies(self, task: Task, first: int, count: int, make: Callable[[int], Produced | None]) -> Replies:
+        began_s = time.perf_counter()
         replies: list[Reply] = []
         for index in range(first, first + count):
+            self._newest = index
             replies.append(self._reply(task, index, make))
             if not isinstance(replies[-1], Made) or replies[-1].is_last:
                 break
-        return replies
+        return Replies(replies, time.perf_counter() - began_s)
 
     def _reply(self, task: Task, index: int, make: Callable[[int], Produced | None]) -> Reply:
         try:

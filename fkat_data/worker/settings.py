@@ -29,6 +29,10 @@ class Elsewhere(Protocol):
         """Return a ``fkat_data.worker.remote.Place``: a worker that starts, which is not waited for."""
         ...
 
+    def living(self, places: "list[Any | None]") -> "list[Any | None]":
+        """Return what ``start`` has returned, with None for those that are known to be gone."""
+        ...
+
 
 THREADS_A_PLACE = 2
 """Threads that ask one worker elsewhere: it has the next call when it has answered one."""

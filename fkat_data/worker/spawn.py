@@ -7,12 +7,14 @@ import socket
 import struct
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from fkat_data.dropped import WeakTable
 from fkat_data.errors import WorkerError
 from fkat_data.interruption import genuine
+from fkat_data.observe.durations import Durations
 from fkat_data.observe.events import MAIN_THREAD
 from fkat_data.observe.sink import EventSink
 from fkat_data.observe.stages import PRODUCED, StageTimes, stage_times
@@ -75,6 +77,7 @@ class ProcessWorker:
     """
 
     works_ahead: bool = True
+    made_on: Mapping[str, Durations] = MappingProxyType({})
 
     def __init__(
         self,

@@ -141,6 +141,40 @@ def _kill_one(made):
     os.kill(worker._places[0].call("about")[0], signal.SIGKILL)
 
 
+class Stuck(Dataset):
+    """Says which process made it; item 40 kills its process, or waits forever, the first time."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def __len__(self):
+        return 120
+
+    def __getitem__(self, index):
+        time.sleep(0.01)
+        if index == 40 and self.file.exists():
+            self.file.unlink()
+            os.kill(os.getpid(), signal.SIGSTOP if self.file.name == "wait" else signal.SIGKILL)
+        return index, os.getpid()
+
+
+@pytest.mark.parametrize("how", ["die", "wait"])
+def test_the_actors_beside_one_that_is_lost_go_on(cluster, tmp_path, how):
+    file = tmp_path / how
+    file.touch()
+    options = {"max_worker_restarts": 1, "timeout": 10, "collate_fn": list}
+    with DataLoader(Stuck(file), 4, shuffle=True, seed=1, num_workers=3, workers=actors(), **options) as made:
+        found = list(made)
+        statistics = made.statistics()
+        assert len(living()) == 3
+    expected = DataLoader(Stuck(file), 4, shuffle=True, seed=1, collate_fn=list)
+    assert [[index for index, _ in each] for each in found] == [[index for index, _ in each] for each in expected]
+    assert len({pid for each in found for _, pid in each}) <= 4
+    assert statistics.worker_restarts == 1
+    assert [making.num for making in statistics.made_on.values()] == [statistics.produced]
+    assert settled()
+
+
 def test_a_node_that_goes_takes_no_microbatch_with_it(cluster):
     expected = read()
     with loader(num_workers=2, workers=actors("lost"), max_worker_restarts=3, prefetch_factor=2) as made:

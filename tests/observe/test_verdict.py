@@ -58,6 +58,16 @@ CASES = {
         "produce",
         f"{NO_MORE}: do less for each sample, or prepare it beforehand",
     ),
+    "machines of a cluster, one of them slow": (
+        {
+            "num_workers": 8,
+            "num_shard_prefetches": 8,
+            "made_on": {"a": Durations.of({"197": 9}), "b": Durations.of({"320": 9})},
+        },
+        "produce",
+        "raise num_shard_prefetches from 8 to 9",
+        f"{WAITED}; the 8 workers spent 88 % of the time {MAKING[:-2]}; b needs 1.02 s for a microbatch, and a 4.96 ms: ",
+    ),
     "the factory": ({"build_s": 8.8, "produce_s": 1.0}, "build", "raise num_shard_prefetches from 1 to 2"),
     "stored bytes, which take no CPU": (
         {"store_s": 8.8, "produce_s": 1.0, "num_cpus": 1},
