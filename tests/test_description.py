@@ -205,15 +205,6 @@ def test_an_object_shows_itself_on_a_line_before_during_and_after_an_epoch(name,
         check(shown, kind)
 
 
-def test_the_loaders_say_where_they_are(data):
-    loader = StreamingDataLoader(streaming(data))
-    next(iter(loader))
-    assert repr(loader).startswith("StreamingDataLoader(epoch=0, step=1, batch_size=2, num_workers=0, ")
-    with sharded(data) as loader:
-        next(iter(loader))
-        assert repr(loader) == "ShardedDataLoader(epoch=0, step=1, num_workers=0, seed=3, dp_rank=0)"
-
-
 def test_the_statistics_print_as_a_table_with_the_verdict():
     statistics = LoaderStatistics(
         delivered=1200, delivered_bytes=3 << 20, elapsed_s=8.2, waited_s=2.3, produced=1210, produce_s=7.6, idle_s=0.4,

@@ -262,7 +262,6 @@ def test_what_is_wrong_with_dataset_store_or_machine_is_no_samples_fault(error):
     ("options", "name"),
     [
         ({"on_sample_error": "ignore"}, "on_sample_error"),
-        ({"max_skipped_samples": -1}, "max_skipped_samples"),
         ({"sampler": DistributedSampler(range(9), 2, 0), "shuffle": None}, "sampler"),
         ({"dataset": iter(()), "shuffle": None}, "dataset"),
     ],

@@ -314,8 +314,6 @@ def test_an_epoch_without_a_row_ends_and_says_so(caplog):
     ("options", "name"),
     [
         ({"window_fn": 3}, "window_fn"),
-        ({"window_fn": []}, "window_fn"),
-        ({"window_size": 0}, "window_size"),
         ({"batch_sampler": [[1]], "batch_size": 1, "shuffle": None}, "batch_sampler"),
         ({"sampler": DistributedSampler(range(9), 2, 0), "shuffle": None}, "sampler"),
         ({"sampler": map(int, range(9)), "shuffle": None}, "sampler"),

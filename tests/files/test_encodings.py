@@ -3,7 +3,6 @@
 import io
 import math
 import pickle
-from decimal import Decimal
 
 import numpy as np
 import pytest
@@ -228,7 +227,3 @@ def test_a_pickle_that_cannot_be_read_is_refused_as_any_bytes_are():
     for data in (b"", b"\x80", pickle.dumps(print)[:-1], b"cnowhere\nnothing\n."):
         with pytest.raises(EncodingError, match="the pickle cannot be loaded"):
             encoding_of("pkl").decode(memoryview(data))
-
-
-def test_a_decimal_keeps_its_digits():
-    assert str(there_and_back("str_decimal", Decimal("0.10"))) == "0.10"

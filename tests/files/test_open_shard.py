@@ -3,7 +3,6 @@
 import gc
 import os
 import struct
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -163,22 +162,6 @@ def test_an_open_shard_takes_no_descriptor_and_a_closed_one_no_map(case):
     assert num_maps() == before[1]
 
 
-def test_several_threads_read_one_shard(tmp_path):
-    rows = [mixed_row(str(i) * 50, i, bytes(i % 7), np.float32([i, 0])) for i in range(200)]
-    shard = open_shard(tmp_path, written(tmp_path / "m.mds", MIXED, rows))
-    wrong = []
-
-    def read(seed):
-        for row in np.random.default_rng(seed).integers(0, 200, 500).tolist():
-            sample = shard.samples([row])[0] if row % 2 else shard.sample(row)
-            if (sample["a"], sample["b"]) != (str(row) * 50, row):
-                wrong.append(row)
-
-    with ThreadPoolExecutor(4) as threads:
-        list(threads.map(read, range(4)))
-    assert not wrong
-
-
 DAMAGED = [
     (lambda content: content[:-1], "size in bytes is 109: expected 110, as in the index"),
     (lambda content: b"\x0b" + content[1:], "number of samples is 11: expected 10, as in the index"),
@@ -233,11 +216,6 @@ def test_what_is_no_file_is_named_and_not_waited_for(tokens):
         os.mkfifo(directory / name)
         with pytest.raises(ShardCorruptError, match=f"{name}': not a regular file"):
             read()
-
-
-def test_arguments_are_checked(tokens):
-    with pytest.raises(ConfigurationError, match="arrays = 'jax'"):
-        open_shard(*tokens, arrays="jax")
 
 
 def test_a_file_is_held_against_its_hash(tmp_path):

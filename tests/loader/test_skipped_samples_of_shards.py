@@ -237,7 +237,6 @@ class Stream(IterableDataset):
     ("options", "match"),
     [
         ({"on_sample_error": "ignore"}, "on_sample_error"),
-        ({"max_skipped_samples": -1}, "max_skipped_samples"),
         ({"kind": Stream}, "^on_sample_error .*iterable"),
     ],
 )

@@ -158,12 +158,8 @@ def test_last_batches_that_are_smaller_are_left_out_if_asked_for():
     ("argument", "given"),
     [
         ("samplers", {"samplers": {}}),
-        ("samplers", {"samplers": [[0]]}),
-        (r"samplers\['a'\]", {"samplers": {"a": 3}}),
         (r"samplers\['a'\]", {"samplers": {"a": iter([[0]])}}),
-        ("strategy", {"strategy": ["a"]}),
         ("strategy", {"strategy": RoundRobin(["b"])}),
-        ("on_exhausted", {"on_exhausted": None}),
     ],
 )
 def test_a_wrong_argument_is_named(argument, given):
@@ -255,18 +251,11 @@ GOLDEN = ("cccabbcacacbbbbbabccbbbcaabaabccccacccbc", "ccbcbacbcacccbbbacccbbbcc
     ("make", "argument"),
     [
         (lambda: Weighted({}), "weights"),
-        (lambda: Weighted([0.5, 0.5]), "weights"),
-        (lambda: Weighted({1: 1.0}), "weights"),
-        (lambda: Weighted({"a": 0}), r"weights\['a'\]"),
-        (lambda: Weighted({"a": 1}, seed=0.5), "seed"),
         (lambda: RoundRobin([]), "names"),
         (lambda: RoundRobin("ab"), "names"),
         (lambda: RoundRobin(["a", "a"]), "names"),
-        (lambda: RoundRobin(["a", 1]), "names"),
         (lambda: Frequency([]), "freq"),
         (lambda: Frequency(["a2"]), "list of pairs|pairs that begin|an integer"),
-        (lambda: Frequency([["a", 1, 2]]), "freq"),
-        (lambda: Frequency([["a", 0]]), r"freq\[0\]"),
         (lambda: Frequency([["a", 1], ["b", 1.5]]), r"freq\[1\]"),
         (lambda: Frequency([[1, "a"]]), "freq"),
     ],
@@ -293,11 +282,9 @@ def test_a_million_draws_by_token_weights_give_each_source_its_share_of_the_toke
     [
         ({"a": 1, "b": 1}, {"a": 3}, "of 'b'; or pack each source"),
         ({"a": 1}, {"a": []}, "lengths"),
-        ({"a": 1}, {"a": "long"}, "lengths"),
         ({"a": 1}, {"a": [[1], [2]]}, "lengths"),
         ({"a": 1}, {"a": [0, 0]}, "lengths"),
         ({"a": 1}, {"a": [-1, 3]}, "lengths"),
-        ({"a": 0}, {"a": 3}, "shares"),
     ],
 )
 def test_lengths_that_are_not_known_are_refused_with_what_works(shares, lengths, match):

@@ -291,13 +291,8 @@ def test_the_length_is_known_where_the_sources_say_theirs():
     ("argument", "given"),
     [
         ("dataloaders", {"dataloaders": {}}),
-        ("dataloaders", {"dataloaders": [[1], [2]]}),
-        (r"dataloaders\['a'\]", {"dataloaders": {"a": 3}}),
         (r"dataloaders\['a'\]", {"dataloaders": {"a": iter([1])}}),
-        ("strategy", {"strategy": "weighted"}),
         ("strategy", {"strategy": RoundRobin(["a", "b"])}),
-        ("key", {"key": 3}),
-        ("on_exhausted", {"on_exhausted": "repeat"}),
     ],
 )
 def test_a_wrong_argument_is_named(argument, given):
@@ -318,19 +313,15 @@ def mixture_of_two():
 @pytest.mark.parametrize(
     ("field", "change"),
     [
-        ("version", lambda state: state.update(version=99)),
         ("version", lambda state: state.pop("version")),
-        ("epoch", lambda state: state.update(epoch=-1)),
         ("draw", lambda state: state.pop("draw")),
         ("left", lambda state: state.update(left=["z"])),
         ("exhausted", lambda state: state.update(exhausted="a")),
-        ("is_over", lambda state: state.update(is_over=0)),
         ("sources", lambda state: state.pop("sources")),
         ("sources", lambda state: state["sources"].pop("b")),
         ("sources", lambda state: state["sources"].update(c={})),
         ("a", lambda state: state["sources"].update(a=None)),
         ("taken", lambda state: state["sources"]["a"].pop("taken")),
-        ("taken", lambda state: state["sources"]["b"].update(taken="1")),
         ("state", lambda state: state["sources"]["b"].update(state={})),
         ("state", lambda state: state["sources"]["a"].update(state=None)),
         ("seed", lambda state: state["sources"]["a"].update(state=make(["map-a-4"], seed=8).state_dict())),

@@ -88,12 +88,6 @@ def test_a_merge_keeps_the_uris_and_their_order_in_shards_of_as_many_but_for_the
         assert 1 <= len(merged[-1]) <= num_uri_merge
 
 
-@pytest.mark.parametrize("num_uri_merge", [-2, 1.0, "2", None, True])
-def test_a_merge_by_what_is_no_count_is_refused(num_uri_merge):
-    with pytest.raises(ConfigurationError, match=r"^num_uri_merge = "):
-        merge_uris(["a"], num_uri_merge)
-
-
 def test_only_uris_are_merged():
     assert merge_uris(["a", ("b", "c")], 2) == [["a", "b"], ["c"]]
     with pytest.raises(ConfigurationError, match=r"^shards\[1\], for num_uri_merge=2 = \('b', 0\): expected a URI"):

@@ -77,12 +77,6 @@ def test_each_epoch_of_the_inner_sampler_is_shuffled():
     assert [sorted(sampler), sorted(sampler), sorted(sampler)] == [["a", "b", "c"], ["d", "e"], ["a", "b", "c"]]
 
 
-@pytest.mark.parametrize("seed", [None, "0", 0.5, True])
-def test_a_seed_that_is_no_integer_is_refused(seed):
-    with pytest.raises(ConfigurationError, match=r"^seed = "):
-        ShuffledShardSampler(["a"], seed)
-
-
 def test_around_what_splits_nothing_there_are_no_other_ranks():
     sampler = ShuffledShardSampler(["a", "b"])
     assert sampler.dp_size is None

@@ -291,7 +291,6 @@ def test_arguments_are_checked(tmp_path):
         (([tmp_path / "rows.jsonl"],), {"kind": "excel"}, "kind = 'excel'"),
         (([tmp_path / "rows.jsonl"],), {"columns": {"none": "int"}}, "columns = 'none': expected one of 'id'"),
         (([tmp_path / "rows.jsonl"],), {"only": ["none"]}, "columns = 'none'"),
-        (([tmp_path / "rows.jsonl"],), {"num_workers": 0}, "num_workers = 0"),
     ]
     for paths, arguments, text in wrong:
         with pytest.raises(ConfigurationError, match=re.escape(text)):

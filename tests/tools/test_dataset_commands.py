@@ -125,9 +125,6 @@ def test_files_are_converted(tmp_path):
     [
         (["--column", "id"], "--column = 'id': expected NAME=ENCODING"),
         (["--column", "id=integer"], "columns['id'] = 'integer'"),
-        (["--kind", "excel"], "kind = 'excel'"),
-        (["--size-limit", "big"], "size_limit = 'big'"),
-        (["--hash", "crc"], "hashes = 'crc'"),
         (["--column", "id=uint8"], "column 'id', value 300: expected a number that uint8 can represent"),
     ],
 )

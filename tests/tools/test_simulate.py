@@ -173,13 +173,8 @@ def test_no_run_is_faster_than_its_lines_and_a_small_cache_only_fetches_more(
 @pytest.mark.parametrize(
     ("changes", "argument"),
     [
-        ({"ranks_per_node": 1.5}, "ranks_per_node"),
-        ({"workers_per_rank": -1}, "workers_per_rank"),
-        ({"predownload": -1}, "predownload"),
         ({"step_s": math.inf}, "step_s"),
         ({"latency_s": math.nan}, "latency_s"),
-        ({"bandwidth_bytes_per_s": 0}, "bandwidth_bytes_per_s"),
-        ({"connection_bytes_per_s": True}, "connection_bytes_per_s"),
         ({"num_steps": 1}, "duration"),
         ({"cache_limit_bytes": 1_499_999}, "cache_limit"),
         ({"order": {"batch_size": None}}, "batch_size"),

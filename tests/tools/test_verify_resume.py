@@ -190,21 +190,6 @@ def test_without_time_nothing_is_proven():
 
 
 @pytest.mark.parametrize(
-    ("options", "argument"),
-    [
-        ({"num_microbatches": 1}, "num_microbatches"),
-        ({"num_trials": 0}, "num_trials"),
-        ({"seed": -1}, "seed"),
-        ({"timeout_s": 0}, "timeout_s"),
-        ({"multiprocessing": "no"}, "multiprocessing"),
-    ],
-)
-def test_arguments_that_cannot_work_are_refused(options, argument):
-    with pytest.raises(ConfigurationError, match=f"^{argument} = "):
-        verify_resume(maker(examples.Exact), **options)
-
-
-@pytest.mark.parametrize(
     ("make_loader", "argument"), [(lambda **_: [1, 2], "make_loader"), (maker(lambda: lambda _: []), "loader")]
 )
 def test_what_makes_no_loader_or_an_empty_one_is_refused(make_loader, argument):

@@ -249,12 +249,6 @@ def test_a_directory_outside_the_room_is_refused(tmp_path):
         Cache(tmp_path / "b", CacheBudget([tmp_path / "a"], None))
 
 
-@pytest.mark.parametrize(("name", "size_bytes"), [("a.mds", -1), ("a.mds", 1.5), ("a.mds", None)])
-def test_a_size_that_is_none_is_refused(cache, name, size_bytes):
-    with pytest.raises(ConfigurationError, match="size_bytes"):
-        cache.get(name, size_bytes, print)
-
-
 def interrupted(function, place):
     """Return the error raised at that place of a function and what it calls; None if it has fewer.
 

@@ -80,17 +80,6 @@ def test_files_that_are_being_made_count_at_their_full_size_and_are_left_alone(t
     assert shards_in(tmp_path) == ["a.mds", "b.mds"]
 
 
-@pytest.mark.parametrize("limit_bytes", [0, -1, 1.5, "1gb", True])
-def test_a_limit_that_is_none_is_refused(tmp_path, limit_bytes):
-    with pytest.raises(ConfigurationError, match="limit_bytes"):
-        CacheBudget([tmp_path], limit_bytes)
-
-
-def test_no_directory_is_refused():
-    with pytest.raises(ConfigurationError, match="directories"):
-        CacheBudget([], None)
-
-
 def test_files_are_not_counted_for_each_file_that_is_made_even_if_each_evicts_one(tmp_path, monkeypatch):
     cache, looks, scandir = cache_in(tmp_path, 500), [], os.scandir
     for number in range(50):

@@ -2,8 +2,6 @@
 
 import pytest
 
-from fkat_data.errors import ConfigurationError
-from fkat_data.extensions import register_shuffle
 from fkat_data.streaming.order import REFERENCE_SHUFFLES, BlockShuffle, ReferenceShuffle
 from fkat_data.testing.contracts import ShuffleContract
 
@@ -22,9 +20,3 @@ class TestReferences(ShuffleContract):
 
     def make(self, unit_sizes, num_canonical_nodes, seed, epoch, block_size):
         return ReferenceShuffle(self.algorithm, unit_sizes, num_canonical_nodes, seed, epoch, block_size)
-
-
-@pytest.mark.parametrize("name", ["block", "py1e"])
-def test_a_name_of_ours_is_taken(name):
-    with pytest.raises(ConfigurationError, match="a name that no shuffle of this package has"):
-        register_shuffle(name, BlockShuffle)

@@ -96,12 +96,6 @@ def test_what_cannot_be_opened_is_said_at_once(url, options, argument, expected)
         opened(url, options)
 
 
-@pytest.mark.parametrize("arguments", [{"num_retries": -1}, {"timeout_s": 0}, {"num_retries": True}])
-def test_settings_are_checked(arguments):
-    with pytest.raises(ConfigurationError, match=next(iter(arguments))):
-        opened("x", **arguments)
-
-
 @pytest.mark.parametrize("way", ["web-directory", "s3-moto"])
 def test_a_process_that_was_forked_opens_connections_of_its_own(through, tmp_path, way):
     store, _ = through(way, timeout_s=20.0)
