@@ -24,16 +24,14 @@ def test_without_a_process_group_nothing_is_shared():
     assert known_value("key") is None
 
 
-@pytest.mark.usefixtures("group")
-def test_the_first_value_of_a_key_stays():
+def test_the_first_value_of_a_key_stays(group):
     assert known_value("a key") is None
     assert first_value("a key", "a value\nwith lines") == RankValue(0, "a value\nwith lines")
     assert first_value("a key", "another") == known_value("a key") == RankValue(0, "a value\nwith lines")
     assert first_value("another key", "another") == RankValue(0, "another")
 
 
-@pytest.mark.usefixtures("group")
-def test_a_fork_of_a_rank_leaves_its_connection_alone():
+def test_a_fork_of_a_rank_leaves_its_connection_alone(group):
     child = os.fork()
     if child == 0:
         code = 1

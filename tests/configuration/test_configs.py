@@ -120,8 +120,7 @@ def test_every_way_to_read_and_to_mix_resumes_exactly(data, name):
             assert [plain(microbatch) for microbatch in loader] == microbatches[position:]
 
 
-@pytest.mark.usefixtures("processes")
-def test_the_debug_variant_gives_the_same_microbatches(data):
+def test_the_debug_variant_gives_the_same_microbatches(processes, data):
     epochs = []
     for name in ("train", "train_debug"):
         with instantiate(composed(data, name).loader) as loader:

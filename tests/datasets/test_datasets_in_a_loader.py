@@ -75,9 +75,8 @@ def test_a_run_in_process_resumes_exactly_from_every_position(uninterrupted):
         assert following(loader, len(whole) - position) == whole[position:]
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("uninterrupted", ["packed", "distributed"], indirect=True)
-def test_a_run_with_workers_resumes_exactly(uninterrupted, nothing_left_behind):
+def test_a_run_with_workers_resumes_exactly(processes, uninterrupted, nothing_left_behind):
     name, epochs, states = uninterrupted
     whole = [microbatch for epoch in epochs for microbatch in epoch]
     with make(name, multiprocessing=True, num_shard_prefetches=1) as loader:

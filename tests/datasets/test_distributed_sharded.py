@@ -255,8 +255,7 @@ def test_a_shard_that_has_changed_its_length_is_named(prefetch):
             dataset[3]
 
 
-@pytest.mark.usefixtures("processes")
-def test_workers_of_a_dataloader_open_shards_of_their_own(nothing_left_behind):
+def test_workers_of_a_dataloader_open_shards_of_their_own(processes, nothing_left_behind):
     # A forked worker inherits neither a shard nor a thread that is under way.
     dataset = DistributedShardedDataset(list, params([6] * 4), rank=0, world_size=1, shuffle=True)
     expected = [[sample[1] for sample in dataset.__getitems__(range(start, start + 3))] for start in range(0, 24, 3)]

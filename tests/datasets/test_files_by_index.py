@@ -57,8 +57,7 @@ def test_copies_and_pickles_are_small_and_read_alike(dataset):
         assert numbers(twin) == list(range(NUM_SAMPLES))
 
 
-@pytest.mark.usefixtures("processes")
-def test_a_forked_process_reads_beside_its_parent(dataset):
+def test_a_forked_process_reads_beside_its_parent(processes, dataset):
     dataset[0]
     child = os.fork()
     if child == 0:
@@ -87,7 +86,6 @@ def test_a_missing_file_is_named(dataset, tmp_path, missing):
             list(kind(missing))
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
     ("package", "extra", "kind", "name"),
     [
@@ -96,7 +94,7 @@ def test_a_missing_file_is_named(dataset, tmp_path, missing):
         ("zstandard", "json", "datasets import JsonDataset", "lines.zst"),
     ],
 )
-def test_without_its_package_a_dataset_says_what_to_install(tmp_path, package, extra, kind, name):
+def test_without_its_package_a_dataset_says_what_to_install(processes, tmp_path, package, extra, kind, name):
     (tmp_path / name).write_bytes(b"PAR1" if extra == "parquet" else zstandard.compress(b"1\n"))
     program = f"""
 import sys

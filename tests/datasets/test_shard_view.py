@@ -60,8 +60,7 @@ torch.distributed.destroy_process_group()
 """
 
 
-@pytest.mark.usefixtures("processes")
-def test_a_device_mesh_says_which_view_it_is(prepared, tmp_path):
+def test_a_device_mesh_says_which_view_it_is(processes, prepared, tmp_path):
     (tmp_path / "mesh.py").write_text(MESH)
     ranks = prepared.run_ranks(4, "mesh.py", folder=tmp_path)
     assert not any(rank.returncode for rank in ranks), [rank.stderr for rank in ranks]

@@ -37,8 +37,7 @@ def files(tmp_path, monkeypatch):
     return PATHS
 
 
-@pytest.mark.usefixtures("processes")
-def test_a_program_that_opens_indexed_files_reads_none_of_them_and_packs_by_their_lengths(files):
+def test_a_program_that_opens_indexed_files_reads_none_of_them_and_packs_by_their_lengths(processes, files):
     plain = list(JsonDataset(files))
     assert "indexed 600 lines of 2 files" in index(*files, "--lengths", "counting:tokens", "--workers", 2)
     assert read_lengths(files).tolist() == [len(sample["text"]) for sample in plain]
@@ -53,9 +52,8 @@ def test_a_program_that_opens_indexed_files_reads_none_of_them_and_packs_by_thei
     assert sum(length for length in lengths) <= 64 * len(packed)
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("how", ["longer", "other lines", "touched", "cut off", "no sidecar"])
-def test_a_sidecar_of_another_file_says_nothing(files, how, caplog):
+def test_a_sidecar_of_another_file_says_nothing(processes, files, how, caplog):
     index(files[0])
     values = [{"text": "y" * row} for row in range(200)]
     if how == "longer":
@@ -108,7 +106,6 @@ def test_lengths_of_a_file_that_was_changed_are_refused_by_its_name(files):
         write_lengths("nothing.jsonl", [1])
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
     ("words", "found"),
     [
@@ -118,5 +115,5 @@ def test_lengths_of_a_file_that_was_changed_are_refused_by_its_name(files):
         (["a.jsonl", "--lengths", "counting:words"], "MODULE:FUNCTION"),
     ],
 )
-def test_what_cannot_be_indexed_is_said(files, words, found):
+def test_what_cannot_be_indexed_is_said(processes, files, words, found):
     assert found in index(*words, code=2)

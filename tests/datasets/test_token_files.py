@@ -327,9 +327,8 @@ def test_microbatches_that_windows_are_read_into_are_those_of_a_collate_function
     assert torch.equal(found[1], expected[1])
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_an_error_in_a_microbatch_that_windows_are_read_into_names_file_and_token(tmp_path, num_workers):
+def test_an_error_in_a_microbatch_that_windows_are_read_into_names_file_and_token(processes, tmp_path, num_workers):
     tokens = np.zeros(5000, np.uint16)
     tokens[3333] = 77
     path = str(bare(tmp_path / "a", tokens, [5000]))

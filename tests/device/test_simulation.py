@@ -12,10 +12,9 @@ import simulated_device
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.timeout(400)
 @pytest.mark.skipif(not simulated_device.can_install(), reason="torch has no place for a simulated device")
-def test_everything_is_right_on_a_simulated_device():
+def test_everything_is_right_on_a_simulated_device(processes):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
     done = subprocess.run(
         [*command, "tests/device/test_engine.py"],

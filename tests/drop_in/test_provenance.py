@@ -30,10 +30,9 @@ def samples_of(loader):
     return [sample for each in loader.provenance() for sample in each.samples]
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_each_microbatch_names_its_samples_the_last_of_an_epoch_too(num_workers, shuffle):
+def test_each_microbatch_names_its_samples_the_last_of_an_epoch_too(processes, num_workers, shuffle):
     with DataLoader(range(31), 4, shuffle=shuffle, seed=2, collate_fn=listed, num_workers=num_workers) as loader:
         for _ in range(2):
             for batch in loader:
@@ -79,9 +78,8 @@ def test_a_place_is_the_file_and_its_line(tmp_path):
     assert all(f"line {sample}" in place and str(path) in place for sample, place in zip(*found[:2], strict=True))
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_stream_names_its_samples_shards_and_rows(tmp_path, num_workers):
+def test_a_stream_names_its_samples_shards_and_rows(processes, tmp_path, num_workers):
     data = write(tmp_path / "stream", 50, columns=("number",), per_shard=7)
     for windows in ({}, {"window_fn": listed, "window_size": 5}):
         dataset = StreamingDataset(local=data, shuffle=True, batch_size=5, world=World())

@@ -164,9 +164,8 @@ def test_ranks_count_what_all_had_left_out_before_their_number_changed():
         list(limited)
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_one_too_many_is_an_error_that_stays_and_names_the_sample(num_workers, caplog):
+def test_one_too_many_is_an_error_that_stays_and_names_the_sample(processes, num_workers, caplog):
     with make(Broken(60, [7, 9, 30]), max_skipped_samples=2, shuffle=False, num_workers=num_workers) as loader:
         had, iterator = [], iter(loader)
         for _ in range(2):
@@ -179,8 +178,7 @@ def test_one_too_many_is_an_error_that_stays_and_names_the_sample(num_workers, c
     assert [record.getMessage().count("is left out") for record in caplog.records].count(1) == 3
 
 
-@pytest.mark.usefixtures("processes")
-def test_killed_workers_and_other_numbers_of_workers_leave_out_the_same():
+def test_killed_workers_and_other_numbers_of_workers_leave_out_the_same(processes):
     dataset = Broken(400, range(3, 400, 7))
     whole = list(make(dataset, 7, window_size=16))
     with make(dataset, 7, window_size=16, num_workers=2, max_worker_restarts=9) as loader:
@@ -212,9 +210,8 @@ class Unreadable(StreamingDataset):
         return super().get_item(sample_id, retry)
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_stream_leaves_out_what_a_subclass_cannot_make(tmp_path, num_workers):
+def test_a_stream_leaves_out_what_a_subclass_cannot_make(processes, tmp_path, num_workers):
     path = write(tmp_path / "stream", 50, columns=("number",))
 
     def opened(**options):

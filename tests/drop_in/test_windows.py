@@ -208,9 +208,8 @@ def test_a_place_of_two_microbatches_ago_can_be_taken_back_to():
         assert had[:4] + list(loader) == whole
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("num_workers", [1, 2])
-def test_any_number_of_workers_gives_the_same_microbatches_and_goes_on_with_the_others_state(num_workers):
+def test_any_number_of_workers_gives_the_same_microbatches_and_goes_on_with_the_others_state(processes, num_workers):
     counts = [3, 0, 1, 7, 2]
     whole = epoch_of(200, counts, window_size=16, size=7)
     with make(200, counts, window_size=16, size=7, num_workers=num_workers) as loader:
@@ -225,9 +224,8 @@ def test_any_number_of_workers_gives_the_same_microbatches_and_goes_on_with_the_
         assert had + list(loader) == second
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("size", [None, 4])
-def test_draws_are_the_windows_and_the_rows_own_whoever_makes_them(size):
+def test_draws_are_the_windows_and_the_rows_own_whoever_makes_them(processes, size):
     def epoch(num_workers, ranks=(1, 0), state=None):
         collate_fn = None if size is None else as_drawn
         loader = DataLoader(
@@ -250,8 +248,7 @@ def test_draws_are_the_windows_and_the_rows_own_whoever_makes_them(size):
         assert [[*chain.from_iterable(windows[rank::2])] for rank in range(2)] == of_ranks
 
 
-@pytest.mark.usefixtures("processes")
-def test_killed_workers_cost_no_row():
+def test_killed_workers_cost_no_row(processes):
     counts = [3, 0, 1, 7, 2]
     whole = epoch_of(400, counts, window_size=16, size=7)
     with make(400, counts, window_size=16, size=7, num_workers=2, max_worker_restarts=9) as loader:
@@ -268,8 +265,7 @@ def with_a_row_of_its_own(samples):
     return [*samples, os.urandom(4).hex()]
 
 
-@pytest.mark.usefixtures("processes")
-def test_rows_that_a_successor_makes_in_another_way_are_an_error():
+def test_rows_that_a_successor_makes_in_another_way_are_an_error(processes):
     options = {"num_workers": 1, "max_worker_restarts": 9, "prefetch_factor": 1, "collate_fn": listed}
     with DataLoader(range(400), 2, window_fn=with_a_row_of_its_own, window_size=20, **options) as loader:
         iterator = iter(loader)
@@ -279,9 +275,8 @@ def test_rows_that_a_successor_makes_in_another_way_are_an_error():
             list(iterator)
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_an_error_comes_in_its_place_and_names_the_function_and_the_samples(num_workers):
+def test_an_error_comes_in_its_place_and_names_the_function_and_the_samples(processes, num_workers):
     loader = DataLoader(range(60), 4, window_fn=raise_on_30, window_size=8, collate_fn=listed, num_workers=num_workers)
     with loader, pytest.raises(ValueError, match="no thirty") as caught:
         for number, _ in enumerate(loader):  # noqa: B007 - used behind the loop
@@ -473,8 +468,7 @@ def test_real_ranks_end_an_epoch_together_though_their_windows_make_uneven_numbe
     assert set(rows) < set(rows_of(range(300)))
 
 
-@pytest.mark.usefixtures("processes")
-def test_ranks_that_leave_at_different_steps_end_as_any_other_program():
+def test_ranks_that_leave_at_different_steps_end_as_any_other_program(processes):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     # Interpreters of their own, one of which ends while the other's round is under way.
@@ -491,9 +485,8 @@ def test_ranks_that_leave_at_different_steps_end_as_any_other_program():
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("kind", ["indices", "strands"])
-def test_ranks_end_an_epoch_together_though_each_is_interrupted_again_and_again(prepared, tmp_path, kind):
+def test_ranks_end_an_epoch_together_though_each_is_interrupted_again_and_again(processes, prepared, tmp_path, kind):
     script = RANKS.with_name("interrupted_ranks.py")
     for rank in prepared.run_ranks(
         2, script, tmp_path, 1, *(["strands"] if kind == "strands" else []), folder=tmp_path

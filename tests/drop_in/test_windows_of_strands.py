@@ -113,8 +113,7 @@ def test_each_sample_gives_its_rows_and_a_state_goes_on_with_the_next_one(shape,
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.usefixtures("processes")
-def test_workers_make_the_rows_of_their_parts_and_are_replaced(kind):
+def test_workers_make_the_rows_of_their_parts_and_are_replaced(processes, kind):
     options = {"num_workers": 2, "max_worker_restarts": 2}
     with make(kind, 60, **options) as loader:
         epochs = [list(loader) for _ in range(2)]
@@ -134,8 +133,7 @@ def test_workers_make_the_rows_of_their_parts_and_are_replaced(kind):
         assert [list(resumed) for _ in range(2)] == [epochs[0][6:], epochs[1]]
 
 
-@pytest.mark.usefixtures("processes")
-def test_other_ranks_go_on_with_the_strands_of_those_before():
+def test_other_ranks_go_on_with_the_strands_of_those_before(processes):
     def ranks_of(count, num_workers):
         loaders = [make(AllRanks, 60, num_workers=num_workers) for _ in range(count)]
         for rank, loader in enumerate(loaders):

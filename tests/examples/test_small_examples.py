@@ -40,8 +40,7 @@ def test_notes_are_told_apart(run):
     assert run("audio", *IN_PROCESS) > 0.8
 
 
-@pytest.mark.usefixtures("processes")
-def test_the_notebook_runs_cell_by_cell(tmp_path, run_script):
+def test_the_notebook_runs_cell_by_cell(processes, tmp_path, run_script):
     cells = json.loads((EXAMPLES / "notebook" / "first_loader.ipynb").read_text())["cells"]
     code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     assert len(code) == 5

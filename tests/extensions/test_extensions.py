@@ -148,23 +148,20 @@ def test_what_writes_in_parallel_knows_the_encoding(tmp_path):
     assert [sample["text"] for sample in LocalDataset(tmp_path / "out")] == ["0", "1", "2"]
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("start_method", ["template", "spawn"])
-def test_a_worker_opens_shards_of_the_encoding(data, start_method):
+def test_a_worker_opens_shards_of_the_encoding(processes, data, start_method):
     with sharded(data, start_method=start_method) as loader:
         assert [text for microbatch in loader for text in microbatch["text"]] == TEXTS
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("context", ["fork", "spawn"])
-def test_workers_of_torch_know_the_order_and_the_encoding(data, context):
+def test_workers_of_torch_know_the_order_and_the_encoding(processes, data, context):
     register_shuffle("backwards", Backwards)
     loader = DataLoader(shuffled(data), batch_size=4, num_workers=1, multiprocessing_context=context)
     assert [text for microbatch in loader for text in microbatch["text"]] == TEXTS[::-1]
 
 
-@pytest.mark.usefixtures("processes")
-def test_what_cannot_be_sent_to_a_worker_is_named(data):
+def test_what_cannot_be_sent_to_a_worker_is_named(processes, data):
     import threading
 
     lock = threading.Lock()

@@ -197,10 +197,9 @@ class AnotherShardEachEpoch:
         yield str(self.epoch + SEED)
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
 @pytest.mark.parametrize("num_trials", [100, pytest.param(3000, marks=pytest.mark.slow)])
-def test_what_is_kept_never_changes_though_the_pool_is_at_its_smallest(num_trials):
+def test_what_is_kept_never_changes_though_the_pool_is_at_its_smallest(processes, num_trials):
     with ShardedDataLoader(0, AnotherShardEachEpoch(), changing_sizes, memory_limit_bytes=1 << 20) as loader:
         keep_at_random(loader, random.Random(SEED), num_trials)
         assert loader.statistics().delivered == num_trials * NUM_MICROBATCHES

@@ -191,8 +191,7 @@ def numbered(shard):
     return (torch.full((3000,), int(shard) + index) for index in range(10))
 
 
-@pytest.mark.usefixtures("processes")
-def test_loaders_in_several_threads_and_several_in_one_are_each_right():
+def test_loaders_in_several_threads_and_several_in_one_are_each_right(processes):
     received = {}
 
     def run(thread):

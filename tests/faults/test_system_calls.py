@@ -106,11 +106,10 @@ def check_worker(call, action, occurrence, tmp_path):
     return happened
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
     ("call", "action", "occurrence"), [("sendto", "signal=KILL", 3), ("sendto", "error=ENOBUFS", 2)]
 )
-def test_a_worker_whose_system_call_fails_is_made_up_for(call, action, occurrence, tmp_path):
+def test_a_worker_whose_system_call_fails_is_made_up_for(processes, call, action, occurrence, tmp_path):
     assert check_worker(call, action, occurrence, tmp_path)
 
 

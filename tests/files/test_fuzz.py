@@ -127,16 +127,14 @@ def check(number, root):
     assert time.monotonic() - began_s < LONGEST_S, f"case {number}, {case}: {done}"
 
 
-@pytest.mark.usefixtures("traced")
-def test_damage_gives_correct_data_or_an_error(share_of_examples, tmp_path):
+def test_damage_gives_correct_data_or_an_error(traced, share_of_examples, tmp_path):
     in_fresh_folders(check, range(round(NUM_CASES * share_of_examples)), tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.usefixtures("traced")
 @pytest.mark.parametrize("part", range(NUM_PARTS))
-def test_much_damage_gives_correct_data_or_an_error(part, tmp_path):
+def test_much_damage_gives_correct_data_or_an_error(traced, part, tmp_path):
     in_fresh_folders(check, range(NUM_CASES + part, NUM_CASES_SLOW, NUM_PARTS), tmp_path)
 
 

@@ -65,8 +65,7 @@ sys.stdin.readline()
 """
 
 
-@pytest.mark.usefixtures("processes")
-def test_shared_memory_that_a_killed_process_leaves_is_found_and_that_of_others_is_not():
+def test_shared_memory_that_a_killed_process_leaves_is_found_and_that_of_others_is_not(processes):
     look = leavings.SharedMemory()
     other = Path("/dev/shm/sem.of another program")
     program = subprocess.Popen([sys.executable, "-c", SHARED], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

@@ -196,8 +196,7 @@ def ledger_of(folder):
     return sorted(torch.load(folder / "checkpoint.pt", weights_only=True)["ledger"])
 
 
-@pytest.mark.usefixtures("processes")
-def test_real_ranks_go_on_as_three_and_as_one(prepared, tmp_path):
+def test_real_ranks_go_on_as_three_and_as_one(processes, prepared, tmp_path):
     for num_ranks, stop_after in ((2, 3), (3, 1), (1, 0)):
         job = {"TORCHELASTIC_RUN_ID": num_ranks, "TORCHELASTIC_RESTART_COUNT": 0}
         for rank in prepared.run_ranks(num_ranks, PROGRAM, tmp_path, stop_after, 0, folder=tmp_path, **job):
@@ -205,8 +204,7 @@ def test_real_ranks_go_on_as_three_and_as_one(prepared, tmp_path):
     assert ledger_of(tmp_path) == sorted([*uninterrupted(inside, 2, 0), *uninterrupted(inside, 1, 1)])
 
 
-@pytest.mark.usefixtures("processes")
-def test_an_elastic_restart_after_a_killed_rank_delivers_each_microbatch_once(tmp_path):
+def test_an_elastic_restart_after_a_killed_rank_delivers_each_microbatch_once(processes, tmp_path):
     torchrun = ["-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "--max-restarts=1"]
     run_python(*torchrun, PROGRAM, tmp_path, 0, 7, OMP_NUM_THREADS="1")
     assert ledger_of(tmp_path) == sorted([*uninterrupted(inside, 2, 0), *uninterrupted(inside, 2, 1)])

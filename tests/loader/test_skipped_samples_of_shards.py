@@ -177,9 +177,8 @@ def test_a_shard_whose_samples_were_left_out_is_not_finished_by_a_factory_that_r
         list(other)
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("multiprocessing", [False, True])
-def test_one_too_many_is_an_error_that_stays_and_names_the_sample(multiprocessing, caplog):
+def test_one_too_many_is_an_error_that_stays_and_names_the_sample(processes, multiprocessing, caplog):
     bad = [("a", 7), ("c", 0), ("c", 20)]
     with make(bad, max_skipped_samples=2, multiprocessing=multiprocessing) as loader:
         had, iterator = [], iter(loader)
@@ -195,11 +194,10 @@ def test_one_too_many_is_an_error_that_stays_and_names_the_sample(multiprocessin
     assert sum("is left out" in record.getMessage() for record in caplog.records) == 3
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
     "options", [{}, {"num_workers_per_shard": 2}, {"num_shard_prefetches": 2, "window_fn": doubled}]
 )
-def test_killed_workers_leave_out_the_same(options):
+def test_killed_workers_leave_out_the_same(processes, options):
     bad = {place for place in NUMBERS if place[1] % 4 == 1}
     whole = list(make(bad, size=2, window_size=3, window_fn=options.get("window_fn")))
     options = {"multiprocessing": True, "max_worker_restarts": 9, "num_microbatch_prefetches": 2, **options}

@@ -219,11 +219,10 @@ def test_any_history_in_process_delivers_what_is_due(share_of_examples):
     check(LoaderMachine, round(60 * share_of_examples), 25)
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
     ("examples", "steps"), [(5, 12), pytest.param(200, 30, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])]
 )
-def test_any_history_with_workers_delivers_what_is_due(examples, steps):
+def test_any_history_with_workers_delivers_what_is_due(processes, examples, steps):
     check(ProcessMachine, examples, steps, UNSHRUNK)
 
 

@@ -235,9 +235,8 @@ def sleeping(shard):
     yield torch.tensor(1)
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("factory", [hanging, sleeping])
-def test_a_silent_worker_is_reported_with_its_stack_and_at_last_ended(factory, caplog, tmp_path):
+def test_a_silent_worker_is_reported_with_its_stack_and_at_last_ended(processes, factory, caplog, tmp_path):
     def begun(shard):
         (tmp_path / "begun").touch()
         return factory(shard)

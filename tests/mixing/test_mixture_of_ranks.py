@@ -128,8 +128,7 @@ def test_ranks_between_two_epochs_need_not_be_as_many():
 PROGRAM = Path(__file__).parent / "ranks_of_a_mixture.py"
 
 
-@pytest.mark.usefixtures("processes")
-def test_real_ranks_with_unequal_sources_each_resume_at_their_own_place(prepared, tmp_path):
+def test_real_ranks_with_unequal_sources_each_resume_at_their_own_place(processes, prepared, tmp_path):
     for _ in range(3):
         for rank in prepared.run_ranks(2, PROGRAM, tmp_path, folder=tmp_path):
             assert rank.returncode == 0, rank.stderr

@@ -49,8 +49,7 @@ def start(stderr):
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, env=environment_of())
 
 
-@pytest.mark.usefixtures("processes")
-def test_a_terminal_shows_a_bar_and_is_left_as_it_was_and_a_pipe_gets_nothing():
+def test_a_terminal_shows_a_bar_and_is_left_as_it_was_and_a_pipe_gets_nothing(processes):
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (24, 120))
     try:

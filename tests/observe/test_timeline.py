@@ -128,9 +128,8 @@ for index, microbatch in enumerate(loader):
 """
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("victim", ["trainer", "worker"])
-def test_a_killed_process_does_not_spoil_the_file(victim, tmp_path):
+def test_a_killed_process_does_not_spoil_the_file(processes, victim, tmp_path):
     path = tmp_path / "run.json"
     run_python("-c", SCRIPT, path, victim, expected_code=-signal.SIGKILL if victim == "trainer" else 0)
     events = json.loads(path.read_text())

@@ -54,8 +54,7 @@ def test_no_global_generator_is_read_or_moved():
     assert ShuffledShardSampler(named(50)).shards(0) == order
 
 
-@pytest.mark.usefixtures("processes")
-def test_the_order_is_the_same_in_every_process():
+def test_the_order_is_the_same_in_every_process(processes):
     program = (
         "from fkat_data.samplers import ShuffledShardSampler as S; print(S([f's{i}' for i in range(9)], 3).shards(2))"
     )

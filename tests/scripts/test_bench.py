@@ -31,9 +31,8 @@ RUNS = (
 )
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("benchmarks", [RUNS[0], *(pytest.param(names, marks=pytest.mark.slow) for names in RUNS[1:])])
-def test_every_benchmark_runs_and_prints_its_tables(tmp_path, benchmarks):
+def test_every_benchmark_runs_and_prints_its_tables(processes, tmp_path, benchmarks):
     command = [sys.executable, str(BENCH), "--scale", "0.001", "--repeats", "1", "--together", "--json", "report.json"]
     command += ["--only", *benchmarks, "--workers", "1", "--workloads", "tokens", "waiting", "windows"]
     command += ["--contestants", "ours", "torch", "ours, MDS", "ours, Parquet"]

@@ -84,8 +84,7 @@ def test_a_trainers_end_is_held_against_what_it_was_hit_by(code, hits, events, c
     assert bool(said) == bool(complaint)
 
 
-@pytest.mark.usefixtures("processes")
-def test_two_kills_lose_nothing_and_leave_nothing(tmp_path):
+def test_two_kills_lose_nothing_and_leave_nothing(processes, tmp_path):
     # In its first case a worker is killed, then the trainer.
     arguments = ["--jobs", "1", "--kills", "2", "--seed", "8047", "--json", str(tmp_path / "report")]
     run_python("-m", "fault_campaign", *arguments, folders=[SCRIPTS], timeout=None)

@@ -11,9 +11,8 @@ import torch
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")
-def test_without_a_device_the_tests_skip_and_nothing_is_measured():
+def test_without_a_device_the_tests_skip_and_nothing_is_measured(processes):
     done = subprocess.run(
         [ROOT / "scripts" / "gpu_check"],
         env={**os.environ, "PYTHON": sys.executable},

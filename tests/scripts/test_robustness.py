@@ -119,8 +119,7 @@ def test_the_documented_table_has_every_fault_and_every_contestant():
     assert [name for name in CONTESTANTS if f"| {name} " not in text] == []
 
 
-@pytest.mark.usefixtures("processes")
-def test_cells_of_ours_and_of_torch_run_alone(tmp_path):
+def test_cells_of_ours_and_of_torch_run_alone(processes, tmp_path):
     path = [str(SCRIPTS), *(entry for entry in sys.path if entry)]
     written = ["--json", str(tmp_path / "lives")]
     done = subprocess.run(

@@ -152,8 +152,7 @@ def uninterrupted(shared_processes, python):
     return train(python, output_dir="uninterrupted")
 
 
-@pytest.mark.usefixtures("processes")
-def test_the_last_line_says_what_was_done(uninterrupted):
+def test_the_last_line_says_what_was_done(processes, uninterrupted):
     (line,) = [line for line in uninterrupted.splitlines() if line.startswith("done: ")]
     assert "steps 1 to 30, now 12 microbatches into epoch 3" in line
     assert f"{STEPS * 2 * 2 * 16:,} tokens, loss " in line
@@ -161,8 +160,7 @@ def test_the_last_line_says_what_was_done(uninterrupted):
     assert line.endswith("uninterrupted/checkpoints/step-000030.pt")
 
 
-@pytest.mark.usefixtures("processes")
-def test_a_run_killed_at_the_worst_moments_loses_nothing(folder, python, uninterrupted):
+def test_a_run_killed_at_the_worst_moments_loses_nothing(processes, folder, python, uninterrupted):
     # Each is resumed and killed again; worker and in-process mode take turns.
     for turn, place in enumerate(
         [
@@ -179,8 +177,7 @@ def test_a_run_killed_at_the_worst_moments_loses_nothing(folder, python, uninter
     assert_equal_runs(folder, "uninterrupted", "killed")
 
 
-@pytest.mark.usefixtures("processes")
-def test_a_run_killed_from_outside_at_any_moment_loses_nothing(folder, python, uninterrupted):
+def test_a_run_killed_from_outside_at_any_moment_loses_nothing(processes, folder, python, uninterrupted):
     for num_losses in (4, 17):
         started = python.start([program("resume=true", output_dir="outside")], variables=[{}])
         killed = ended_by(signal.SIGKILL, started, folder / "outside" / "losses.jsonl", num_losses)
@@ -199,8 +196,7 @@ def test_two_ranks_train(folder, two_ranks):
     assert len(losses(folder, "two_ranks")) == STEPS
 
 
-@pytest.mark.usefixtures("processes")
-def test_two_ranks_lose_nothing_either_when_one_of_them_is_killed(folder, python, two_ranks):
+def test_two_ranks_lose_nothing_either_when_one_of_them_is_killed(processes, folder, python, two_ranks):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     command += program(output_dir="one_killed", place="in a step of rank 0")
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
@@ -212,8 +208,7 @@ def test_two_ranks_lose_nothing_either_when_one_of_them_is_killed(folder, python
     assert_equal_runs(folder, "two_ranks", "one_killed")
 
 
-@pytest.mark.usefixtures("processes")
-def test_a_new_run_takes_nothing_from_an_earlier_one(folder, python, uninterrupted):
+def test_a_new_run_takes_nothing_from_an_earlier_one(processes, folder, python, uninterrupted):
     output_dir = "again"
     train(python, "loader=debug", "seed=2", output_dir=output_dir)
     assert losses(folder, output_dir) != losses(folder, "uninterrupted")
@@ -231,9 +226,8 @@ def test_a_new_run_takes_nothing_from_an_earlier_one(folder, python, uninterrupt
     assert "Traceback" not in refused
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_stopped_run_says_how_to_go_on(folder, python, number):
+def test_a_stopped_run_says_how_to_go_on(processes, folder, python, number):
     output_dir = f"stopped by {number.name}"
     command = program("steps=100000", "resume=false", output_dir=output_dir)
     started = python.start([command], variables=[{"DEMO_COMMAND": "scripts/demo"}])
@@ -246,7 +240,6 @@ def test_a_stopped_run_says_how_to_go_on(folder, python, number):
     assert "Traceback" not in stopped.stderr
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -258,7 +251,7 @@ def test_a_stopped_run_says_how_to_go_on(folder, python, number):
         ),
     ],
 )
-def test_what_cannot_work_is_said_in_one_line(python, arguments, message):
+def test_what_cannot_work_is_said_in_one_line(processes, python, arguments, message):
     output = train(python, *arguments, output_dir="refused", expected_code=1)
     assert message in output
     assert "Traceback" not in output

@@ -68,8 +68,7 @@ def test_a_shard_that_was_evicted_by_name_takes_no_space_in_this_process(large, 
     assert dataset[7]["row"].tolist() == kept[7]["row"].tolist()
 
 
-@pytest.mark.usefixtures("processes")
-def test_a_forked_child_keeps_no_map_of_its_parent(large, tmp_path):
+def test_a_forked_child_keeps_no_map_of_its_parent(processes, large, tmp_path):
     dataset = StreamingDataset(remote=str(large), local=str(tmp_path), batch_size=4)
     assert dataset[7]["number"] == 7
 
@@ -98,8 +97,7 @@ for num_workers in (0, 2):
 """
 
 
-@pytest.mark.usefixtures("processes")
-def test_a_disk_that_is_smaller_than_the_dataset_is_enough(large, run_on_small_disk):
+def test_a_disk_that_is_smaller_than_the_dataset_is_enough(processes, large, run_on_small_disk):
     assert run_on_small_disk(FULL_DISK, large, NUM_SAMPLES, size="800k").count("read") == 2
 
 

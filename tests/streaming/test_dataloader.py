@@ -57,9 +57,8 @@ def test_threads_make_the_draws_of_a_transform(data):
     assert found[0] == found[1]
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("workers", WORKERS, ids=str)
-def test_workers_change_nothing(data, workers):
+def test_workers_change_nothing(processes, data, workers):
     plain, parallel = StreamingDataLoader(make(data)), StreamingDataLoader(make(data), **workers)
     for _ in range(2):
         assert numbers(plain) == numbers(parallel)
@@ -216,8 +215,7 @@ def test_an_epoch_that_is_ended_after_a_load_is_one_that_was_left(data):
 PAGE = Path(__file__).parents[2] / "docs" / "streaming" / "index.md"
 
 
-@pytest.mark.usefixtures("processes")
-def test_the_documented_configuration_reads_epochs_and_resumes(data, nothing_left_behind):
+def test_the_documented_configuration_reads_epochs_and_resumes(processes, data, nothing_left_behind):
     config = OmegaConf.create(PAGE.read_text().partition("```yaml\n")[2].partition("```")[0])
     config.dataloader_factory.dataset_generator.local = data
     dataset = StreamingDataset(local=data, batch_size=32, shuffle=True, shuffle_algo="block")

@@ -191,8 +191,7 @@ def test_a_stream_of_a_users_class_stays_one(data):
         given.filled(columns="text")
 
 
-@pytest.mark.usefixtures("processes")
-def test_a_torch_dataloader_with_workers_reads_a_local_dataset(data):
+def test_a_torch_dataloader_with_workers_reads_a_local_dataset(processes, data):
     loader = DataLoader(LocalDataset(data, columns=["number"]), batch_size=40, num_workers=1)
     assert [batch["number"].tolist() for batch in loader] == [[*range(40)], [*range(40, 80)], [*range(80, 97)]]
 

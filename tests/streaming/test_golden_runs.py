@@ -31,10 +31,9 @@ def loaders(run, args):
     ]
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("run", VECTORS["runs"], ids=lambda run: run["name"])
 @pytest.mark.usefixtures("nothing_left_behind")
-def test_an_epoch_its_state_and_its_resumption_are_the_references(run):
+def test_an_epoch_its_state_and_its_resumption_are_the_references(processes, run):
     for rank, loader in enumerate(loaders(run, run["args"])):
         assert len(loader.dataset) == run["len"]
         assert read(loader) == run["full_epoch_batches_per_rank"][rank]

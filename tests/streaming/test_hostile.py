@@ -141,14 +141,12 @@ def run(cases, tmp_path):
     in_fresh_folders(partial(check, whole=whole), cases, tmp_path)
 
 
-@pytest.mark.usefixtures("traced")
-def test_a_hostile_index_gives_an_error_or_data_and_changes_nothing_outside(share_of_examples, tmp_path):
+def test_a_hostile_index_gives_an_error_or_data_and_changes_nothing_outside(traced, share_of_examples, tmp_path):
     run(range(round(NUM_CASES * share_of_examples)), tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.usefixtures("traced")
 @pytest.mark.parametrize("part", range(NUM_PARTS))
-def test_many_hostile_indices_give_errors_or_data_and_change_nothing_outside(part, tmp_path):
+def test_many_hostile_indices_give_errors_or_data_and_change_nothing_outside(traced, part, tmp_path):
     run(range(NUM_CASES + part, NUM_CASES_SLOW, NUM_PARTS), tmp_path)

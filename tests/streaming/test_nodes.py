@@ -150,8 +150,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.usefixtures("processes")
-def test_each_rank_reads_its_part_in_every_process(prepared, tmp_path):
+def test_each_rank_reads_its_part_in_every_process(processes, prepared, tmp_path):
     write(tmp_path / "data", 40)
     (tmp_path / "program.py").write_text(PROGRAM)
     # Lightning's launcher sets variables for the ranks that it starts, but not for the one that it runs in.

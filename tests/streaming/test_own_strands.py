@@ -146,10 +146,9 @@ def torchs(data, kind, num_workers, **options):
     return torch.utils.data.DataLoader(dataset, batch_size=BATCH_SIZE, num_workers=num_workers, **forked, **options)
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("num_workers", [0, 1, 3])
 @pytest.mark.parametrize("kind", [StreamingDataset, Informed, Filtered, Uneven, Empty, OwnOrder])
-def test_batches_are_those_of_torchs_own_workers_in_their_order(data, kind, num_workers):
+def test_batches_are_those_of_torchs_own_workers_in_their_order(processes, data, kind, num_workers):
     for drop_last in (False, True):
         expected = list(torchs(data, kind, num_workers, drop_last=drop_last))
         for face in FACES if drop_last else FACES[:1]:
@@ -164,10 +163,9 @@ def test_batches_are_those_of_torchs_own_workers_in_their_order(data, kind, num_
                     assert columns == [[batch[name].tolist() for batch in expected] for name in ("worker", "workers")]
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("num_workers", [0, 2, 3])
 @pytest.mark.parametrize("kind", [Transformed, Drawing])
-def test_a_state_is_exact_at_every_cut_and_loads_with_any_workers_into_either_face(data, kind, num_workers):
+def test_a_state_is_exact_at_every_cut_and_loads_with_any_workers_into_either_face(processes, data, kind, num_workers):
     with make(data, kind, collate_fn=list) as whole:
         expected = [*whole], [*whole]
     plain = make(data, StreamingDataset, StreamingDataLoader)
@@ -194,9 +192,8 @@ def test_a_state_is_exact_at_every_cut_and_loads_with_any_workers_into_either_fa
                 assert [*other] == expected[1]
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("num_workers", WORKERS)
-def test_what_no_state_can_say_is_refused_and_may_be_copied_and_ended(data, num_workers):
+def test_what_no_state_can_say_is_refused_and_may_be_copied_and_ended(processes, data, num_workers):
     for face in FACES:
         with make(data, Filtered, face, num_workers=num_workers) as loader:
             iterator = iter(loader)
@@ -213,11 +210,10 @@ def test_what_no_state_can_say_is_refused_and_may_be_copied_and_ended(data, num_
             assert loader.epoch == 1
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("num_workers", WORKERS[::2])
 @pytest.mark.parametrize("face", FACES)
 @pytest.mark.parametrize("kind", [StreamingDataset, Filtered])
-def test_an_epoch_that_is_left_is_followed_by_the_next(data, kind, face, num_workers):
+def test_an_epoch_that_is_left_is_followed_by_the_next(processes, data, kind, face, num_workers):
     with make(data, kind) as whole:
         expected = [sorted(all_of(numbers(whole))) for _ in range(2)]
     with make(data, kind, face, num_workers=num_workers) as loader:
@@ -229,9 +225,8 @@ def test_an_epoch_that_is_left_is_followed_by_the_next(data, kind, face, num_wor
         assert numbers(loader) == second
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("num_workers", WORKERS)
-def test_epochs_that_one_iteration_goes_through_count(data, num_workers):
+def test_epochs_that_one_iteration_goes_through_count(processes, data, num_workers):
     with make(data, StreamingDataset) as plain:
         expected = [sorted(all_of(numbers(plain))) for _ in range(4)]
     with make(data, Twice, num_workers=num_workers) as loader:
@@ -258,10 +253,9 @@ def test_the_place_is_known_in_the_second_epoch_of_an_iteration(data):
         assert found == expected[cut : cut + 9]
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("num_workers", WORKERS[2:])
 @pytest.mark.parametrize("kind", [Transformed, Drawing, Filtered, Uneven])
-def test_nothing_is_lost_where_workers_are_killed(data, kind, num_workers):
+def test_nothing_is_lost_where_workers_are_killed(processes, data, kind, num_workers):
     options = {"num_workers": num_workers, "collate_fn": list}
     with make(data, kind, **options) as loader:
         expected = [*loader]
@@ -275,9 +269,8 @@ def test_nothing_is_lost_where_workers_are_killed(data, kind, num_workers):
             assert found == expected
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("num_workers", WORKERS)
-def test_a_strand_that_fails_fails_in_its_turn_and_the_next_epoch_begins(data, num_workers):
+def test_a_strand_that_fails_fails_in_its_turn_and_the_next_epoch_begins(processes, data, num_workers):
     with make(data, Failing, num_workers=num_workers) as loader:
         found = []
         with pytest.raises(KeyError, match="in the middle"):
@@ -289,9 +282,8 @@ def test_a_strand_that_fails_fails_in_its_turn_and_the_next_epoch_begins(data, n
         assert loader.epoch == 1
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("num_workers", WORKERS[1:3])
-def test_a_strand_that_stalls_is_an_error_in_its_turn(data, num_workers):
+def test_a_strand_that_stalls_is_an_error_in_its_turn(processes, data, num_workers):
     with make(data, Stuck, num_workers=num_workers, timeout=2) as loader:
         found = []
         with pytest.raises(WorkerStalledError):
@@ -299,9 +291,8 @@ def test_a_strand_that_stalls_is_an_error_in_its_turn(data, num_workers):
     assert found == numbers(make(data, StreamingDataset))[: 2 * num_workers - 1]
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("num_workers", WORKERS)
-def test_a_dataset_of_workers_begins_each_epoch_as_the_callers_unless_it_stays(data, num_workers):
+def test_a_dataset_of_workers_begins_each_epoch_as_the_callers_unless_it_stays(processes, data, num_workers):
     for stays in (None, True):
         with make(data, Counting, num_workers=num_workers, persistent_workers=stays if num_workers else None) as loader:
             found = [{count for batch in loader for count in batch["iteration"].tolist()} for _ in range(2)]
@@ -356,9 +347,8 @@ def test_what_torchs_own_loader_reads_is_what_both_faces_deliver(data, method, n
                 assert numbers(loader) == expected
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("num_workers", WORKERS[:3])
-def test_of_batches_that_are_read_together_those_before_a_faulty_one_come_first(tmp_path, num_workers):
+def test_of_batches_that_are_read_together_those_before_a_faulty_one_come_first(processes, tmp_path, num_workers):
     path = write(tmp_path / "numbers", NUM_SAMPLES, columns=("number",))
     with py1e(path, dataset_options={"shuffle": False}) as loader:
         states = [loader.state_dict()["place"][0]["stream"]]

@@ -54,9 +54,8 @@ def test_what_a_subclass_makes_of_a_sample_comes_from_every_way_of_reading(optio
     assert next(iter(mixture))["number"].tolist() == expected[0]
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("kind", ONE_FOR_ONE)
-def test_and_in_workers(options, expected, kind):
+def test_and_in_workers(processes, options, expected, kind):
     forked = {"num_workers": 2, "multiprocessing_context": "fork"}
     assert numbers(DataLoader(kind(**options), batch_size=4, **forked)) == expected
     found, states = recorded(StreamingDataLoader(kind(**options), **forked), lambda batch: batch["number"].tolist())

@@ -71,8 +71,7 @@ def test_a_file_is_read_in_parts_and_a_cache_holds_those_that_were_read(tmp_path
     assert parts == [800, 800]
 
 
-@pytest.mark.usefixtures("processes")
-def test_every_loader_delivers_each_window_once_and_resumes_exactly(tmp_path):
+def test_every_loader_delivers_each_window_once_and_resumes_exactly(processes, tmp_path):
     paths = list(write(tmp_path / "tokens", numpys))
     expected = sorted(window.tolist() for window in TokenWindows(paths, 10))
     options = {"local": str(tmp_path / "tokens"), "tokens": {"window_size": 10}, "shuffle": True, "batch_size": 4}

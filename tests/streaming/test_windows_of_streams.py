@@ -166,8 +166,7 @@ def test_each_node_reads_its_own_canonical_nodes_but_for_the_last_windows(data, 
     assert all(len(read[node] - own[node]) <= 4 for node in range(2))
 
 
-@pytest.mark.usefixtures("processes")
-def test_any_number_of_workers_reads_a_store_and_goes_on_with_the_others_state(data, tmp_path):
+def test_any_number_of_workers_reads_a_store_and_goes_on_with_the_others_state(processes, data, tmp_path):
     def opened(name, num_workers):
         more = {"remote": data, "local": str(tmp_path / name), "cache_limit": "1mb"}
         return make(data, [3, 0, 1], num_workers=num_workers, more=more, max_worker_restarts=2)

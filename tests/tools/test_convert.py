@@ -367,9 +367,8 @@ def test_missing_members_become_null_where_that_is_allowed(tmp_path):
     assert read(tmp_path / "out2") == [{"cls": 0, "txt": "été"}, {"cls": None, "txt": "t"}]
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(("suffix", "num_workers"), [("jsonl", 1), ("csv", 1), ("parquet", 1), ("jsonl", 2)])
-def test_a_column_that_only_later_rows_have_is_an_error_and_not_lost(suffix, num_workers, tmp_path):
+def test_a_column_that_only_later_rows_have_is_an_error_and_not_lost(processes, suffix, num_workers, tmp_path):
     def write(name, row):
         path = tmp_path / f"{name}.{suffix}"
         if suffix == "parquet":

@@ -88,8 +88,7 @@ def test_a_run_becomes_one_page_that_needs_nothing_else(multiprocessing, tmp_pat
     assert re.search(r"making_p50_s[\d.]+ ms", text)
 
 
-@pytest.mark.usefixtures("processes")
-def test_names_of_shards_cannot_break_the_page(tmp_path):
+def test_names_of_shards_cannot_break_the_page(processes, tmp_path):
     traced(tmp_path / "run.json", ["<script>alert(1)</script>", '"&'])
     text = page(read_run(tmp_path / "run.json"), "<b>.json")
     checked(text)

@@ -18,8 +18,7 @@ SHALLOW = 22
 NUM_IN_EPOCH = len(examples.SHARDS) * examples.SAMPLES // examples.BATCH_SIZE
 
 
-@pytest.mark.usefixtures("processes")
-def test_exact_data_are_found_exact_in_both_modes_and_crossed():
+def test_exact_data_are_found_exact_in_both_modes_and_crossed(processes):
     report = verify_resume(maker(examples.Exact), num_trials=4, seed=SHALLOW)
     assert report.is_exact, report
     assert (report.num_microbatches, report.num_epochs, report.num_shards) == (NUM_IN_EPOCH + 3, 2, 4)
@@ -83,7 +82,6 @@ def test_data_that_keep_state_part_after_a_stop_alone(factory, cause):
     assert f"stopped after {wrong[0].stop} (in process; resumed: in process, " in str(report)
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
     ("dataset", "cause"),
     [
@@ -91,7 +89,7 @@ def test_data_that_keep_state_part_after_a_stop_alone(factory, cause):
         (examples.ProcessState, "PROCESS_STATE"),
     ],
 )
-def test_what_depends_on_the_process_shows_between_the_modes(monkeypatch, dataset, cause):
+def test_what_depends_on_the_process_shows_between_the_modes(processes, monkeypatch, dataset, cause):
     # Earlier tests counted in this process, and not in the workers.
     monkeypatch.setattr(examples, "calls", itertools.count())
     report = verify_resume(maker(dataset), num_microbatches=4, num_trials=1)
@@ -99,8 +97,7 @@ def test_what_depends_on_the_process_shows_between_the_modes(monkeypatch, datase
     assert report.diagnosis.cause.name == cause
 
 
-@pytest.mark.usefixtures("processes")
-def test_what_a_worker_carries_from_shard_to_shard_shows_with_more_workers():
+def test_what_a_worker_carries_from_shard_to_shard_shows_with_more_workers(processes):
     shards = [str(number) for number in range(5)]
     report = verify_resume(maker(examples.BufferFactory, shards), num_trials=1, multiprocessing=True, seed=1)
     assert {trial.resumed.num_shard_prefetches for trial in report.trials if not trial.is_exact} & {2}

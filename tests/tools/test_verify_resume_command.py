@@ -50,8 +50,7 @@ def verify(tmp_path):
     return run
 
 
-@pytest.mark.usefixtures("processes")
-def test_exact_data_pass_in_worker_processes_and_in_process(verify):
+def test_exact_data_pass_in_worker_processes_and_in_process(processes, verify):
     code, output = verify(loader_config(dataset_config("Exact")), "--trials", "2")
     assert code == 0, output
     assert "exact: 2 stops over 15 microbatches, 4 shards, 2 epochs, each resumed bit for bit" in output
@@ -61,11 +60,10 @@ def test_exact_data_pass_in_worker_processes_and_in_process(verify):
 
 # The order of a set is the same in all workers, and another one in this process, unless both hash alike.
 @pytest.mark.long
-@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
     ("dataset", "cause"), [("SetOrder", "the state of the process"), ("ProcessId", "the process id")]
 )
-def test_faulty_data_are_caught_and_the_cause_is_named(verify, dataset, cause):
+def test_faulty_data_are_caught_and_the_cause_is_named(processes, verify, dataset, cause):
     code, output = verify(loader_config(dataset_config(dataset)), "--mode", "both", "--microbatches", "10")
     assert code == 1
     assert "likely cause: " in output
@@ -139,8 +137,7 @@ def test_a_loader_that_hangs_is_ended(verify, mode):
     assert output.startswith("the loader hangs, so nothing was verified: HangError: ")
 
 
-@pytest.mark.usefixtures("processes")
-def test_the_installed_program_finds_modules_beside_it_and_says_its_options(tmp_path):
+def test_the_installed_program_finds_modules_beside_it_and_says_its_options(processes, tmp_path):
     source = Path(__file__).with_name("verify_examples.py")
     (tmp_path / "verify_examples.py").write_text(source.read_text())
     config = loader_config(dataset_config("Exact"), multiprocessing=False)

@@ -121,9 +121,8 @@ def test_a_checkpoint_goes_on_with_the_next_row_in_any_epoch(kind):
         assert [inputs["input"].tolist() for inputs, _ in islice(fresh, 60)] == whole[num_before : num_before + 60]
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("kind", ["text", "mixed"])
-def test_ranks_go_on_from_a_checkpoint_of_others_and_end_together(tmp_path, kind):
+def test_ranks_go_on_from_a_checkpoint_of_others_and_end_together(processes, tmp_path, kind):
     script = Path(__file__).with_name("titan_ranks.py")
     rows, lengths = [], []
     for num_ranks, num_steps, before in ((2, 4, "none"), (3, 2, f"{kind}-2"), (2, 0, f"{kind}-3")):

@@ -78,8 +78,7 @@ class Full(socket.socket):
         raise OSError(errno.EMSGSIZE, os.strerror(errno.EMSGSIZE))
 
 
-@pytest.mark.usefixtures("without_flags")
-def test_a_process_with_too_many_open_files_is_named():
+def test_a_process_with_too_many_open_files_is_named(without_flags):
     ours, theirs = socket.socketpair()
     trainer = Channel(Full(fileno=ours.detach()))
     with theirs, pytest.raises(channel.WorkerError, match="ulimit -n"):

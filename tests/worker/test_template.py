@@ -251,8 +251,7 @@ def test_environments_in_turn_use_two_templates_and_a_third_one_ends_the_first_w
     assert children() - before == {second, third}
 
 
-@pytest.mark.usefixtures("nothing_left_behind")
-def test_loaders_one_after_another_leak_nothing_though_workers_are_killed():
+def test_loaders_one_after_another_leak_nothing_though_workers_are_killed(nothing_left_behind):
     def round_of(number):
         with ShardedDataLoader(0, ["a"], load, num_microbatch_prefetches=1) as loader:
             iterator = iter(loader)

@@ -3,8 +3,6 @@ import os
 import stat
 import threading
 
-import pytest
-
 from fkat_data.worker.monitor import new_lifeline
 
 
@@ -21,8 +19,7 @@ def pipes_to_write_to():
     return found
 
 
-@pytest.mark.usefixtures("processes")
-def test_no_fork_keeps_the_trainers_end_though_another_thread_makes_some(tmp_path):
+def test_no_fork_keeps_the_trainers_end_though_another_thread_makes_some(processes, tmp_path):
     kept = tmp_path / "kept"
     for _ in range(10):
         made = [new_lifeline()]

@@ -64,8 +64,7 @@ def lay_out(state, folder):
             (folder / path).write_bytes(content)
 
 
-@pytest.mark.usefixtures("processes")
-def test_whatever_the_disk_has_kept_right_bytes_are_read(share_of_examples, tmp_path):
+def test_whatever_the_disk_has_kept_right_bytes_are_read(processes, share_of_examples, tmp_path):
     remotes = {name: write(tmp_path / name, COUNT, first=first) for name, first in FIRST.items()}
     os.utime(Path(remotes["after"], "index.json"), (1_000_000_000, 1_000_000_000))
     local, program = tmp_path / "cache", tmp_path / "program.py"

@@ -223,8 +223,7 @@ def copied_over(path):
     os.rename(f"{path}.copy", path)  # noqa: PTH104 - as mv does
 
 
-@pytest.mark.usefixtures("checks_at_once")
-def test_an_index_that_is_copied_over_itself_ends_no_job_and_empties_no_cache(tmp_path):
+def test_an_index_that_is_copied_over_itself_ends_no_job_and_empties_no_cache(checks_at_once, tmp_path):
     remote, cache = written(tmp_path / "remote"), tmp_path / "cache"
     dataset = opened(remote, cache)
     assert dataset[0]["number"] == 0
@@ -236,8 +235,7 @@ def test_an_index_that_is_copied_over_itself_ends_no_job_and_empties_no_cache(tm
     assert (cache / "shard.00000.mds").stat().st_ino == inode
 
 
-@pytest.mark.usefixtures("checks_at_once")
-def test_hashes_tell_that_an_index_that_is_written_again_is_of_the_same_data(tmp_path):
+def test_hashes_tell_that_an_index_that_is_written_again_is_of_the_same_data(checks_at_once, tmp_path):
     for name, hashes in (("hashed", ["xxh64"]), ("plain", [])):
         remote, cache = written(tmp_path / name, hashes=hashes), tmp_path / f"{name}-cache"
         dataset = opened(remote, cache)
@@ -278,12 +276,11 @@ def written_as(kind, directory):
     return written(directory, compression=kind)
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
     ("kind", "is_of_others"), [(None, False), (None, True), ("zstd", False), ("zstd", True), ("parquet", False)]
 )
 @pytest.mark.parametrize("way", WAYS_TO_WRITE_NOTHING)
-def test_a_cache_that_cannot_be_written_to_serves_what_it_has(visible_tmp_path, way, kind, is_of_others):
+def test_a_cache_that_cannot_be_written_to_serves_what_it_has(processes, visible_tmp_path, way, kind, is_of_others):
     remote, cache = written_as(kind, visible_tmp_path / "remote"), visible_tmp_path / "cache"
     # Another user may not be able to import what this reads with.
     assert numbers(remote, visible_tmp_path / "another") == is_of(0)
@@ -296,9 +293,8 @@ def test_a_cache_that_cannot_be_written_to_serves_what_it_has(visible_tmp_path, 
     assert contents(cache) == before
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("way", WAYS_TO_WRITE_NOTHING)
-def test_a_cache_that_cannot_be_written_to_says_what_it_lacks(visible_tmp_path, way):
+def test_a_cache_that_cannot_be_written_to_says_what_it_lacks(processes, visible_tmp_path, way):
     remote, cache = written(visible_tmp_path / "remote"), visible_tmp_path / "cache"
     assert in_child(lambda: numbers(remote, cache) == is_of(0)) == 0
     (cache / "shard.00001.mds").unlink(missing_ok=True)

@@ -98,8 +98,7 @@ def test_a_compressed_shard_that_is_damaged_is_an_error_and_leaves_nothing(tmp_p
     assert path.name.removesuffix(".zstd") not in [found.name for found in decompressed(tmp_path)]
 
 
-@pytest.mark.usefixtures("processes")
-def test_two_versions_are_read_side_by_side_and_the_older_one_goes_when_nobody_reads_it(tmp_path):
+def test_two_versions_are_read_side_by_side_and_the_older_one_goes_when_nobody_reads_it(processes, tmp_path):
     data = written(tmp_path / "data", 100, per_shard=10)
     before = StreamingDataset(local=str(data), batch_size=4)
     assert before[0]["number"] == 100
@@ -202,13 +201,11 @@ def check_deaths(tmp_path, every):
     return num_died
 
 
-@pytest.mark.usefixtures("processes")
-def test_a_process_that_dies_while_it_replaces_old_shards_leaves_what_the_next_one_repairs(tmp_path):
+def test_a_process_that_dies_while_it_replaces_old_shards_leaves_what_the_next_one_repairs(processes, tmp_path):
     assert check_deaths(tmp_path, every=20) >= 5
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)  # a process for each line
-@pytest.mark.usefixtures("processes")
-def test_every_line_may_be_the_last_of_a_process_that_replaces_old_shards(tmp_path):
+def test_every_line_may_be_the_last_of_a_process_that_replaces_old_shards(processes, tmp_path):
     assert check_deaths(tmp_path, every=1) > 100

@@ -39,8 +39,7 @@ def test_a_message_is_one_line_that_still_says_what_happened():
     assert redaction.url("s3://bucket/train") == "s3://bucket/train"
 
 
-@pytest.mark.usefixtures("processes")
-def test_neither_errors_nor_logs_nor_the_store_show_a_secret(tmp_path, caplog):
+def test_neither_errors_nor_logs_nor_the_store_show_a_secret(processes, tmp_path, caplog):
     plan = {"a": [fault("status", status=503), fault("status", status=403)]}
     with FaultServer(tmp_path, plan) as server, caplog.at_level(logging.DEBUG):
         url = server.url.replace("http://", f"http://me:{SECRET}@") + f"/x?sig={SECRET}"

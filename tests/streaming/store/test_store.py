@@ -19,9 +19,8 @@ from fkat_data.streaming.store import open_store
 NAME = "shard.00000.mds"
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("seed", range(2))
-def test_two_hundred_files_arrive_though_every_third_answer_is_broken(tmp_path, seed):
+def test_two_hundred_files_arrive_though_every_third_answer_is_broken(processes, tmp_path, seed):
     served = tmp_path / "served"
     served.mkdir()
     names = [f"shard.{number:05}.mds" for number in range(200)]
