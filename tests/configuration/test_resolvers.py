@@ -29,7 +29,6 @@ TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}  # rank 5 of 8, t
         ("fkat.local_rank:", {}, 0),
         ("fkat.dp_rank:", {}, 0),
         ("fkat.dp_size:", {}, 1),
-        ("fkat.dp_rank:1", {}, 0),
         # With it, what its environment says.
         ("fkat.rank:", TORCHRUN, 5),
         ("fkat.world_size:", TORCHRUN, 8),
@@ -40,8 +39,6 @@ TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}  # rank 5 of 8, t
         # Consecutive ranks hold one model: 4 and 5, or 4 to 7, or all.
         ("fkat.dp_rank:2", TORCHRUN, 2),
         ("fkat.dp_size:2", TORCHRUN, 4),
-        ("fkat.dp_rank:4", TORCHRUN, 1),
-        ("fkat.dp_size:4", TORCHRUN, 2),
         ("fkat.dp_rank:8", TORCHRUN, 0),
         ("fkat.dp_size:8", TORCHRUN, 1),
     ],
@@ -55,19 +52,11 @@ def test_a_resolver_gives_the_place_in_the_world(monkeypatch, interpolation, env
 @pytest.mark.parametrize(
     ("interpolation", "environment", "message"),
     [
-        ("fkat.rank:", {"RANK": "first"}, "RANK = 'first': expected an integer"),
         ("fkat.rank:", {"RANK": "", "WORLD_SIZE": "2"}, "RANK = <unset>: expected an integer from 0 to 1"),
-        ("fkat.rank:", {"RANK": "-1"}, "RANK = -1"),
-        ("fkat.rank:", {"RANK": "1"}, "RANK = 1: expected an integer from 0 to 0"),  # WORLD_SIZE is 1
         ("fkat.rank:", {"RANK": "2", "WORLD_SIZE": "2"}, "RANK = 2: expected an integer from 0 to 1"),
-        ("fkat.rank:", {"RANK": "0", "WORLD_SIZE": "2.5"}, "WORLD_SIZE = '2.5'"),
-        ("fkat.world_size:", {"WORLD_SIZE": "0"}, "WORLD_SIZE = 0: expected an integer of at least 1"),
-        ("fkat.local_rank:", {"LOCAL_RANK": "x"}, "LOCAL_RANK = 'x'"),
         ("fkat.local_rank:", {"LOCAL_RANK": "8", "WORLD_SIZE": "8"}, "LOCAL_RANK = 8"),
         ("fkat.dp_rank:3", TORCHRUN, "model_parallel_size = 3: expected a divisor of the 8 ranks"),
-        ("fkat.dp_size:3", TORCHRUN, "model_parallel_size = 3"),
         ("fkat.dp_rank:0", TORCHRUN, "model_parallel_size = 0"),
-        ("fkat.dp_rank:two", TORCHRUN, "model_parallel_size = 'two'"),
     ],
 )
 def test_a_wrong_place_names_its_variable(monkeypatch, interpolation, environment, message):
@@ -78,12 +67,6 @@ def test_a_wrong_place_names_its_variable(monkeypatch, interpolation, environmen
     # Where a whole configuration is instantiated, the error is the library's own.
     with pytest.raises(ConfigurationError, match=message):
         instantiate({"_target_": "builtins.dict", "deep": {"inside": f"${{{interpolation}}}"}})
-
-
-def test_registering_again_does_no_harm():
-    register_resolvers()
-    register_resolvers()
-    assert resolved("fkat.rank:") == 0
 
 
 def test_the_environment_is_read_each_time(monkeypatch):

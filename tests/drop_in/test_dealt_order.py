@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler
-from walks import begun, gathered, recorded
+from walks import begun, recorded, saved
 
 from fkat_data import DataLoader, StateMismatchError
 from fkat_data.datasets import DictDataset, PackedDataset, PaddingCollate, TokenBudgetBatchSampler, collate_packed
@@ -129,10 +129,6 @@ def job_of(kind, lengths, num_ranks, state=None, *, size=2, drop_last=False):
 def documents_of(sequences):
     """The documents of packed sequences."""
     return [document for sequence in sequences for document in set(sequence["tokens"].tolist()) - {-1}]
-
-
-def saved(loaders):
-    return json.loads(json.dumps(gathered(loaders)))
 
 
 def check_trip(kind, lengths, trip, *, drop_last=False):

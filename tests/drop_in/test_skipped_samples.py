@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from own_workers import worker_pids
 from torch.utils.data import DistributedSampler
+from walks import saved
 
 from fkat_data import (
     CacheFullError,
@@ -61,10 +62,6 @@ def make(dataset, size=3, *, ranks=(1, 0), **options):
     loader = DataLoader(dataset, size, **given | options)
     loader.deal_out(*ranks)
     return loader
-
-
-def saved(loaders):
-    return json.loads(json.dumps(DataLoader.merge_state_dicts([loader.local_state_dict() for loader in loaders])))
 
 
 kinds = st.sampled_from([Broken, BrokenTogether])

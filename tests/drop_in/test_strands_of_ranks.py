@@ -7,7 +7,7 @@ import pytest
 from drop_in_examples import Rows
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from walks import gathered
+from walks import saved
 
 from fkat_data import ConfigurationError, DataLoader, StateMismatchError
 
@@ -21,10 +21,6 @@ def loader_of(num_ranks, rank, state=None, *, num_workers=2, num_samples=23, bat
     if state is not None:
         loader.load_state_dict(state)
     return loader
-
-
-def saved(loaders):
-    return json.loads(json.dumps(gathered(loaders)))
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

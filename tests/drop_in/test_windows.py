@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from own_workers import worker_pids
 from ranks_of_windows import rows_of
 from torch.utils.data import DistributedSampler, RandomSampler, WeightedRandomSampler
+from walks import saved
 
 from fkat_data import ConfigurationError, DataLoader, ReplayMismatchError, StateMismatchError
 from fkat_data.streaming import MDSWriter
@@ -106,10 +107,6 @@ def make(num_samples, counts, *, size=3, window_size=4, num_workers=0, ranks=(1,
     )
     loader.deal_out(*ranks)
     return loader
-
-
-def saved(loaders):
-    return json.loads(json.dumps(DataLoader.merge_state_dicts([loader.local_state_dict() for loader in loaders])))
 
 
 def epoch_of(num_samples, counts, **options):

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-__all__ = ["begun", "both_modes", "gathered", "recorded", "wait_until"]
+__all__ = ["begun", "both_modes", "gathered", "recorded", "saved", "wait_until"]
 
 both_modes = pytest.mark.parametrize("multiprocessing", [False, True], ids=["in process", "worker process"])
 
@@ -31,6 +31,11 @@ def recorded(loader, shown, num_epochs=1):
 def gathered(loaders):
     """Return the state of all ranks, of states that went through JSON."""
     return loaders[0].merge_state_dicts([json.loads(json.dumps(loader.local_state_dict())) for loader in loaders])
+
+
+def saved(loaders):
+    """Return the state of all ranks, as a file of JSON would have it."""
+    return json.loads(json.dumps(gathered(loaders)))
 
 
 def wait_until(condition, timeout_s=60):

@@ -84,14 +84,6 @@ def test_a_product_is_not_changed_by_being_iterated():
     assert len(loader) == 3
 
 
-def test_a_data_loader_that_iterates_by_itself_is_not_taken_apart():
-    class Own(DataLoader):
-        def __iter__(self):
-            yield from "abc"
-
-    assert run(lambda shard: Own([1, 2])) == ["a", "b", "c"]
-
-
 @pytest.mark.parametrize("num_good", range(8))
 def test_what_a_sampler_gave_before_it_failed_is_made_before_its_failure(num_good):
     class Failing:

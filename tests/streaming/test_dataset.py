@@ -196,12 +196,6 @@ def test_a_torch_dataloader_with_workers_reads_a_local_dataset(processes, data):
     assert [batch["number"].tolist() for batch in loader] == [[*range(40)], [*range(40, 80)], [*range(80, 97)]]
 
 
-@pytest.mark.parametrize("local", ["", 3])
-def test_a_local_place_that_is_none_is_refused(local):
-    with pytest.raises(ConfigurationError, match="local"):
-        LocalDataset(local)
-
-
 def test_an_epoch_without_a_batch_size_is_an_error_that_says_so(data):
     with pytest.raises(ConfigurationError, match="batch_size"):
         iter(StreamingDataset(local=data))

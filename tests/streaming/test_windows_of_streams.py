@@ -1,6 +1,5 @@
 """A window function over a stream: each row comes once, and a node reads the shards of its own canonical nodes."""
 
-import json
 import logging
 import os
 import signal
@@ -13,6 +12,7 @@ from hypothesis import strategies as st
 from own_datasets import Iterated
 from own_workers import worker_pids
 from streaming_examples import write
+from walks import saved
 
 from fkat_data import ConfigurationError, DataLoader, StateMismatchError
 from fkat_data.streaming import Stream, StreamingDataLoader, StreamingDataset, World
@@ -46,10 +46,6 @@ def make(data, counts=(1,), *, size=3, window_size=5, world=None, face=Streaming
     options = {"collate_fn": listed, **options}
     dataset = StreamingDataset(**given | (more or {}))
     return face(dataset, size, window_fn=Rows(list(counts)), window_size=window_size, **options)
-
-
-def saved(loaders):
-    return json.loads(json.dumps(StreamingDataLoader.merge_state_dicts([each.local_state_dict() for each in loaders])))
 
 
 def rows_of(counts, numbers=range(NUM_SAMPLES)):

@@ -76,8 +76,6 @@ def test_the_terminal_shows_numbers_time_and_nodes(config):
     ("options", "words"),
     [
         (("--bandwidth", "fast"), "--bandwidth"),
-        (("--bandwidth", "0"), "bandwidth_bytes_per_s"),
-        (("--steps", 5, "--epochs", 2), "num_steps"),
         (("--shard-bytes", "1kb"), "--shard-bytes"),
         (("~dataset.batch_size",), "batch_size"),
     ],

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from walks import wait_until
 
 import fkat_data
 from fkat_data import ConfigurationError
@@ -119,13 +120,6 @@ def test_a_dataset_that_draws_from_a_shared_generator_is_refused(threads, draw, 
     with pytest.raises(ConfigurationError, match=f"num_threads_per_worker = 4: expected 1 for Items, .*{name}"):
         threads.items(Items(lambda index: draw() if index == 7 else None), range(8))
     assert items_in_turn(Items(lambda index: draw()), range(2))
-
-
-def wait_until(condition):
-    deadline_s = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("end", ["close", "drop"])

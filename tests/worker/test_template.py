@@ -14,6 +14,7 @@ import pytest
 import torch
 from interpreters import environment_of
 from own_workers import own_template_pids, worker_pids
+from walks import wait_until
 
 from fkat_data import ShardedDataLoader, WorkerDiedError
 from fkat_data.worker import template_process
@@ -51,13 +52,6 @@ def load(shard):
 def own_template_pid():
     (pid,) = own_template_pids()
     return pid
-
-
-def wait_until_gone(pid):
-    deadline_s = time.monotonic() + LONGEST_START_S
-    while pid in own_template_pids():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
 
 
 def children():
@@ -202,8 +196,7 @@ def test_a_template_without_work_ends_by_itself_and_the_next_loader_gets_another
         with ShardedDataLoader(0, ["a"], load):
             templates = own_template_pids()  # none, where this process was held up for longer than that
         # Closed before it has started a worker.
-        for template in templates:
-            wait_until_gone(template)
+        wait_until(lambda templates=templates: not {*templates} & {*own_template_pids()})
     with ShardedDataLoader(0, ["a"], load) as loader:
         assert len(list(loader)) == 20
         time.sleep(0.3)  # a worker that waits for the next epoch is work
@@ -222,7 +215,7 @@ def test_a_request_that_meets_the_end_of_an_idle_template_is_served(monkeypatch)
         assert own_template_pid() == template
         os.kill(template, signal.SIGCONT)
         assert len(list(loader)) == 20
-    wait_until_gone(template)
+    wait_until(lambda: template not in own_template_pids())
 
 
 def test_environments_in_turn_use_two_templates_and_a_third_one_ends_the_first_with_its_last_worker(monkeypatch):

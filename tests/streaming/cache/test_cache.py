@@ -15,8 +15,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
-from fkat_data.errors import CacheFullError, ConfigurationError, ShardCorruptError
-from fkat_data.streaming.cache import Cache, CacheBudget
+from fkat_data.errors import CacheFullError, ShardCorruptError
 
 
 @pytest.fixture
@@ -242,11 +241,6 @@ def test_not_the_whole_cache_is_removed_for_another_disk_that_is_full(cache, dir
     with pytest.raises(CacheFullError, match="No space left"):
         cache.get("new.mds", 100, fails_so_often(errno.ENOSPC, 1000))
     assert len(shards_in(directory)) == 27
-
-
-def test_a_directory_outside_the_room_is_refused(tmp_path):
-    with pytest.raises(ConfigurationError, match="that the budget covers"):
-        Cache(tmp_path / "b", CacheBudget([tmp_path / "a"], None))
 
 
 def interrupted(function, place):

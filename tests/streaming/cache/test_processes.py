@@ -11,8 +11,6 @@ from cache_examples import cache_in, get, is_right, leftovers_in, shards_in
 
 pytestmark = pytest.mark.usefixtures("processes", "nothing_left_behind")
 
-#: Nothing waits this long on any machine, and no wait of the cache's own is nearly as long.
-LONG_S = 60.0
 #: What is meant to happen at once happens within this on a machine with other work.
 SOON_S = 5.0
 

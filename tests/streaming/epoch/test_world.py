@@ -26,18 +26,3 @@ def test_the_environment_says_who_this_is():
     assert World.here({}) == World()
     found = World.here({"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4", "RANK": "6"})
     assert (found.num_nodes, found.ranks_per_node, found.node, found.rank_of_node) == (2, 4, 1, 2)
-
-
-@pytest.mark.parametrize(
-    ("environment", "argument"),
-    [
-        ({"WORLD_SIZE": "x"}, "WORLD_SIZE"),
-        ({"WORLD_SIZE": "0"}, "WORLD_SIZE"),
-        ({"WORLD_SIZE": "2", "RANK": "2"}, "RANK"),
-        ({"WORLD_SIZE": "2"}, r"RANK = <unset>.*WORLD_SIZE = 2"),
-        ({"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "2"}, "LOCAL_WORLD_SIZE"),
-    ],
-)
-def test_an_environment_that_contradicts_itself_is_refused(environment, argument):
-    with pytest.raises(ConfigurationError, match=argument):
-        World.here(environment)
