@@ -295,9 +295,6 @@ class ReversedWindows(TokenWindows):
         return [window.flip(0) for window in super().__getitems__(indices)]
 
 
-def listed(samples):
-    return torch.stack(samples)
-
 
 @pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
@@ -310,7 +307,7 @@ def test_microbatches_that_windows_are_read_into_are_those_of_a_collate_function
         files.append(str(write(tmp_path / str(number), rng.integers(0, 50_000, size).astype(np.uint16), [size])))
     windows = kind(files, 65, stride=64, dtype=dtype_for(write))
     options = {"batch_size": 40, "shuffle": True, "seed": 3}  # larger than what a pipe takes inline
-    expected = list(DataLoader(windows, **options, collate_fn=listed))
+    expected = list(DataLoader(windows, **options, collate_fn=torch.stack))
     with DataLoader(windows, **options, num_workers=num_workers) as loader:
         iterator = iter(loader)
         found = [next(iterator) for _ in range(4)]

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import torch.distributed as dist
-from ranks_of_windows import Strands, listed, rows_of
+from ranks_of_windows import Strands, rows_of
 
 from fkat_data import DataLoader
 from fkat_data.distributed import gather
@@ -43,7 +43,7 @@ def main():
     rank = int(os.environ["RANK"])
     dist.init_process_group("gloo")
     dataset, alarm, had, is_over = Strands() if len(sys.argv) > 3 else range(300), Alarm(rank), [], False
-    options = {"window_fn": rows_of, "window_size": 20, "collate_fn": listed, "num_workers": num_workers}
+    options = {"window_fn": rows_of, "window_size": 20, "collate_fn": list, "num_workers": num_workers}
     with DataLoader(dataset, 2, **options) as loader:
         loader.deal_out(int(os.environ["WORLD_SIZE"]), rank)
         microbatches = iter(loader)

@@ -59,9 +59,6 @@ def take_without_the_others(loader, rank):
         dist.barrier()
 
 
-def listed(rows):
-    return list(rows)
-
 
 def main():
     folder, num_steps, num_workers = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
@@ -69,7 +66,7 @@ def main():
     dist.init_process_group("gloo")
     path = folder / "content.json"
     content = json.loads(path.read_text()) if path.exists() else {"rows": [], "state": None, "counts": []}
-    options = {"window_fn": rows_of, "window_size": 50, "collate_fn": listed, "num_workers": num_workers}
+    options = {"window_fn": rows_of, "window_size": 50, "collate_fn": list, "num_workers": num_workers}
     dataset = range(NUM_SAMPLES)
     if sys.argv[4:] == ["a sampler"]:
         # All begin with the first one's.

@@ -27,6 +27,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
 from torch.utils.data import DataLoader as TorchDataLoader
+from walks import begun
 
 from fkat_data import ConfigurationError, DataLoader, ShardedDataLoader, StaleIteratorError, WorkerStalledError
 from fkat_data.testing import digest
@@ -249,8 +250,7 @@ def test_whether_an_iterable_dataset_stays_from_epoch_to_epoch(persistent_worker
 def test_a_newer_iterator_ends_an_older_one(processes):
     for dataset in (Items(9, "int"), Counting(9)):
         with DataLoader(dataset, num_workers=1) as loader:
-            older = iter(loader)
-            next(older)
+            older = begun(loader, 1)
             newer = iter(loader)
             with pytest.raises(StaleIteratorError):
                 next(older)
@@ -261,8 +261,7 @@ def test_a_newer_iterator_ends_an_older_one(processes):
 
 def test_a_look_at_a_resumed_epoch_is_named(caplog):
     loader = DataLoader(Items(12, "int"), 2, shuffle=True, seed=1)
-    rest = iter(loader)
-    next(rest)
+    rest = begun(loader, 1)
     state, expected = loader.state_dict(), digests(rest)
     for num_looked, is_taken_back, num_lines in ((1, True, 0), (2, False, 0), (1, False, 1)):
         resumed = DataLoader(Items(12, "int"), 2, shuffle=True, seed=1)
@@ -426,8 +425,7 @@ def test_a_copy_of_a_resumed_loader_has_the_whole_epoch_and_takes_nothing_of_the
         list(islice(saved, step))
         resumed = DataLoader(make(), **options)
         resumed.load_state_dict(saved.state_dict())
-        rest = iter(resumed)
-        next(rest)
+        rest = begun(resumed, 1)
         copied = copied_by(resumed)
         assert (copied.epoch, copied.step) == (epoch, 0)
         assert epochs(copied, 1) == [expected[epoch]]
@@ -451,8 +449,7 @@ def epochs(loader, count):
 
 def test_a_copy_keeps_a_place_that_was_loaded_and_not_begun():
     loader = DataLoader(Drawing(12), 2, shuffle=True)
-    rest = iter(loader)
-    next(rest)
+    rest = begun(loader, 1)
     loaded = DataLoader(Drawing(12), 2, shuffle=True)
     loaded.load_state_dict(loader.state_dict())
     expected = digests(rest)

@@ -18,9 +18,6 @@ sys.path.append(str(Path(__file__).parents[1] / "streaming"))
 from streaming_examples import write
 
 
-def listed(samples):
-    return list(samples)
-
 
 def repeated(samples):
     return [(sample, row) for sample in samples for row in range(sample % 3)]
@@ -33,13 +30,13 @@ def samples_of(loader):
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_each_microbatch_names_its_samples_the_last_of_an_epoch_too(processes, num_workers, shuffle):
-    with DataLoader(range(31), 4, shuffle=shuffle, seed=2, collate_fn=listed, num_workers=num_workers) as loader:
+    with DataLoader(range(31), 4, shuffle=shuffle, seed=2, collate_fn=list, num_workers=num_workers) as loader:
         for _ in range(2):
             for batch in loader:
                 assert samples_of(loader) == batch
             assert samples_of(loader) == batch
         state = loader.state_dict()
-    other = DataLoader(range(31), 4, shuffle=shuffle, seed=2, collate_fn=listed)
+    other = DataLoader(range(31), 4, shuffle=shuffle, seed=2, collate_fn=list)
     other.load_state_dict(state)
     with pytest.raises(ConfigurationError, match="provenance"):
         other.provenance()
@@ -49,7 +46,7 @@ def test_each_microbatch_names_its_samples_the_last_of_an_epoch_too(processes, n
 @given(st.integers(1, 40), st.integers(1, 9), st.sampled_from([None, 1, 3, 8]), st.integers(0, 9))
 def test_rows_name_their_windows_and_where_in_them_they_are(num_samples, window_size, size, cut):
     def opened():
-        collate = {} if size is None else {"collate_fn": listed}
+        collate = {} if size is None else {"collate_fn": list}
         options = {"shuffle": True, "seed": 3, **collate}
         return DataLoader(range(num_samples), size, window_fn=repeated, window_size=window_size, **options)
 
@@ -81,7 +78,7 @@ def test_a_place_is_the_file_and_its_line(tmp_path):
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_stream_names_its_samples_shards_and_rows(processes, tmp_path, num_workers):
     data = write(tmp_path / "stream", 50, columns=("number",), per_shard=7)
-    for windows in ({}, {"window_fn": listed, "window_size": 5}):
+    for windows in ({}, {"window_fn": list, "window_size": 5}):
         dataset = StreamingDataset(local=data, shuffle=True, batch_size=5, world=World())
         with StreamingDataLoader(dataset, num_workers=num_workers, **windows) as loader:
             for batch in loader:

@@ -52,13 +52,10 @@ class BrokenTogether(Broken):
         return [self[index] for index in indices]
 
 
-def listed(rows):
-    return list(rows)
-
 
 def make(dataset, size=3, *, ranks=(1, 0), **options):
     given = {"on_sample_error": "skip", "window_size": 4, "seed": 5, "shuffle": True}
-    given |= {} if size is None else {"collate_fn": listed}
+    given |= {} if size is None else {"collate_fn": list}
     loader = DataLoader(dataset, size, **given | options)
     loader.deal_out(*ranks)
     return loader
@@ -71,7 +68,7 @@ broken = st.integers(1, 30).flatmap(lambda size: st.tuples(st.just(size), st.set
 @given(kinds, broken, st.sampled_from([None, 1, 2, 5]), st.integers(1, 9), st.integers(1, 3))
 def test_the_others_come_in_the_same_order_in_full_microbatches(kind, shape, size, window_size, num_threads):
     loader = make(kind(*shape), size, window_size=window_size, num_threads_per_worker=num_threads)
-    order = [*chain.from_iterable(DataLoader(range(shape[0]), 7, shuffle=True, seed=5, collate_fn=listed))]
+    order = [*chain.from_iterable(DataLoader(range(shape[0]), 7, shuffle=True, seed=5, collate_fn=list))]
     batches = list(loader)
     found = batches if size is None else [*chain.from_iterable(batches)]
     assert found == [number for number in order if number not in shape[1]]
@@ -124,7 +121,7 @@ def test_a_sample_that_can_be_read_again_after_a_resume_moves_no_row(shape, wind
     assert len(set(rows)) == len(rows)
     missing = set(range(num_samples)) - {row[0] if is_rows else row for row in rows}
     assert len(rows) == (num_samples - len(missing)) * (1 + is_rows)
-    order = [*chain.from_iterable(DataLoader(range(num_samples), 7, shuffle=True, seed=5, collate_fn=listed))]
+    order = [*chain.from_iterable(DataLoader(range(num_samples), 7, shuffle=True, seed=5, collate_fn=list))]
     sampler = state["sampler"]
     begun = order[: (sampler["window"] + (sampler["row"] > 0)) * window_size]
     assert missing == bad & set(begun)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from own_workers import worker_pids
 from ranks_of_windows import rows_of
 from torch.utils.data import DistributedSampler, RandomSampler, WeightedRandomSampler
-from walks import saved
+from walks import delivered, saved
 
 from fkat_data import ConfigurationError, DataLoader, ReplayMismatchError, StateMismatchError
 from fkat_data.streaming import MDSWriter
@@ -50,9 +50,6 @@ class Draws:
     def __getitem__(self, index):
         return torch.rand(())
 
-
-def listed(rows):
-    return list(rows)
 
 
 def as_drawn(rows):
@@ -99,7 +96,7 @@ SAMPLERS = {
 
 
 def make(num_samples, counts, *, size=3, window_size=4, num_workers=0, ranks=(1, 0), **options):
-    options = {"shuffle": True, "seed": 5, "collate_fn": listed, **options}
+    options = {"shuffle": True, "seed": 5, "collate_fn": list, **options}
     if options["shuffle"] in SAMPLERS:
         options |= {"sampler": SAMPLERS[options["shuffle"]](num_samples), "shuffle": False}
     loader = DataLoader(
@@ -134,7 +131,7 @@ def test_rows_come_in_the_order_of_the_samples_and_batches_are_full_but_for_the_
     if shape["shuffle"]:
         kind = shape["shuffle"]
         chosen = {"sampler": SAMPLERS[kind](len(order))} if kind in SAMPLERS else {"shuffle": True}
-        order = [*chain.from_iterable(DataLoader(order, shape["window_size"], seed=5, collate_fn=listed, **chosen))]
+        order = [*chain.from_iterable(DataLoader(order, shape["window_size"], seed=5, collate_fn=list, **chosen))]
     expected = Rows(counts)(order)
     rows = batches if size is None else [*chain.from_iterable(batches)]
     if drop_last:
@@ -159,19 +156,6 @@ def test_a_state_goes_on_with_the_next_row_at_every_cut(shape, data):
     # Where only windows without a row are left, the next epoch may begin at once.
     assert had + delivered(loader, None) == whole
 
-
-def delivered(loader, count):
-    """Return what a rank delivers of the first epoch, so many microbatches at most; None: all."""
-    found = []
-    while loader.epoch == 0 and (count is None or len(found) < count):
-        batch = next(loader_iterator := iter(loader), None) if not found else next(loader_iterator, None)
-        if batch is None:
-            break
-        if (loader.epoch, loader.step) > (1, 0):  # nothing was left, and the next epoch has begun
-            assert loader.take_back()
-            break
-        found.append(batch)
-    return found
 
 
 counts_of_ranks = st.lists(st.integers(0, 4), min_size=1, max_size=4)
@@ -263,7 +247,7 @@ def with_a_row_of_its_own(samples):
 
 
 def test_rows_that_a_successor_makes_in_another_way_are_an_error(processes):
-    options = {"num_workers": 1, "max_worker_restarts": 9, "prefetch_factor": 1, "collate_fn": listed}
+    options = {"num_workers": 1, "max_worker_restarts": 9, "prefetch_factor": 1, "collate_fn": list}
     with DataLoader(range(400), 2, window_fn=with_a_row_of_its_own, window_size=20, **options) as loader:
         iterator = iter(loader)
         next(iterator)
@@ -274,7 +258,7 @@ def test_rows_that_a_successor_makes_in_another_way_are_an_error(processes):
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_an_error_comes_in_its_place_and_names_the_function_and_the_samples(processes, num_workers):
-    loader = DataLoader(range(60), 4, window_fn=raise_on_30, window_size=8, collate_fn=listed, num_workers=num_workers)
+    loader = DataLoader(range(60), 4, window_fn=raise_on_30, window_size=8, collate_fn=list, num_workers=num_workers)
     with loader, pytest.raises(ValueError, match="no thirty") as caught:
         for number, _ in enumerate(loader):  # noqa: B007 - used behind the loop
             pass
@@ -291,7 +275,7 @@ def test_functions_in_a_list_are_called_one_on_what_the_other_has_returned():
     def odd_left_out(rows):
         return [row for row in rows if row % 2 == 0]
 
-    loader = DataLoader(range(10), 3, window_fn=[odd_left_out, doubled], collate_fn=listed)
+    loader = DataLoader(range(10), 3, window_fn=[odd_left_out, doubled], collate_fn=list)
     assert list(loader) == [[0, 4, 8], [12, 16]]
 
 

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-__all__ = ["begun", "both_modes", "gathered", "recorded", "saved", "wait_until"]
+__all__ = ["begun", "both_modes", "delivered", "gathered", "recorded", "saved", "wait_until"]
 
 both_modes = pytest.mark.parametrize("multiprocessing", [False, True], ids=["in process", "worker process"])
 
@@ -16,6 +16,19 @@ def begun(loader, count):
     for _ in range(count):
         next(iterator)
     return iterator
+
+
+def delivered(loader, count):
+    """Return what a loader of windows delivers of its first epoch, so many microbatches at most; None: all."""
+    if loader.epoch or count == 0:
+        return []
+    found, iterator = [], iter(loader)
+    while len(found) != count and (batch := next(iterator, None)) is not None:
+        if (loader.epoch, loader.step) > (1, 0):  # nothing was left, and the next epoch has begun
+            assert loader.take_back()
+            break
+        found.append(batch)
+    return found
 
 
 def recorded(loader, shown, num_epochs=1):

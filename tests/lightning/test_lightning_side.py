@@ -178,8 +178,7 @@ def test_a_combined_loader_under_iteration_is_pickled(tmp_path):
         StreamingDataLoader(StreamingDataset(local=str(tmp_path)), batch_size=2),
     ]
     combined = CombinedLoader(loaders, "max_size")
-    rest = iter(combined)
-    next(rest)
+    rest = begun(combined, 1)
     copied = pickle.loads(pickle.dumps(combined))
     assert [None not in batches for batches, _, _ in copied] == [True] * 7
     assert [next(rest)[1] for _ in range(6)] == list(range(1, 7))

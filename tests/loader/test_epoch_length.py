@@ -459,8 +459,7 @@ def test_workers_open_the_shards_and_end(processes):
     shards = [str(size) for size in range(1, 20)]
     factory = DataLoaderFactory(functools.partial(InWorker, os.getpid()), RandomSampler, batch_size=4)
     with ShardedDataLoader(7, shards, factory) as loader:
-        iterator = iter(loader)
-        next(iterator)
+        iterator = begun(loader, 1)
         length = len(loader)
         assert 1 + len([None for _ in iterator]) == length == len(loader)
     with (

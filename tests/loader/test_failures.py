@@ -18,7 +18,7 @@ import torch
 from loader_examples import bounded, epoch, make
 from own_workers import worker_pids
 from torch.utils.data import DataLoader
-from walks import both_modes
+from walks import begun, both_modes
 
 from fkat_data import (
     ConfigurationError,
@@ -57,8 +57,7 @@ def test_an_unpicklable_microbatch_is_an_error_of_its_place(remote):
         return iter([torch.tensor(0), {"lock": threading.Lock()}, torch.tensor(2)])
 
     with remote(["a"], factory) as loader:
-        iterator = iter(loader)
-        next(iterator)
+        iterator = begun(loader, 1)
         with pytest.raises(TypeError, match="pickle") as caught:
             next(iterator)
         assert "microbatch 1 of shard 'a'" in told(caught.value)
@@ -199,8 +198,7 @@ def test_a_worker_killed_while_the_caller_waits_is_reported_within_a_second(remo
         time.sleep(60)
 
     with remote(["a", "b", "c"], factory, num_shard_prefetches=2) as loader:
-        iterator = iter(loader)
-        next(iterator)
+        iterator = begun(loader, 1)
         killed_at = []
 
         def kill():

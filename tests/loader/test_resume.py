@@ -75,8 +75,7 @@ def test_the_state_is_the_same_whenever_and_how_often_it_is_taken_and_whatever_i
 def test_a_state_loaded_while_an_iteration_runs_takes_effect_at_the_next(uninterrupted):
     microbatches, states = uninterrupted
     loader = make(shuffled())
-    iterator = iter(loader)
-    next(iterator)
+    iterator = begun(loader, 1)
     loader.load_state_dict(states[3])
     with pytest.raises(RuntimeError, match="loaded a state"):
         next(iterator)
@@ -86,8 +85,7 @@ def test_a_state_loaded_while_an_iteration_runs_takes_effect_at_the_next(uninter
 def test_a_refused_state_changes_nothing(uninterrupted):
     microbatches, states = uninterrupted
     loader = make(shuffled())
-    iterator = iter(loader)
-    next(iterator)
+    iterator = begun(loader, 1)
     foreign = {**states[3], "fingerprint": {**states[3]["fingerprint"], "seed": 8}}
     with pytest.raises(ValueError, match=r"fingerprint\.seed"):
         loader.load_state_dict(foreign)

@@ -15,7 +15,7 @@ import pytest
 import torch
 from loader_examples import bounded, epoch, make, mixed, plain
 from torch.utils.data import DataLoader
-from walks import both_modes, wait_until
+from walks import begun, both_modes, wait_until
 
 from fkat_data import (
     ConfigurationError,
@@ -138,8 +138,7 @@ def test_a_loop_that_is_left_is_followed_by_a_whole_epoch(multiprocessing, num_s
 def test_a_newer_iterator_replaces_the_older(multiprocessing):
     whole = [epoch(loader) for loader in [make()] for _ in range(2)]
     with make(multiprocessing=multiprocessing) as loader:
-        older = iter(loader)
-        next(older)
+        older = begun(loader, 1)
         newer = iter(loader)
         for _ in range(2):
             with pytest.raises(StaleIteratorError):

@@ -109,8 +109,7 @@ def test_a_shard_that_kills_its_worker_is_skipped_where_that_is_asked_for(remote
 
 def test_no_more_workers_are_replaced_than_was_allowed_in_an_epoch(remote):
     with remote(["list-a-9"], max_worker_restarts=2, num_microbatch_prefetches=0) as loader:
-        iterator = iter(loader)
-        next(iterator)
+        iterator = begun(loader, 1)
         for _ in range(2):
             kill(0)
             next(iterator)
@@ -134,9 +133,7 @@ class Unrepeatable:
 def test_a_restart_that_is_not_provably_equal_is_an_error(remote):
     options = {**RESTARTS, "num_microbatch_prefetches": 1, "on_shard_error": "skip"}
     with remote(["a"], lambda shard: DataLoader(Unrepeatable()), **options) as loader:
-        iterator = iter(loader)
-        next(iterator)
-        next(iterator)
+        iterator = begun(loader, 2)
         kill(0)
         with pytest.raises(ReplayMismatchError, match="differs from the one delivered before"):
             list(iterator)
@@ -273,8 +270,7 @@ def test_a_stopped_worker_is_told_of_as_such_and_replaced_at_the_timeout(remote,
 
 def test_a_slow_caller_is_no_stall(remote, caplog):
     with remote(MIXED, mixed, stall_warning_s=0.3, stall_timeout_s=5.0) as loader:
-        iterator = iter(loader)
-        next(iterator)
+        iterator = begun(loader, 1)
         time.sleep(0.5)
         caplog.clear()
         for _ in range(3):

@@ -14,7 +14,7 @@ import pytest
 import torch
 from interpreters import environment_of
 from own_workers import own_template_pids, worker_pids
-from walks import wait_until
+from walks import begun, wait_until
 
 from fkat_data import ShardedDataLoader, WorkerDiedError
 from fkat_data.worker import template_process
@@ -119,8 +119,7 @@ def test_workers_outlive_their_template_and_are_replaced_by_those_of_another():
 
 def test_the_death_of_an_orphan_is_noticed():
     with ShardedDataLoader(0, ["a"], load, num_microbatch_prefetches=1) as loader:
-        iterator = iter(loader)
-        next(iterator)
+        iterator = begun(loader, 1)
         (pid,) = worker_pids()
         os.kill(own_template_pid(), signal.SIGKILL)
         time.sleep(0.05)
@@ -247,8 +246,7 @@ def test_environments_in_turn_use_two_templates_and_a_third_one_ends_the_first_w
 def test_loaders_one_after_another_leak_nothing_though_workers_are_killed(nothing_left_behind):
     def round_of(number):
         with ShardedDataLoader(0, ["a"], load, num_microbatch_prefetches=1) as loader:
-            iterator = iter(loader)
-            next(iterator)
+            iterator = begun(loader, 1)
             if number % 3 == 0:
                 os.kill(worker_pids()[0], signal.SIGKILL)
                 with pytest.raises(WorkerDiedError):
