@@ -17,8 +17,13 @@ import pytest
 import urllib3.util.connection  # noqa: F401 - its import tries an address, which no test of the fast lane may do
 from hypothesis import settings
 
-# Modules here can be imported by spawned workers, which search the trainer's sys.path.
-sys.path[:0] = [str(Path(__file__).parent / folder) for folder in ("loader", "lanes", "drop_in")]
+# Modules here can be imported by tests of any folder, and by spawned workers, which search the trainer's sys.path.
+_FOLDERS = (
+    *("loader", "lanes", "drop_in", "datasets", "device", "documents", "extensions", "faults", "files", "huggingface"),
+    *("lightning", "saved_states", "streaming", "testing", "tools", "torchtitan", "../scripts"),
+    *(f"streaming/{name}" for name in ("cache", "order", "store", "writing")),
+)
+sys.path[:0] = [str(Path(__file__).parent / folder) for folder in _FOLDERS]
 # Every program that a test starts finds the sitecustomize of tests/lanes.
 os.environ["PYTHONPATH"] = os.pathsep.join([sys.path[1], *filter(None, [os.environ.get("PYTHONPATH")])])
 # Tests run beside each other: a thread of OpenMP that waits by counting takes the core that the next one needs.
@@ -36,6 +41,8 @@ for _number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
 
 _SETTLE_S = 5.0
+#: Folders each of whose tests may start processes; none may leave one.
+_STARTING = {"device", "faults", "loader", "observe", "testing", "tools", "worker"}
 _OF_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NODE_RANK")
 _NOBODY = 65534
 
@@ -153,6 +160,12 @@ def nothing_left_behind(request):
     if starts(request.node):
         _end_own_templates()
     _wait_until_none(lambda: leavings.descriptors() - before)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_behind_in_some_folders(request):
+    if request.node.path.parent.name in _STARTING:
+        request.getfixturevalue("nothing_left_behind")
 
 
 def _end_own_templates():

@@ -1,11 +1,5 @@
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent / "streaming" / "order"))
-
 from order_vectors import VECTORS
 
 from fkat_data.arguments import count_of, size_bytes_of

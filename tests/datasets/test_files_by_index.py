@@ -4,8 +4,6 @@ import copy
 import gzip
 import os
 import pickle
-import subprocess
-import sys
 import time
 
 import fsspec
@@ -15,6 +13,7 @@ import pytest
 import zstandard
 from archive_examples import archive
 from fsspec.implementations.memory import MemoryFileSystem
+from interpreters import run_python
 from written_files import FORMATS, NUM_SAMPLES, write_lines
 
 from fkat_data import ShardedDataLoader
@@ -105,8 +104,7 @@ try:
 except Exception as error:
     print(type(error).__name__, error)
 """
-    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
-    assert done.stdout.startswith(
+    assert run_python("-c", program).stdout.startswith(
         f"ConfigurationError {package} = <not installed>: expected pip install 'fkat_data[{extra}]'"
     )
 

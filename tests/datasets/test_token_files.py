@@ -295,7 +295,6 @@ class ReversedWindows(TokenWindows):
         return [window.flip(0) for window in super().__getitems__(indices)]
 
 
-
 @pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
 @pytest.mark.parametrize("kind", [TokenWindows, ReversedWindows])

@@ -1,11 +1,7 @@
 import os
-import sys
-from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 # A device that torch is taught stays for the rest of the process, and all of torch would try to use it.
 collect_ignore = [] if "FKAT_DATA_SIMULATED" in os.environ else ["test_engine.py"]
@@ -24,8 +20,3 @@ def _device_is_awake():
     event = torch.cuda.Event(enable_timing=True)
     event.record()
     torch.cuda.synchronize()
-
-
-@pytest.fixture(autouse=True)
-def _nothing_left_behind(_device_is_awake, nothing_left_behind):
-    """Every test here may start processes; none may leave one."""

@@ -59,7 +59,6 @@ def take_without_the_others(loader, rank):
         dist.barrier()
 
 
-
 def main():
     folder, num_steps, num_workers = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     num_ranks, rank = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])

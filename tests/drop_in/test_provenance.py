@@ -1,22 +1,16 @@
 """A microbatch says which samples it was made of."""
 
 import json
-import sys
 from itertools import islice
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from streaming_examples import write
 
 from fkat_data import ConfigurationError, DataLoader
 from fkat_data.datasets import JsonDataset
 from fkat_data.streaming import StreamingDataLoader, StreamingDataset, World
-
-sys.path.append(str(Path(__file__).parents[1] / "streaming"))
-
-from streaming_examples import write
-
 
 
 def repeated(samples):

@@ -44,7 +44,6 @@ def test_a_shuffled_epoch_has_each_sample_once(counts, drop_last, epoch):
     assert len(indices) == count or (drop_last and count - len(indices) < batch_size)
 
 
-
 def test_a_billion_samples_are_shuffled_in_no_time_and_no_memory():
     tracemalloc.start()
     began_s = time.process_time()

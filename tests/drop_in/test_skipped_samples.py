@@ -3,15 +3,14 @@
 import json
 import os
 import signal
-import sys
 from itertools import chain, islice
-from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from own_workers import worker_pids
+from streaming_examples import write
 from torch.utils.data import DistributedSampler
 from walks import saved
 
@@ -25,10 +24,6 @@ from fkat_data import (
 )
 from fkat_data.datasets import JsonDataset
 from fkat_data.streaming import StreamingDataLoader, StreamingDataset, World
-
-sys.path.append(str(Path(__file__).parents[1] / "streaming"))
-
-from streaming_examples import write
 
 
 class Broken:
@@ -50,7 +45,6 @@ class Broken:
 class BrokenTogether(Broken):
     def __getitems__(self, indices):
         return [self[index] for index in indices]
-
 
 
 def make(dataset, size=3, *, ranks=(1, 0), **options):

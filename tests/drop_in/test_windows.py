@@ -22,7 +22,6 @@ from walks import delivered, saved
 from fkat_data import ConfigurationError, DataLoader, ReplayMismatchError, StateMismatchError
 from fkat_data.streaming import MDSWriter
 
-sys.path.append(str(Path(__file__).parents[1] / "faults"))
 RANKS = Path(__file__).with_name("ranks_of_windows.py")
 
 
@@ -49,7 +48,6 @@ class Draws:
 
     def __getitem__(self, index):
         return torch.rand(())
-
 
 
 def as_drawn(rows):
@@ -155,7 +153,6 @@ def test_a_state_goes_on_with_the_next_row_at_every_cut(shape, data):
         assert (loader.epoch, loader.step) == (state["place"][0]["epoch"], state["place"][0]["step"])
     # Where only windows without a row are left, the next epoch may begin at once.
     assert had + delivered(loader, None) == whole
-
 
 
 counts_of_ranks = st.lists(st.integers(0, 4), min_size=1, max_size=4)

@@ -1,10 +1,4 @@
-import sys
-from pathlib import Path
-
 import pytest
-
-# extension_examples can be imported by spawned workers, which search the trainer's sys.path.
-sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(autouse=True)

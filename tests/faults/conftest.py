@@ -1,19 +1,9 @@
 """Fault tests run over whole programs and over many modules at once, so this folder mirrors no single module."""
 
 import json
-import sys
-from pathlib import Path
 
 import pytest
 from prepared import PreparedInterpreter
-
-# Modules here can be imported by spawned workers, which search the trainer's sys.path.
-sys.path.insert(0, str(Path(__file__).parent))
-
-
-@pytest.fixture(autouse=True)
-def _nothing_left_behind(nothing_left_behind):
-    """Every test here may start processes; none may leave one."""
 
 
 @pytest.fixture

@@ -317,7 +317,6 @@ ERRORS = {error.__name__: error for error in (KeyboardInterrupt, Preempted, Syst
 def main(way, factory, error, share, offset="0"):
     """Sweep in this process; print how often was raised, and which processes are left."""
     if way == "simulated device":
-        sys.path.append(str(Path(__file__).parents[1] / "device"))
         simulated_device = importlib.import_module("simulated_device")
         if not simulated_device.can_install():
             print(json.dumps(None))

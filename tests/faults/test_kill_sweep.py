@@ -16,15 +16,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from fault_campaign.processes import MARK, wait_until_gone
 from loader_examples import MapDataset, make, plain, sample
 from passed_lines import DEATHS, Watched, has_happened, passes, place_of
 from torch.utils.data import DataLoader
 
 from fkat_data import WorkerDiedError
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
-
-from fault_campaign.processes import MARK, wait_until_gone
 
 pytestmark = pytest.mark.usefixtures("processes", "nothing_left_behind")
 

@@ -1,15 +1,11 @@
-"""Lets the tests of this folder import its examples."""
+"""A stream, and frameworks that say little."""
 
 import logging
-import sys
-from pathlib import Path
 
 import pytest
 import urllib3  # noqa: F401 - Lightning imports it, and it binds a socket then, which the fast lane does not permit
 
 from fkat_data.streaming import MDSWriter, StreamingDataLoader, StreamingDataset
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(scope="session")

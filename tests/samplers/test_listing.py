@@ -1,5 +1,4 @@
 import re
-import sys
 import zipfile
 from pathlib import Path
 
@@ -57,7 +56,6 @@ def test_the_files_under_a_path_or_a_uri_come_in_order_and_open_as_they_were_nam
 
 @pytest.fixture(scope="module")
 def bucket(shared_processes):
-    sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
     import servers
 
     with servers.moto() as server:

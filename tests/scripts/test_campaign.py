@@ -2,18 +2,12 @@
 
 import json
 import signal
-import sys
-from pathlib import Path
 
 import pytest
+from fault_campaign.conductor import complaint_about_end, files_left
+from fault_campaign.ledger import Audit, Ledger, audit, entries
+from fault_campaign.outcome import Hit
 from interpreters import run_python
-
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
-sys.path.insert(0, str(SCRIPTS))
-
-from fault_campaign.conductor import complaint_about_end, files_left  # noqa: E402
-from fault_campaign.ledger import Audit, Ledger, audit, entries  # noqa: E402
-from fault_campaign.outcome import Hit  # noqa: E402
 
 DUE = ["a", "b", "c", "d"]
 
@@ -75,7 +69,7 @@ def test_a_trainers_end_is_held_against_what_it_was_hit_by(code, hits, events, c
 def test_two_kills_lose_nothing_and_leave_nothing(processes, tmp_path):
     # In its first case a worker is killed, then the trainer.
     arguments = ["--jobs", "1", "--kills", "2", "--seed", "8047", "--json", str(tmp_path / "report")]
-    run_python("-m", "fault_campaign", *arguments, folders=[SCRIPTS], timeout=None)
+    run_python("-m", "fault_campaign", *arguments, timeout=None)
     figures = json.loads((tmp_path / "report").read_text())
     assert figures["kills"] >= 2
     assert not figures["failures"]

@@ -1,17 +1,6 @@
-from pathlib import Path
-
+import prepare_data
 import pyarrow.parquet as pq
 import pytest
-
-SCRIPTS = Path(__file__).parents[2] / "scripts"
-
-
-@pytest.fixture
-def prepare_data(monkeypatch):
-    monkeypatch.syspath_prepend(SCRIPTS)
-    import prepare_data
-
-    return prepare_data
 
 
 @pytest.fixture
@@ -43,7 +32,7 @@ def contents(folder):
     return {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in folder.iterdir()}
 
 
-def test_the_rows_of_all_shards_are_the_text_dealt_out_in_turn(prepare_data, source, tmp_path):
+def test_the_rows_of_all_shards_are_the_text_dealt_out_in_turn(source, tmp_path):
     prepare_data.prepare(tmp_path / "data", source, sequence_length=9, num_shards=3, row_group_rows=4)
     shards = [rows_of(tmp_path / "data", shard) for shard in range(3)]
     dealt = [row for turn in zip(*shards, strict=True) for row in turn]
@@ -51,7 +40,7 @@ def test_the_rows_of_all_shards_are_the_text_dealt_out_in_turn(prepare_data, sou
     assert dealt == [TEXT[start : start + 10] for start in range(0, 10 * num_rows, 10)]
 
 
-def test_a_second_preparation_leaves_everything_as_it_is(prepare_data, source, tmp_path):
+def test_a_second_preparation_leaves_everything_as_it_is(source, tmp_path):
     first = prepare_data.prepare(tmp_path / "data", source, sequence_length=9, num_shards=2)
     before = contents(tmp_path / "data")
     assert prepare_data.prepare(tmp_path / "data", source, sequence_length=9, num_shards=2) == first
@@ -61,7 +50,7 @@ def test_a_second_preparation_leaves_everything_as_it_is(prepare_data, source, t
 @pytest.mark.parametrize(
     "change", ["settings", "source", "a shard is gone", "a shard is cut off", "the manifest is odd"]
 )
-def test_the_shards_are_made_anew_where_something_has_changed(prepare_data, source, tmp_path, change):
+def test_the_shards_are_made_anew_where_something_has_changed(source, tmp_path, change):
     data = tmp_path / "data"
     prepare_data.prepare(data, source, sequence_length=9, num_shards=3)
     sequence_length, num_shards = 9, 3
@@ -92,7 +81,7 @@ def test_the_shards_are_made_anew_where_something_has_changed(prepare_data, sour
         ({"source": "nowhere"}, "no .*py files under"),
     ],
 )
-def test_what_cannot_work_is_said_in_one_line(prepare_data, source, tmp_path, settings, message):
+def test_what_cannot_work_is_said_in_one_line(source, tmp_path, settings, message):
     source = tmp_path / settings.pop("source", "source")
     with pytest.raises(SystemExit, match=message):
         prepare_data.prepare(tmp_path / "data", source, **settings)

@@ -1,20 +1,15 @@
 """The judge of the benchmark of robustness is right, and cells of ours and of torch run for real."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from interpreters import run_python
+from robustness.contestants import CONTESTANTS
+from robustness.faults import FAULTS
+from robustness.verdict import Life, judge, text_of
 
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
-sys.path.insert(0, str(SCRIPTS))
-
-from robustness.contestants import CONTESTANTS  # noqa: E402
-from robustness.faults import FAULTS  # noqa: E402
-from robustness.verdict import Life, judge, text_of  # noqa: E402
-
+ROOT = Path(__file__).parents[2]
 DUE = [0, 1, 2, 3, 4, 5]
 SAYS = "disk"
 
@@ -107,22 +102,14 @@ def test_a_resumed_loop_delivers_the_rest_of_its_epoch():
 
 
 def test_the_documented_table_has_every_fault_and_every_contestant():
-    text = (SCRIPTS.parent / "docs" / "reliability.md").read_text().partition("## What other loaders do")[2]
+    text = (ROOT / "docs" / "reliability.md").read_text().partition("## What other loaders do")[2]
     assert [fault.title for fault in FAULTS.values() if f"| {fault.title} |" not in text] == []
     assert [name for name in CONTESTANTS if f"| {name} " not in text] == []
 
 
 def test_cells_of_ours_and_of_torch_run_alone(processes, tmp_path):
-    path = [str(SCRIPTS), *(entry for entry in sys.path if entry)]
-    written = ["--json", str(tmp_path / "lives")]
-    done = subprocess.run(
-        [sys.executable, "-m", "robustness", "--contestants", "ours", "torch", "--faults", "worker-killed", *written],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    arguments = ["--contestants", "ours", "torch", "--faults", "worker-killed", "--json", tmp_path / "lives"]
+    done = run_python("-m", "robustness", *arguments)
     row = done.stdout.splitlines()[-1]
     assert row.startswith(f"| {FAULTS['worker-killed'].title} | clear error"), done.stdout
     lives = json.loads((tmp_path / "lives").read_text())

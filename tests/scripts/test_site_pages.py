@@ -3,19 +3,15 @@
 import importlib
 import importlib.util
 import re
-import sys
 from pathlib import Path
 
 import pytest
+import site_pages
 import yaml
 
 import fkat_data
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
-
-import site_pages  # noqa: E402 - scripts/ is no package
-
 SOURCE = site_pages._SOURCE
 
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from demo_gpt.checkpoints import Checkpoints
 from prepared import PreparedInterpreter
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -257,14 +258,7 @@ def test_what_cannot_work_is_said_in_one_line(processes, python, arguments, mess
     assert "Traceback" not in output
 
 
-@pytest.fixture
-def scripts(monkeypatch):
-    monkeypatch.syspath_prepend(SCRIPTS)
-
-
-def test_only_the_latest_checkpoints_stay_and_half_written_ones_are_no_checkpoints(scripts, tmp_path):
-    from demo_gpt.checkpoints import Checkpoints
-
+def test_only_the_latest_checkpoints_stay_and_half_written_ones_are_no_checkpoints(tmp_path):
     checkpoints = Checkpoints(tmp_path / "folder", keep=2)
     assert checkpoints.latest() is None
     for step in (999_999, 1_000_000, 1_000_001):  # in the order of their numbers, not of their names

@@ -1,17 +1,11 @@
-"""Modules here can be imported by spawned workers, which search the trainer's sys.path."""
+"""Programs, servers and small datasets that tests of streaming share."""
 
 import os
 import random
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-
-sys.path[:0] = [
-    str(Path(__file__).parent / folder) for folder in (".", "order", "store", "cache", "writing", "../files")
-]
-sys.path.append(str(Path(__file__).parents[1] / "faults"))
 
 
 @pytest.fixture

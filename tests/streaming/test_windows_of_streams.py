@@ -32,7 +32,6 @@ class Rows:
         return [(number, row) for number in numbers for row in range(self.counts[number % len(self.counts)])]
 
 
-
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     return write(tmp_path_factory.mktemp("stream"), NUM_SAMPLES, columns=("number",), per_shard=7)
@@ -101,7 +100,6 @@ def test_a_state_goes_on_with_the_next_row_at_every_cut_whatever_seed_the_datase
 
 
 WORLDS = st.sampled_from([(1, 1), (1, 2), (2, 1), (2, 2), (3, 1)])
-
 
 
 @settings(max_examples=60)

@@ -1,15 +1,4 @@
-import sys
-from pathlib import Path
-
 import pytest
-
-# Modules here can be imported by spawned workers, which search the trainer's sys.path.
-sys.path[:0] = [str(Path(__file__).parent / folder) for folder in (".", "../faults", "../files")]
-
-
-@pytest.fixture(autouse=True)
-def _nothing_left_behind(nothing_left_behind):
-    """Every test here may start processes; none may leave one."""
 
 
 @pytest.fixture

@@ -2,11 +2,11 @@
 
 import io
 import os
-import subprocess
 import sys
 from importlib import metadata
 
 import pytest
+from interpreters import run_python
 from typer.testing import CliRunner
 
 import fkat_data
@@ -21,11 +21,9 @@ def test_the_version_comes_from_one_place():
 
 
 def test_the_program_runs_as_a_module(processes):
-    done = subprocess.run(
-        [sys.executable, "-m", "fkat_data", "--help"], capture_output=True, text=True, timeout=60, check=True
-    )
-    assert "verify-resume" in done.stdout
-    assert "doctor" in done.stdout
+    printed = run_python("-m", "fkat_data", "--help").stdout
+    assert "verify-resume" in printed
+    assert "doctor" in printed
 
 
 def test_without_its_extra_the_program_says_what_to_install(run_script):
