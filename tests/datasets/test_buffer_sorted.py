@@ -64,16 +64,6 @@ def test_any_order_of_visits_any_copy_and_any_worker_sees_the_same(keys, buffer_
     assert dataset.__getitems__(chosen) == [in_order[index] for index in chosen]
 
 
-def test_epochs_and_seeds_have_orders_of_their_own_and_each_can_be_had_again():
-    dataset = BufferSortedDataset(Keyed(range(64)), 64, 4, 1)
-    orders = []
-    for epoch in (0, 1, 2, 1, 0):
-        dataset.set_epoch(epoch)
-        orders.append(list(dataset))
-    assert orders[0] == orders[4] != orders[1] == orders[3] != orders[2]
-    assert list(BufferSortedDataset(Keyed(range(64)), 64, 4, 2)) not in orders
-
-
 @given(keys=KEYS, **SIZES)
 def test_a_sort_key_is_asked_once_an_epoch(keys, buffer_size, pack_size):
     base = Keyed(keys)
@@ -96,13 +86,3 @@ def test_keys_that_do_not_compare_are_named_with_their_place(keys):
     assert sorted(dataset[index] for index in (0, 1)) == [0, 1]
     with pytest.raises(ConfigurationError, match=r"base_dataset.*those of items 2 to 3 cannot"):
         dataset[2]
-
-
-@given(epoch=st.integers(0, 5), seed=SEEDS)
-def test_a_state_brings_epoch_and_seed_and_is_plain(epoch, seed):
-    dataset = BufferSortedDataset(Keyed(range(20)), 6, 2, seed)
-    dataset.set_epoch(epoch)
-    other = BufferSortedDataset(Keyed(range(20)), 6, 2, seed)
-    other.load_state_dict(json.loads(json.dumps(dataset.state_dict())))
-    assert list(other) == list(dataset)
-    assert other.state_dict() == dataset.state_dict()

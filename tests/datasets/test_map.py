@@ -66,8 +66,7 @@ def test_a_name_and_indices_or_pairs_of_both_give_a_microbatch():
 
 def test_over_makes_the_named_datasets_of_a_shard():
     generate = pickle.loads(pickle.dumps(DictDataset.over({"a": list, "b": sorted}, key="of")))
-    dataset = generate([{"row": 1}])
-    assert dataset["b", 0] == {"row": 1, "of": "b"}
+    assert generate([{"row": 1}])["b", 0] == {"row": 1, "of": "b"}
 
 
 def test_a_missing_dataset_is_named_beside_those_that_exist():

@@ -20,8 +20,7 @@ BUSY = {"delivered": 10, "produced": 10, "elapsed_s": 10.0, "waited_s": 9.0, "nu
     ],
 )
 def test_the_verdict_names_arguments_of_the_dataloader(numbers, advice):
-    kind = type(DataLoader(range(9)).statistics())
-    statistics = kind(**BUSY, **numbers)
+    statistics = type(DataLoader(range(9)).statistics())(**BUSY, **numbers)
     assert advice in statistics.verdict.advice
     assert statistics.verdict.text.endswith(statistics.verdict.advice)
     for other in ("shard", "num_microbatch_prefetches", "multiprocessing"):

@@ -61,7 +61,3 @@ def test_each_sample_of_an_epoch_comes_once_whatever_the_ranks(printed, names):
 
 def test_a_later_launch_goes_on_after_the_last_step(printed):
     assert {int(step) for step in re.findall(r"step (\d+)", printed["4"])} == {5, 6}
-
-
-def test_the_example_is_short():
-    assert len(PROGRAM.read_text().splitlines()) <= 80

@@ -44,8 +44,7 @@ def test_the_notebook_runs_cell_by_cell(processes, tmp_path, run_script):
     cells = json.loads((EXAMPLES / "notebook" / "first_loader.ipynb").read_text())["cells"]
     code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     assert len(code) == 5
-    done = run_script("\n".join(code))
-    assert "the trainer waited" in done.stdout
+    assert "the trainer waited" in run_script("\n".join(code)).stdout
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*/*.py")), ids=lambda path: path.parent.name)

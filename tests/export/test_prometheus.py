@@ -151,7 +151,6 @@ def test_two_files_of_one_path_are_refused_until_the_first_is_closed_or_gone(tmp
     ("changed", "argument"),
     [
         ({"path": "run.txt"}, "path"),
-        ({"path": "nowhere/run.prom"}, "path"),
         ({"loaders": {"a": 1}}, "loaders"),
         ({"labels": {"rank": "1"}}, "labels"),
         ({"labels": {"a-b": "1"}}, "labels"),

@@ -120,8 +120,7 @@ def test_the_step_and_the_length_go_on_from_the_largest_of_the_ranks_before():
         loader.load_state_dict(stopped())
         assert (loader.epoch, loader.step) == (0, 5)
         length = len(loader)
-        steps = [loader.step for _ in loader]
-        assert steps == [*range(6, length), 0]
+        assert [loader.step for _ in loader] == [*range(6, length), 0]
         loader.load_state_dict(stopped())
         assert len(loader) == length
         next(iter(loader))

@@ -170,8 +170,7 @@ def test_a_worker_that_dies_is_reported_within_a_second_after_what_it_had_made(r
     with remote(["good", "bad"], dying(lambda: (noted.write_text(str(os.getpid())), how()))) as loader:
         iterator = iter(loader)
         # The last before the death may be held back, as nobody knows yet whether it is the shard's last.
-        got = [int(next(iterator)) for _ in range(5)]
-        assert got == [0, 1, 2, 3, 0]
+        assert [int(next(iterator)) for _ in range(5)] == [0, 1, 2, 3, 0]
         assert int(next(iterator)) == 1
         began = time.monotonic()
         with pytest.raises(WorkerDiedError, match=text) as caught:

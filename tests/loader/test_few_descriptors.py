@@ -29,8 +29,7 @@ def test_after_too_many_open_files_the_epoch_goes_on_where_it_was(start_method, 
                 os.close(lowest_free)
                 resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, limits[1]))
             try:
-                microbatch = next(iterator)
-                got.append(int(microbatch[0]))
+                got.append(int(next(iterator)[0]))
             except Exception as error:  # noqa: BLE001 - which one is looked at below
                 errors.append(str(error))
             finally:

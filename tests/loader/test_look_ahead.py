@@ -83,13 +83,6 @@ def test_a_window_that_cannot_help_does_not_grow(jitter):
     assert run.waited <= simulated(times(jitter, COUNT), times([0.1], COUNT)).waited + 5.0
 
 
-def test_pauses_of_a_loop_whose_worker_is_the_limit_leave_no_window_behind():
-    using = times([0.1] * 1999 + [300.0], COUNT)
-    run = simulated(times([1.0], COUNT), using, LookAhead())
-    assert max(run.windows) <= 16
-    assert run.windows[-2] == 4
-
-
 def test_a_window_shrinks_again_when_what_it_was_for_is_over():
     making = times([1.0] * 19 + [40.0], 4000) + times([1.0], 40_000)
     run = simulated(making, times([3.1], 44_000), LookAhead())

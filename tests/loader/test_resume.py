@@ -44,8 +44,7 @@ def test_a_run_in_process_resumes_exactly_from_every_position(uninterrupted, num
 def test_every_state_of_an_epochs_end_is_the_next_epochs_start():
     # No empty shard at the end: the plan sees at the last microbatch that nothing follows.
     for shards in (["map-a-3"], ["stream-a-3"], ["list-a-2", "generator-b-2"], ["map-z-0", "skip-a-1"]):
-        loader = make(shards)
-        last = recorded(loader, plain)[1][-1]
+        last = recorded(make(shards), plain)[1][-1]
         assert last["epoch"] == 1
         assert last["all_rank_indices"] == (torch.tensor(-1),)
         assert last["all_rank_microbatches"] == last["all_rank_steps"] == [0]

@@ -335,8 +335,7 @@ def test_microbatches_of_every_size_and_kind_come_through_a_process(remote):
     for zero_copy in (True, False):
         with remote(["a"], factory, zero_copy=zero_copy) as loader:
             for _ in range(2):
-                got = list(loader)
-                assert [*map(digest, got)] == [*map(digest, expected)]
+                assert [*map(digest, list(loader))] == [*map(digest, expected)]
             if not zero_copy:
                 assert loader.statistics().held_bytes == 0
 

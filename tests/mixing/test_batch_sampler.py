@@ -167,11 +167,9 @@ def test_a_wrong_argument_is_named(argument, given):
         DictBatchSampler(**{"samplers": {"a": batches(2)}, "strategy": RoundRobin(["a"]), **given})
 
 
-def test_a_wrong_dataset_or_batch_size_is_named():
+def test_a_dataset_of_another_kind_is_named():
     with pytest.raises(ConfigurationError, match="a DictDataset"):
         DictBatchSampler.of_dataset([1], RoundRobin(["a"]), 2)
-    with pytest.raises(ConfigurationError, match="batch_size"):
-        DictBatchSampler.of_dataset(DictDataset({"a": rows("a", 2)}), RoundRobin(["a"]), 0)
 
 
 def test_a_state_of_something_else_is_refused_by_field():

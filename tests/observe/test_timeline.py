@@ -103,13 +103,6 @@ def test_what_workers_do_is_drawn_up_to_the_end(remote, shard, factory, tmp_path
     assert max(ends) >= closed_us
 
 
-def test_without_a_trace_nothing_is_drawn(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    loader = make(["list-a-3"])
-    epoch(loader)
-    assert list(tmp_path.iterdir()) == []
-
-
 SCRIPT = """
 import os, signal, sys, time, torch
 from fkat_data import ShardedDataLoader

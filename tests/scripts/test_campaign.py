@@ -51,12 +51,8 @@ def hit(pid, name, role="worker"):
         (0, [], [], ""),
         (-9, [hit(1, "KILL", "trainer")], [], ""),
         (-9, [hit(1, "TERM", "trainer")], [], "ended with -9"),
-        (1, [hit(1, "INT", "trainer")], [], ""),
-        (1, [], [], "ended with 1"),
         (3, [hit(2, "KILL")], [{"what": "died", "pid": 2, "exit_code": -signal.SIGKILL}], ""),
-        (3, [hit(2, "TERM")], [{"what": "died", "pid": 2, "exit_code": -signal.SIGTERM}], "a worker ended with -15"),
         (0, [hit(2, "KILL")], [{"what": "replaced", "pid": 3, "exit_code": -signal.SIGKILL}], "a worker ended with -9"),
-        (3, [hit(2, "KILL")], [{"what": "failed", "error": "ValueError"}], "nothing explains: ValueError"),
         (0, [], [{"what": "logged", "message": "odd"}], "nothing explains: odd"),
     ],
 )

@@ -76,7 +76,6 @@ def test_the_shards_are_made_anew_where_something_has_changed(source, tmp_path, 
     ("settings", "message"),
     [
         ({"sequence_length": 0}, "sequence_length = 0: expected at least 1"),
-        ({"num_shards": 0}, "num_shards = 0: expected at least 1"),
         ({"sequence_length": 200, "num_shards": 50}, "too few for 50 shards"),
         ({"source": "nowhere"}, "no .*py files under"),
     ],

@@ -78,29 +78,6 @@ def test_a_killed_trainer_leaves_nothing_and_starts_again(killed, again, verdict
     assert text_of(judge("trainer-killed", "", DUE, [killed, ended(again)])) == verdict
 
 
-def test_the_loops_after_a_break_are_whole():
-    epoch = at(0, "epoch")
-    broken = [epoch, WHOLE[0], at(1, "struck"), epoch, at(2, "struck")]
-    whole = [epoch, *WHOLE[:3]]
-    assert text_of(judge("broken-off", "", DUE, [ended([*broken, *whole, epoch, *WHOLE])])) == "exact, 1.0 s"
-    half = [epoch, *WHOLE[1:3]]
-    assert judge("broken-off", "", DUE, [ended([*broken, *half, epoch, *WHOLE])]).num_lost == 2
-    assert judge("broken-off", "", DUE, [ended([*broken, *whole, epoch, *WHOLE[1:]])]).num_lost == 2
-    assert judge("broken-off", "", DUE, [ended(broken, code=None)]).kind == "hangs"
-    assert judge("broken-off", "", DUE, [ended([*broken, at(3, "raised", text="X")], code=1)]).kind == "unclear error"
-
-
-def test_a_resumed_loop_delivers_the_rest_of_its_epoch():
-    saved = [at(0, "epoch"), WHOLE[0], at(1, "saved", name="state-1"), *WHOLE[1:3], at(4, "epoch"), *WHOLE[:2]]
-    saved += [at(5, "saved", name="state-2"), *WHOLE[2:]]
-    first, began = ended(saved), at(0, "began")
-    one, two = [began, *WHOLE[1:]], [began, at(1.5, "epoch"), *WHOLE[2:]]
-    assert text_of(judge("resumed", "", DUE, [first, ended(one), ended(two)])) == "exact, 3.0 s"
-    verdict = judge("resumed", "", DUE, [first, ended([began, *WHOLE]), ended([began, WHOLE[1], *WHOLE[2:]])])
-    assert (verdict.kind, verdict.num_lost, verdict.num_repeated) == ("repeated", 0, 4)
-    assert judge("resumed", "", DUE, [ended(saved[:3], code=None)]).kind == "hangs"
-
-
 def test_the_documented_table_has_every_fault_and_every_contestant():
     text = (ROOT / "docs" / "reliability.md").read_text().partition("## What other loaders do")[2]
     assert [fault.title for fault in FAULTS.values() if f"| {fault.title} |" not in text] == []

@@ -192,11 +192,6 @@ def two_ranks(shared_processes, python):
     return train_on_two_ranks(python, "loader=debug", output_dir="two_ranks")
 
 
-def test_two_ranks_train(folder, two_ranks):
-    assert "done: steps 1 to 30" in two_ranks
-    assert len(losses(folder, "two_ranks")) == STEPS
-
-
 def test_two_ranks_lose_nothing_either_when_one_of_them_is_killed(processes, folder, python, two_ranks):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     command += program(output_dir="one_killed", place="in a step of rank 0")
@@ -246,10 +241,6 @@ def test_a_stopped_run_says_how_to_go_on(processes, folder, python, number):
     [
         (["data.uri=nowhere"], "no complete data in nowhere: run `python scripts/prepare_data.py` first"),
         (["checkpoint.every_steps=0"], "checkpoint.every_steps = 0: expected an integer of at least 1"),
-        (
-            ["+loader.num_shard_prefetch=1"],
-            "num_shard_prefetch = 1: expected an argument of fkat_data.ShardedDataLoader",
-        ),
     ],
 )
 def test_what_cannot_work_is_said_in_one_line(processes, python, arguments, message):

@@ -356,8 +356,7 @@ def test_of_batches_that_are_read_together_those_before_a_faulty_one_come_first(
         for batch in loader:
             whole.append(batch["number"].tolist())
             states.append(loader.state_dict()["place"][0]["stream"])
-    shards = sorted((tmp_path / "numbers").glob("shard.*"))
-    damaged = shards[-1]
+    damaged = max((tmp_path / "numbers").glob("shard.*"))
     damaged.write_bytes(damaged.read_bytes()[:-40])
     with py1e(path, dataset_options={"shuffle": False}, num_workers=num_workers) as loader:
         for first in (0, 2):

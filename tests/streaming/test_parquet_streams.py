@@ -145,8 +145,7 @@ def test_a_bucket_is_read_through_a_cache_of_row_groups(bucket, both, tmp_path):
     with pytest.raises(ShardNotFoundError, match="no file matches"):
         bucket.stream(tmp_path / "none", "/z*.parquet")
     # Two choices of columns share a cache, and a small limit evicts the parts of both.
-    whole = bucket.stream(tmp_path / "all")
-    assert set(whole[COUNT - 1]) == set(COLUMNS)
+    assert set(bucket.stream(tmp_path / "all")[COUNT - 1]) == set(COLUMNS)
     limited = bucket.stream(tmp_path / "all", cache_limit=40_000, **options)
     assert sum(map(len, numbers(StreamingDataLoader(limited)))) == COUNT
     assert limited.cache_usage <= 40_000

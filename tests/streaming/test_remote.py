@@ -385,8 +385,7 @@ def test_two_jobs_on_a_cache_of_a_tenth_read_rightly_whoever_is_killed(larger, s
 def test_nodes_fetch_the_shards_of_their_own_part(data, serve, tmp_path):
     server = serve(data)
     job = Job(2, 2, server.url, lambda node: str(tmp_path / f"node-{node}"), num_canonical_nodes=2)
-    found = job.read()
-    assert sorted(set().union(*found.values())) == list(range(COUNT))
+    assert sorted(set().union(*job.read().values())) == list(range(COUNT))
     # Both need the shard at the edge of their parts, and one needs the sample that fills up the other's end.
     assert sum(gets(server, data)) <= len(shards(data)) + 2
     assert set(gets(server, data)) <= {1, 2}

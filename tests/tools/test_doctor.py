@@ -110,13 +110,6 @@ def test_a_low_limit_on_open_files_is_named():
             "permits 10 more",
         ),
         (
-            "8:pids:/job",
-            {"pids/job/pids.max": "164", "pids/job/pids.current": "70"},
-            "processes of the group",
-            "advice",
-            "94 more",
-        ),
-        (
             "0::/job",
             {"job/memory.max": str(200 << 20), "job/memory.current": "0", "job/memory.stat": ""},
             "control group",

@@ -129,8 +129,7 @@ def test_what_is_no_timeline_and_a_file_that_is_not_there_is_told(content, tmp_p
 
 
 def test_a_run_that_has_not_delivered_anything_has_a_page(tmp_path):
-    loader = make(["list-a-3"], trace=tmp_path / "run.json")
-    loader.close()
+    make(["list-a-3"], trace=tmp_path / "run.json").close()
     text = page(read_run(tmp_path / "run.json"), "run")
     checked(text)
     assert "No microbatch was delivered yet" in text
@@ -140,8 +139,7 @@ said = partial(command_examples.said, "report")
 
 
 def test_the_page_lies_beside_the_timeline_and_the_verdict_is_printed(tmp_path):
-    loader = make(["list-a-9"], trace=tmp_path / "run.json")
-    epoch(loader)
+    epoch(make(["list-a-9"], trace=tmp_path / "run.json"))
     output = said(tmp_path / "run.json")
     assert "the trainer waited" in output
     assert "making one: median " in output

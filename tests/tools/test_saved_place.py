@@ -90,8 +90,7 @@ def test_what_cannot_be_explained_is_an_error_with_a_way_out(tmp_path):
     assert "--trusted" in said(tmp_path / "objects.pt", code=2)
     said(tmp_path / "objects.pt", "--trusted")
     assert "state_dict()" in said(tmp_path / "empty.json", code=2)
-    newer = {**dealt(0, 1, 1), "version": 99}
-    torch.save(newer, tmp_path / "newer.pt")
+    torch.save({**dealt(0, 1, 1), "version": 99}, tmp_path / "newer.pt")
     assert "99" in said(tmp_path / "newer.pt", code=2)
 
 

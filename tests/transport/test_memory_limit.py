@@ -54,12 +54,9 @@ LIMIT_1, USAGE_1 = "memory.limit_in_bytes", "memory.usage_in_bytes"
             {"memory.max": str(psutil.virtual_memory().total), "memory.current": str(psutil.virtual_memory().total)},
             0,
         ),
-        # used up
-        (VERSION_2.format(path="/"), {"memory.max": "100", "memory.current": "200"}, 0),
         # no limit
         (VERSION_2.format(path="/"), {"memory.max": "max\n", "memory.current": "5"}, None),
         # version 1
-        (VERSION_1.format(path="/"), {f"memory/{LIMIT_1}": "4096", f"memory/{USAGE_1}": "96"}, 3590),
         (
             VERSION_1.format(path="/slurm/uid_1/job_2"),
             {

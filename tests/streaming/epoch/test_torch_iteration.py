@@ -48,8 +48,7 @@ def test_each_iteration_is_the_next_epoch(options, epochs, method, num_workers, 
     # Two loaders in turn, both alive.
     other = DataLoader(dataset, batch_size=4, **given)
     pairs = list(zip(seeded(loader), seeded(other), strict=True))
-    found = [numbers(batches) for batches in zip(*pairs, strict=True)]
-    assert found == epochs[2:4]
+    assert [numbers(batches) for batches in zip(*pairs, strict=True)] == epochs[2:4]
     state = dataset.state_dict(8, from_beginning=False)
     assert (state["epoch"], dataset.next_epoch) == (3, 4)
     dataset.load_state_dict({**state, "epoch": 1})
@@ -145,8 +144,7 @@ def test_processes_that_hold_one_dataset_count_for_themselves_and_so_does_a_copy
     for _ in range(3):
         assert in_fork(lambda: begun(dataset, 2)) == [1, 2]
         assert in_fork(lambda: in_fork(lambda: begun(dataset))) == [1]
-    copy = pickle.loads(pickle.dumps(dataset))
-    assert begun(copy, 2) == [1, 2]
+    assert begun(pickle.loads(pickle.dumps(dataset)), 2) == [1, 2]
     assert dataset.next_epoch == 1
 
 

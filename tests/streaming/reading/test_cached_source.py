@@ -184,8 +184,7 @@ def test_hard_links_are_copies(tmp_path):
     remote = written(tmp_path / "remote")
     cache = shutil.copytree(remote, tmp_path / "cache", copy_function=os.link)
     before = contents(remote)
-    dataset = opened(remote, cache)
-    assert evict_all(dataset) > 0
+    assert evict_all(opened(remote, cache)) > 0
     assert contents(remote) == before
     written(remote, 100, exist_ok=True)
     assert numbers(remote, cache) == is_of(100)
@@ -264,8 +263,7 @@ def visible_tmp_path():
 
 def is_read(remote, cache, **options):
     assert numbers(remote, cache, **options) == is_of(0)
-    dataset = opened(remote, cache)
-    assert evict_all(dataset) == 0
+    assert evict_all(opened(remote, cache)) == 0
     return True
 
 
