@@ -18,14 +18,12 @@ from fkat_data.datasets import (
     DictDataset,
     DistributedShardedDataset,
     IterableJsonDataset,
-    IterableMapDataset,
     IterableParquetDataset,
     JsonDataset,
     MapDataset,
     PackedDataset,
     PaddingCollate,
     ParquetDataset,
-    ResumableSequentialSampler,
     ShardedDataset,
     TarDataset,
     TokenBudgetBatchSampler,
@@ -36,7 +34,6 @@ from fkat_data.samplers import (
     DistributedDataParallelShardSampler,
     FsShardSampler,
     SequenceShardSampler,
-    ShardSampler,
     ShuffledShardSampler,
 )
 from fkat_data.streaming import LocalDataset, MDSWriter, Stream, StreamingDataLoader, StreamingDataset
@@ -62,13 +59,6 @@ def data(tmp_path_factory):
         for number in range(8):
             writer.write({"number": number})
     return folder
-
-
-class OwnLoop(ShardSampler):
-    """A sampler whose loop decides."""
-
-    def __iter__(self):
-        yield "a"
 
 
 class Lines(torch.utils.data.Dataset):
@@ -126,12 +116,10 @@ MAKERS = {
     "FsShardSampler": lambda data: FsShardSampler(data, storage_options=OPTIONS),
     "ShuffledShardSampler": lambda data: ShuffledShardSampler(FsShardSampler(data), seed=10**60),
     "DistributedDataParallelShardSampler": lambda data: DistributedDataParallelShardSampler(["a", "b"], 2, 1),
-    "OwnLoop": lambda data: OwnLoop(),
     "DataLoaderFactory": lambda data: fkat_data.DataLoaderFactory(
         partial(ParquetDataset, storage_options=OPTIONS), torch.utils.data.SequentialSampler, batch_size=2
     ),
     "MapDataset": lambda data: MapDataset([1, 2], abs),
-    "IterableMapDataset": lambda data: IterableMapDataset([1, 2], abs),
     "DictDataset": lambda data: DictDataset({f"a source with a long name {number}": [1] for number in range(9)}),
     "DictBatchSampler": lambda data: DictBatchSampler(
         Weighted({"a": 1.0, "b": 2.0}), {"a": [[0], [1]], "b": [[0]]}, on_exhausted="restart"
@@ -143,10 +131,8 @@ MAKERS = {
     "BufferSortedDataset": lambda data: BufferSortedDataset(Lines(), buffer_size=4, pack_size=2, init_seed=1),
     "PackedDataset": lambda data: PackedDataset(Lines(), sequence_length=4, seed=1),
     "TokenBudgetBatchSampler": lambda data: TokenBudgetBatchSampler([1, 2, 3], max_tokens=4, seed=1),
-    "ResumableSequentialSampler": lambda data: ResumableSequentialSampler([1, 2, 3], start_index=1),
     "PaddingCollate": lambda data: PaddingCollate({"tokens": 0}, padding_side="left", lengths_name="lengths"),
     "MDSWriter": lambda data: MDSWriter(out=str(data / "written"), columns={"number": "int"}, exist_ok=True),
-    "LoaderStatistics": lambda data: LoaderStatistics(delivered=3, elapsed_s=1.0, waited_s=0.5),
 }
 
 

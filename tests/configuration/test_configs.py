@@ -14,7 +14,7 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
-from walks import recorded
+from walks import at_state, recorded
 
 import fkat_data.configs
 from fkat_data.configuration import instantiate, register_resolvers
@@ -115,8 +115,7 @@ def test_every_way_to_read_and_to_mix_resumes_exactly(data, name):
         microbatches, states = recorded(loader, plain)
     assert len(microbatches) >= NUM_SHARDS
     for position in (1, 3, len(microbatches) - 1):
-        with made() as loader:
-            loader.load_state_dict(states[position])
+        with at_state(made(), states[position]) as loader:
             assert [plain(microbatch) for microbatch in loader] == microbatches[position:]
 
 

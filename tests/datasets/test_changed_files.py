@@ -9,7 +9,7 @@ import sys
 import time
 
 import pytest
-from walks import begun
+from walks import at_state, begun
 from written_files import FORMATS, NUM_SAMPLES, write_lines, write_rows
 
 from fkat_data import DataLoader
@@ -147,9 +147,7 @@ def test_a_resume_refuses_a_file_that_has_changed_since_and_names_it(case):
     loader = loader_of(opened())
     begun(loader, 1)
     state = json.loads(json.dumps(loader.local_state_dict()))
-    again = loader_of(opened())
-    again.load_state_dict(state)
-    assert len(list(again)) == NUM_SAMPLES // 2 - 1
+    assert len(list(at_state(loader_of(opened()), state))) == NUM_SAMPLES // 2 - 1
     write(path, "new, and of another length" * 30)
     with pytest.raises(StateMismatchError, match=f"files.*the file has changed since the state was saved.*{path}"):
         loader_of(opened()).load_state_dict(state)
@@ -165,9 +163,7 @@ def test_a_state_without_files_and_one_at_the_start_of_an_epoch_load(tmp_path):
     del within["files"]
     write_lines(path, "new")
     for state, num_left in ((at_start, NUM_SAMPLES // 2), (within, NUM_SAMPLES // 2 - 1)):
-        again = loader_of(JsonDataset(str(path)))
-        again.load_state_dict(state)
-        assert len(list(again)) == num_left
+        assert len(list(at_state(loader_of(JsonDataset(str(path))), state))) == num_left
 
 
 def test_a_state_of_many_files_stays_small(tmp_path):

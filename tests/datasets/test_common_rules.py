@@ -49,16 +49,13 @@ ONE = torch.ones(1)
 ARGUMENTS = [
     ("base_dataset", lambda: BufferSortedDataset(list(range(5)), 2, 1)),
     ("base_dataset", lambda: BufferSortedDataset(None, 2, 1)),
-    ("pack_size", lambda: BufferSortedDataset(Keyed([]), 2, 0)),
     ("generators", lambda: DatasetChain([])),
     ("generators", lambda: DatasetChain(5)),
     (r"generators\[1\]", lambda: DatasetChain([list, "list"])),
     ("datasets", lambda: DictDataset({})),
     ("datasets", lambda: DictDataset({1: [1]})),
     (r"datasets\['a'\]", lambda: DictDataset({"a": iter([1])})),
-    ("key", lambda: DictDataset({"a": [1]}, None)),
     (r"dataset_generators\['a'\]", lambda: DictDataset.over({"a": [1]})),
-    ("dataset_generators", lambda: DictDataset.over({})),
     ("dataset_generators", lambda: DictDataset.over({1: list})),
     ("dataset_type", lambda: of_shards(dataset_type="list")),
     ("shard_params", lambda: of_shards(shard_params={})),
@@ -70,7 +67,6 @@ ARGUMENTS = [
     ("shard_sizes", lambda: of_shards(shard_sizes={"b": 1})),
     ("shard_sizes", lambda: of_shards(shard_sizes=[1])),
     (r"shard_sizes\['a'\]", lambda: of_shards(shard_sizes={"a": -1})),
-    ("max_line_bytes", lambda: JsonDataset("a", max_line_bytes=0)),
     *(
         ("paths", lambda kind=kind, paths=paths: kind(paths))
         for kind in (JsonDataset, IterableJsonDataset, ParquetDataset, IterableParquetDataset)
@@ -92,7 +88,6 @@ ARGUMENTS = [
     ("rank", lambda: packed(rank=1)),
     ("world_size", lambda: packed(base_dataset=Documents([0, 0]))),
     ("dp_rank", lambda: packed().for_rank(2, 2)),
-    ("world_size", lambda: packed().for_rank(0, 0)),
     ("window_size", lambda: packed(base_dataset=Documents([1] * 10), window_size=8).for_rank(9, 0)),
     ("items", lambda: pad_stack_1d([], 0)),
     (r"items\[1\]", lambda: pad_stack_1d([ONE, torch.ones(1, 1)], 0)),
@@ -101,7 +96,6 @@ ARGUMENTS = [
     ("pad_value", lambda: PaddingCollate("0")),
     ("pad_value", lambda: PaddingCollate({})),
     ("padding_side", lambda: PaddingCollate(0, "up")),
-    ("pad_to_multiple_of", lambda: PaddingCollate(0, "left", -1)),
     ("data_source", lambda: ResumableSequentialSampler(iter([]))),
     ("start_index", lambda: ResumableSequentialSampler([1], 2)),
     ("fields", lambda: Pack(8, "best_fit", None, [])),
@@ -120,7 +114,6 @@ ARGUMENTS = [
     (r"lengths\[1\]", lambda: budget(lengths=[1, -1])),
     (r"lengths\[0\]", lambda: budget(lengths=[10], max_tokens=11, pad_to_multiple_of=4)),
     ("dp_rank", lambda: budget().for_rank(2, 2)),
-    ("world_size", lambda: budget().for_rank(0, 0)),
     ("window_size", lambda: budget(lengths=[1] * 10, window_size=8).for_rank(9, 0)),
 ]
 

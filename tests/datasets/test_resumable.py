@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from loader_examples import following
 from torch.utils.data import DataLoader
+from walks import at_state
 
 from fkat_data.datasets import ResumableSequentialSampler
 from fkat_data.errors import StaleIteratorError
@@ -32,8 +33,7 @@ def test_stopping_anywhere_and_going_on_in_this_or_another_sampler_changes_nothi
         assert following(resumed, stop) == whole[done : done + stop]
         done += stop
         state = json.loads(json.dumps(resumed.state_dict()))
-        resumed = ResumableSequentialSampler(range(length))
-        resumed.load_state_dict(state)
+        resumed = at_state(ResumableSequentialSampler(range(length)), state)
     assert following(resumed, 9) == whole[done : done + 9]
 
 
@@ -46,8 +46,7 @@ def test_the_length_is_that_of_the_loop_under_way_or_of_the_next_one():
     assert len(sampler) == 10
     loop = iter(sampler)
     assert [next(loop), len(sampler)] == [0, 10]
-    resumed = ResumableSequentialSampler(range(10))
-    resumed.load_state_dict(sampler.state_dict())
+    resumed = at_state(ResumableSequentialSampler(range(10)), sampler.state_dict())
     assert len(resumed) == 9
     assert len(DataLoader(range(10), batch_size=2, sampler=resumed)) == 5
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from archive_examples import archive
-from walks import recorded
+from walks import at_state, recorded
 
 from fkat_data import DataLoaderFactory, ShardedDataLoader
 from fkat_data.datasets import TarDataset
@@ -80,8 +80,7 @@ def test_a_resume_reads_no_content_that_it_passes_over(tmp_path, monkeypatch):
 
     whole, states = recorded(made(), lambda microbatch: microbatch["cls"].tolist())
     assert list(chain(*whole)) == list(range(40))
-    loader = made()
-    loader.load_state_dict(states[8])
+    loader = at_state(made(), states[8])
     reads.clear()
     assert [microbatch["cls"].tolist() for microbatch in loader] == whole[8:]
     headers = sum(stop - start for start, stop in reads if stop - start <= 16 << 10)

@@ -105,8 +105,7 @@ def test_boundaries_may_come_from_the_token_that_ends_a_document(tmp_path):
 
 @pytest.mark.parametrize("dtype", MEGATRON_CODES)
 def test_every_type_of_a_megatron_index_is_read(dtype, tmp_path):
-    tokens = np.array([1, 2, 100, 3])
-    path = str(megatron(tmp_path / "a", tokens, [3, 1], dtype=dtype))
+    path = str(megatron(tmp_path / "a", np.array([1, 2, 100, 3]), [3, 1], dtype=dtype))
     assert TokenWindows(path, 4)[0].tolist() == [1, 2, 100, 3]
     assert TokenDocuments(path)[1].tolist() == [3]
 
@@ -227,8 +226,7 @@ def test_a_token_outside_the_vocabulary_is_named_where_it_is_read(tmp_path):
     assert windows[2].max() == 87
     with pytest.raises(ShardCorruptError, match=r"a\.npy.*token 34 is 102: expected from 0 to 99"):
         windows[3]
-    tokens = np.array([1.0, 2.5])
-    path = str(megatron(tmp_path / "b", tokens, [2], dtype="float32"))
+    path = str(megatron(tmp_path / "b", np.array([1.0, 2.5]), [2], dtype="float32"))
     with pytest.raises(ShardCorruptError, match=r"token 1 is 2\.5: expected a whole number"):
         TokenWindows(path, 2)[0]
 

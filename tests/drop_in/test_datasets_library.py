@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import IterableDataset as TorchIterableDataset
-from walks import recorded
+from walks import at_state, recorded
 
 from fkat_data import DataLoader, StateMismatchError
 
@@ -94,8 +94,7 @@ def test_each_place_of_two_epochs_resumes_and_the_epochs_after_it_are_whole(is_s
     delivered += batches(loader)
     assert numbers(delivered) == sorted([*range(COUNT)] * 3)
     for index, state in enumerate(states):
-        resumed = make()
-        resumed.load_state_dict(state)
+        resumed = at_state(make(), state)
         found = []
         while resumed.epoch < 3:
             found += batches(resumed)
@@ -128,8 +127,7 @@ def test_a_copy_has_the_whole_epoch_before_a_resume_and_after_it(is_shuffled, nu
 
 
 def test_a_state_of_the_users_own_stays_where_an_epoch_begins():
-    dataset = IterableDataset()
-    dataset.load_state_dict({"source": {"given": 15}, "epoch": 0})
+    dataset = at_state(IterableDataset(), {"source": {"given": 15}, "epoch": 0})
     loader = DataLoader(dataset, 3, seed=1)
     assert batches(loader) == [[15, 16, 17], [18, 19]]
     loader.load_state_dict(loader.state_dict()["place"][0] | {"epoch": 0, "step": 0})
@@ -143,15 +141,13 @@ def test_another_order_of_the_dataset_is_refused():
     first = next(iter(loader)).tolist()
     state = loader.state_dict()
     other = IterableDataset(3, is_shuffled=True)
-    resumed = DataLoader(other, 3, seed=1)
-    resumed.load_state_dict(state)
+    resumed = at_state(DataLoader(other, 3, seed=1), state)
     with pytest.raises(StateMismatchError, match=r"dataset_order.epoch.*dataset\.set_epoch\(1\)"):
         iter(resumed)
     other.set_epoch(1)
     assert numbers([first, *batches(resumed)]) == list(range(COUNT))
     unseeded = IterableDataset(None, is_shuffled=True)
     unseeded.set_epoch(1)
-    resumed = DataLoader(unseeded, 3, seed=1)
-    resumed.load_state_dict(state)
+    resumed = at_state(DataLoader(unseeded, 3, seed=1), state)
     with pytest.raises(StateMismatchError, match=r"dataset_order.shuffle.*shuffle\(\) of the dataset the seed"):
         iter(resumed)

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler
-from walks import begun, recorded, saved
+from walks import at_state, begun, recorded, saved
 
 from fkat_data import DataLoader, StateMismatchError
 from fkat_data.datasets import DictDataset, PackedDataset, PaddingCollate, TokenBudgetBatchSampler, collate_packed
@@ -31,9 +31,7 @@ def budgeted(rank, world_size):
 
 
 def resumed_from(state, make, rank, world_size):
-    loader = make(rank, world_size)
-    loader.load_state_dict(json.loads(json.dumps(state)))
-    return loader
+    return at_state(make(rank, world_size), json.loads(json.dumps(state)))
 
 
 def tokens(batches):
@@ -99,8 +97,7 @@ def test_states_of_one_rank_go_on_as_they_were():
     for make in (packed, budgeted):
         loader = make(0, 1)
         iterator = begun(loader, 1)
-        resumed = make(0, 1)
-        resumed.load_state_dict(old(loader.state_dict(), len(loader.dataset)))
+        resumed = at_state(make(0, 1), old(loader.state_dict(), len(loader.dataset)))
         assert tokens(resumed) == tokens(iterator)
 
 

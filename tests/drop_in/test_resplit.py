@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from ranks_of_a_trip import KINDS as KINDS_OF_TRIP
 from ranks_of_a_trip import NUM_SAMPLES
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Sampler
-from walks import gathered
+from walks import at_state, gathered
 
 from fkat_data import DataLoader, StateMismatchError
 
@@ -224,8 +224,7 @@ def test_another_order_is_noticed_on_another_number_of_ranks():
         own.deal_out(2, rank)
         list(islice(own, 4))
     for num_samples, seed in ((42, 3), (0, 4)):
-        again = loader(seed)
-        again.load_state_dict(gathered(ranks))
+        again = at_state(loader(seed), gathered(ranks))
         if num_samples:
             assert len(flat([list(again)])) == 50 - 16
         else:
@@ -237,8 +236,7 @@ def test_another_order_of_a_distributed_sampler_is_named():
     job = Job("torch's ranks", 50, 2, 2)
     job.deliver([3, 3])
     sampler = DistributedSampler(range(50), 1, 0, seed=4)
-    loader = DataLoader(range(50), 2, sampler=sampler, seed=7, collate_fn=list)
-    loader.load_state_dict(job.save())
+    loader = at_state(DataLoader(range(50), 2, sampler=sampler, seed=7, collate_fn=list), job.save())
     sampler.set_epoch(1)
     with pytest.raises(StateMismatchError, match=r"sampler\.epoch"):
         next(iter(loader))
@@ -375,7 +373,6 @@ def test_a_ramp_of_batch_sizes_goes_on_at_every_cut_and_on_other_ranks():
     had = [batch for loader in begun for batch in islice(loader, 3)]
     state = DataLoader.merge_state_dicts([loader.local_state_dict() for loader in begun])
     for rank in range(3):
-        resumed = ramped(3, rank)
-        resumed.load_state_dict(state)
+        resumed = at_state(ramped(3, rank), state)
         had += resumed
     assert sorted(chain.from_iterable(had)) == list(range(61))

@@ -11,7 +11,7 @@ import pytest
 import torch
 from drop_in_examples import Counting, Drawing, Forgetful, Items, Lazy, Remembering, Restarting, Sized, unchanged
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Subset, WeightedRandomSampler
-from walks import begun
+from walks import at_state, begun
 
 from fkat_data import ConfigurationError, DataLoader, StaleIteratorError, StateMismatchError
 from fkat_data.datasets import BufferSortedDataset, DistributedShardedDataset, MapDataset, ShardedDataset
@@ -51,8 +51,7 @@ def recorded(loader, num_epochs=3):
 def follows(make, epochs, states):
     """Compare the rest of the run with what each state leads to."""
     for (epoch, step), state in states.items():
-        with make() as loader:
-            loader.load_state_dict(json.loads(state))
+        with at_state(make(), json.loads(state)) as loader:
             wanted = [epochs[epoch][step:], *epochs[epoch + 1 :]]
             for rest in filter(None, wanted):
                 assert [digest(microbatch) for microbatch in loader] == rest, (epoch, step)
@@ -105,8 +104,7 @@ def check_ends_of_epochs(make):
             taken = [digest(each) for each in itertools.islice(loader, num_taken)]  # the end is asked for by the last
             state = json.dumps(loader.state_dict())
         num_delivered = len(taken)
-        with make() as resumed:
-            resumed.load_state_dict(json.loads(state))
+        with at_state(make(), json.loads(state)) as resumed:
             at_end = num_delivered == len(whole[0])
             assert (resumed.epoch, resumed.step) == ((1, 0) if at_end else (0, num_delivered))
             rest = [[digest(each) for each in resumed] for _ in range(resumed.epoch, 2)]
@@ -139,8 +137,7 @@ def test_a_last_microbatch_that_is_taken_back_comes_again():
     assert (loader.epoch, loader.step) == (1, 0)
     assert loader.take_back()
     assert (loader.epoch, loader.step) == (0, 1)
-    resumed = DataLoader(Remembering(4), 2, seed=1)
-    resumed.load_state_dict(loader.state_dict())
+    resumed = at_state(DataLoader(Remembering(4), 2, seed=1), loader.state_dict())
     assert [digest(each) for each in resumed] == [last]
     assert [digest(each) for each in iterator] == [last]
     assert [digest(each) for each in resumed] == [digest(each) for each in loader]
@@ -151,8 +148,7 @@ def test_a_dataset_with_a_state_makes_nothing_again(caplog):
     loader = DataLoader(dataset, 2)
     begun(loader, 6)
     state = loader.state_dict()
-    resumed = DataLoader(other := Remembering(20), 2)
-    resumed.load_state_dict(state)
+    resumed = at_state(DataLoader(other := Remembering(20), 2), state)
     assert len(list(resumed)) == 4
     assert (dataset.made, other.made) == (14, 8)  # one microbatch ahead, to know which is the last
     assert not caplog.records
@@ -173,8 +169,7 @@ def test_a_resume_loads_nothing_that_was_delivered(num_workers, processes):
     loader = DataLoader(Items(40, "int"), 4, shuffle=True, num_workers=num_workers, collate_fn=unchanged)
     with loader:
         rest = begun(loader, 6)
-        state = loader.state_dict()
-        loader.load_state_dict(state)
+        loader.load_state_dict(loader.state_dict())
         assert len(list(loader)) == 4
         # 4 for the rest, and what a worker that replaces none would make again: nothing
         assert loader.statistics().produced == 4
@@ -195,8 +190,7 @@ def test_an_order_that_cannot_be_repeated_is_an_error_instead_of_other_data():
     loader = DataLoader(Items(9, "int"), sampler=Forgetful(9))
     list(loader)
     next(iter(loader))
-    resumed = DataLoader(Items(9, "int"), sampler=Forgetful(9))
-    resumed.load_state_dict(loader.state_dict())
+    resumed = at_state(DataLoader(Items(9, "int"), sampler=Forgetful(9)), loader.state_dict())
     with pytest.raises(StateMismatchError, match="gives other samples than when the state was saved"):
         list(resumed)
 
@@ -233,8 +227,7 @@ def test_what_does_not_fit_is_refused_by_name():
         with pytest.raises(StateMismatchError) as raised:
             loader.load_state_dict(other)
         assert raised.value.field == field
-    longer = DataLoader(Items(10, "int"), 2, seed=7)
-    longer.load_state_dict(state)
+    longer = at_state(DataLoader(Items(10, "int"), 2, seed=7), state)
     with pytest.raises(StateMismatchError, match="num_samples"):
         list(longer)
 
@@ -250,8 +243,7 @@ def test_a_state_holds_the_seed_and_small_plain_values():
     state = json.loads(json.dumps(loader.state_dict()))
     generators = state["place"][0]["sampler"]["generators"]
     assert len(base64.b64decode(generators[0])) == len(torch.Generator().get_state())
-    other = made(12, 6)
-    other.load_state_dict(state)
+    other = at_state(made(12, 6), state)
     assert [digest(microbatch) for microbatch in other] == [digest(microbatch) for microbatch in list(made(11, 5))[1:]]
 
 
@@ -319,15 +311,13 @@ def check_epochs_after_one_that_is_left(make, num_left, counts):
             last = [digest(each) for each in itertools.islice(loader, num_saved)]
             state = json.dumps(loader.state_dict())
         for _ in range(num_more):
-            with make() as loader:
-                loader.load_state_dict(json.loads(state))
+            with at_state(make(), json.loads(state)) as loader:
                 last += [digest(each) for each in itertools.islice(loader, 1)]
                 state = json.dumps(loader.state_dict())
                 followed = [[digest(each) for each in loader] for _ in range(2)]
             assert [*before, last] == [*left[:-1], left[-1][: len(last)]]
             assert followed == expected
-        with make() as ended:
-            ended.load_state_dict(json.loads(state))
+        with at_state(make(), json.loads(state)) as ended:
             ended.end_epoch()
             assert [[digest(each) for each in ended] for _ in range(2)] == expected
 
@@ -359,8 +349,7 @@ def test_a_state_that_does_not_say_how_its_epoch_began_is_followed_by_whole_ones
         state = loader.state_dict()
     for strand in state["place"][0]["strands"]:
         strand.pop("begun", None)  # as versions wrote it that did not look ahead to this
-    with DataLoader(Remembering(12), **options) as resumed:
-        resumed.load_state_dict(state)
+    with at_state(DataLoader(Remembering(12), **options), state) as resumed:
         next(iter(resumed))
         assert [values.tolist() for values, *_ in resumed] == [[i, i + 1] for i in range(0, 12, 2)]
         assert [values.tolist() for values, *_ in resumed] == [[i, i + 1] for i in range(0, 12, 2)]
@@ -475,8 +464,7 @@ def test_epochs_of_a_dataset_of_shuffled_shards_differ_and_resume():
     first, second = list(loader), list(loader)
     assert not all(map(torch.equal, first, second))
     list(zip(range(2), loader, strict=False))
-    other = made(shuffle=True)
-    other.load_state_dict(loader.state_dict())
+    other = at_state(made(shuffle=True), loader.state_dict())
     rest = list(other)
     loader.load_state_dict(loader.state_dict())
     assert len(rest) == 3
@@ -493,8 +481,7 @@ def test_an_epoch_is_not_finished_in_another_kind_of_order(saved, present):
     loader = DataLoader(range(14), batch_size=3, **KINDS[saved])
     begins = loader.state_dict()
     next(iter(loader))
-    other = DataLoader(range(14), batch_size=3, **KINDS[present])
-    other.load_state_dict(loader.state_dict())
+    other = at_state(DataLoader(range(14), batch_size=3, **KINDS[present]), loader.state_dict())
     if saved != present:
         with pytest.raises(StateMismatchError, match="finish the epoch in the order in which it began"):
             iter(other)

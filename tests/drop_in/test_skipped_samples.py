@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from own_workers import worker_pids
 from streaming_examples import write
 from torch.utils.data import DistributedSampler
-from walks import saved
+from walks import at_state, saved
 
 from fkat_data import (
     CacheFullError,
@@ -80,8 +80,7 @@ def test_a_state_at_any_cut_counts_each_sample_that_was_left_out_once(kind, shap
             break
         state = saved([loader])
         num_skipped = state["place"][0]["sampler"]["num_skipped"]
-        loader = make(kind(*shape), size)
-        loader.load_state_dict(state)
+        loader = at_state(make(kind(*shape), size), state)
         assert saved([loader])["place"][0]["sampler"] == state["place"][0]["sampler"]
     if not loader.epoch:
         rest = list(loader)
@@ -107,8 +106,7 @@ def test_a_sample_that_can_be_read_again_after_a_resume_moves_no_row(shape, wind
         return
     rest = []
     for rank in range(num_ranks):
-        other = make(Broken(num_samples, []), 2, ranks=(num_ranks, rank), **options)
-        other.load_state_dict(state)
+        other = at_state(make(Broken(num_samples, []), 2, ranks=(num_ranks, rank), **options), state)
         iterator = iter(other)
         rest += iterator if other.epoch == 0 else []
     rows = [*chain.from_iterable([*had, *rest])]
@@ -125,8 +123,7 @@ def test_a_sample_that_can_be_read_again_after_a_resume_moves_no_row(shape, wind
 def test_a_sample_that_was_delivered_and_cannot_be_read_again_is_an_error_not_a_row_less():
     loader = make(Broken(40, [1]), 3, shuffle=False, window_size=10)
     list(islice(loader, 2))
-    other = make(Broken(40, [1, 2]), 3, shuffle=False, window_size=10)
-    other.load_state_dict(saved([loader]))
+    other = at_state(make(Broken(40, [1, 2]), 3, shuffle=False, window_size=10), saved([loader]))
     with pytest.raises(OSError, match="no 2") as caught:
         list(other)
     assert any("before the resume" in note for note in caught.value.__notes__)
@@ -146,8 +143,7 @@ def test_ranks_count_what_all_had_left_out_before_their_number_changed():
         had.append(list(loader))
     rows = sorted(chain.from_iterable(chain.from_iterable(had)))
     assert rows == [number for number in range(60) if number % 3]
-    limited = make(dataset, 2, max_skipped_samples=before, ranks=(2, 0))
-    limited.load_state_dict(state)
+    limited = at_state(make(dataset, 2, max_skipped_samples=before, ranks=(2, 0)), state)
     with pytest.raises(SkippedSamplesError, match=f"{before + 1} samples|{before + 2} samples"):
         list(limited)
 
@@ -216,8 +212,7 @@ def test_a_stream_leaves_out_what_a_subclass_cannot_make(processes, tmp_path, nu
     with opened() as loader:
         had = list(islice(loader, 4))
         state = loader.state_dict()
-    with opened() as loader:
-        loader.load_state_dict(state)
+    with at_state(opened(), state) as loader:
         for found, expected in zip([*had, *loader], batches, strict=True):
             assert torch.equal(found["number"], expected["number"])
 

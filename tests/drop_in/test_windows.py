@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from own_workers import worker_pids
 from ranks_of_windows import rows_of
 from torch.utils.data import DistributedSampler, RandomSampler, WeightedRandomSampler
-from walks import delivered, saved
+from walks import at_state, delivered, saved
 
 from fkat_data import ConfigurationError, DataLoader, ReplayMismatchError, StateMismatchError
 from fkat_data.streaming import MDSWriter
@@ -148,8 +148,7 @@ def test_a_state_goes_on_with_the_next_row_at_every_cut(shape, data):
     for cut in sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=3))):
         had += islice(loader, max(0, cut - len(had)))
         state = saved([loader])
-        loader = make(**shape)
-        loader.load_state_dict(state)
+        loader = at_state(make(**shape), state)
         assert (loader.epoch, loader.step) == (state["place"][0]["epoch"], state["place"][0]["step"])
     # Where only windows without a row are left, the next epoch may begin at once.
     assert had + delivered(loader, None) == whole
@@ -181,8 +180,7 @@ def test_a_place_of_two_microbatches_ago_can_be_taken_back_to():
         had = list(islice(loader, 5))
         assert loader.take_back()
         state = saved([loader])
-    with make(30, [2, 0, 3]) as loader:
-        loader.load_state_dict(state)
+    with at_state(make(30, [2, 0, 3]), state) as loader:
         assert had[:4] + list(loader) == whole
 
 
@@ -197,8 +195,7 @@ def test_any_number_of_workers_gives_the_same_microbatches_and_goes_on_with_the_
         had = list(islice(loader, 11))
         state = saved([loader])
     assert had == second[:11]
-    with make(200, counts, window_size=16, size=7, num_workers=3 - num_workers) as loader:
-        loader.load_state_dict(state)
+    with at_state(make(200, counts, window_size=16, size=7, num_workers=3 - num_workers), state) as loader:
         assert had + list(loader) == second
 
 
@@ -328,8 +325,7 @@ def test_a_rank_that_ends_long_before_the_others_begins_the_next_epoch_as_they_d
             found.append(loader.local_state_dict())
             assert (loader.epoch, loader.step) == (len(found), 0)
     for place, rows in zip(found, epochs[1:], strict=False):
-        with make(**shape, ranks=(350, 0)) as loader:
-            loader.load_state_dict(place)
+        with at_state(make(**shape, ranks=(350, 0)), place) as loader:
             assert list(loader) == [rows[0], rows[350]]
 
 
@@ -356,8 +352,7 @@ def test_the_order_of_a_sampler_goes_on_over_epochs_and_another_one_is_refused()
                 list(loader)
             had = list(islice(loader, cut)) if cut else []
             state = saved([loader])
-        with make(30, [2, 0, 1], **options) as loader:
-            loader.load_state_dict(state)
+        with at_state(make(30, [2, 0, 1], **options), state) as loader:
             assert [had + list(loader), *(list(loader) for _ in range(2 - epoch))] == epochs[epoch:]
     with make(30, [2, 0, 1], size=4, shuffle="own") as loader:
         next(iter(loader))

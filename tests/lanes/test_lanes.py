@@ -1,6 +1,5 @@
 import multiprocessing
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -34,19 +33,9 @@ def test_a_test_of_the_fast_lane_starts_no_process(request, refused):
         refused(multiprocessing.get_context(method).Process(target=print).start)
 
 
-def test_a_test_of_the_fast_lane_starts_no_server(refused):
-    with socket.socket() as server:
-        refused(server.bind, ("127.0.0.1", 0))
-
-
 @pytest.mark.parametrize("multiprocessing", [False, True])
 def test_a_loader_with_workers_makes_a_test_one_with_processes(request, multiprocessing):
     assert starts(request.node) is multiprocessing
-
-
-@pytest.mark.parametrize("value", [0, pytest.param(1, marks=pytest.mark.with_processes)])
-def test_one_value_of_a_parameter_may_need_processes(request, value):
-    assert starts(request.node) is bool(value)
 
 
 def test_a_loader_takes_its_workers_from_the_template_process_that_tests_share(remote):

@@ -1,13 +1,19 @@
-"""What tests do with a loader of any kind: begin an epoch, write down a run, gather the states of ranks, wait."""
+"""What tests do with a loader of any kind: begin an epoch, write down a run, gather states and load them, wait."""
 
 import json
 import time
 
 import pytest
 
-__all__ = ["begun", "both_modes", "delivered", "gathered", "recorded", "saved", "wait_until"]
+__all__ = ["at_state", "begun", "both_modes", "delivered", "gathered", "recorded", "saved", "wait_until"]
 
 both_modes = pytest.mark.parametrize("multiprocessing", [False, True], ids=["in process", "worker process"])
+
+
+def at_state(resumed, state):
+    """Return what is to be resumed after it has loaded a state."""
+    resumed.load_state_dict(state)
+    return resumed
 
 
 def begun(loader, count):

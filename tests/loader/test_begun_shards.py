@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
-from walks import begun
+from walks import at_state, begun
 from written_files import FORMATS, NUM_SAMPLES, left, saved_after, saved_by_two_ranks, write_lines
 
 from fkat_data import DataLoaderFactory, ShardedDataLoader, StateMismatchError
@@ -179,8 +179,7 @@ def test_between_two_shards_it_may_change_and_a_state_without_it_loads(case):
 
 def test_a_loaded_state_a_closed_loader_and_a_left_iteration_still_say_it(case):
     state = saved(case)
-    with ShardedDataLoader(0, case.shards, case.factory, multiprocessing=False) as loader:
-        loader.load_state_dict(state)
+    with at_state(ShardedDataLoader(0, case.shards, case.factory, multiprocessing=False), state) as loader:
         assert loader.local_state_dict() == state
         states = [loader.state_dict()]
         next(iter(loader))
@@ -194,8 +193,7 @@ def test_a_loaded_state_a_closed_loader_and_a_left_iteration_still_say_it(case):
 
 def test_another_number_of_ranks_finishes_the_begun_shards_of_all(case):
     whole, sampler = saved_by_two_ranks(2, case.shards, case.factory)
-    with ShardedDataLoader(0, sampler, case.factory, multiprocessing=False) as one:
-        one.load_state_dict(whole)
+    with at_state(ShardedDataLoader(0, sampler, case.factory, multiprocessing=False), whole) as one:
         microbatches = begun(one, 1)
         within_a_piece = one.local_state_dict()
         assert 1 + sum(1 for _ in microbatches) == 2 * (case.num_samples // case.batch_size - 2)

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from interpreters import run_python
 from loader_examples import epoch, make, same_state
+from walks import at_state
 from walks import gathered as merged
 
 from fkat_data import DistributedDataParallelShardSampler, ShardedDataLoader
@@ -116,8 +117,7 @@ class Lists:
 
 def test_the_step_and_the_length_go_on_from_the_largest_of_the_ranks_before():
     for rank in range(2):
-        loader = make(inside(2, rank), Lists(), dp_rank=rank)
-        loader.load_state_dict(stopped())
+        loader = at_state(make(inside(2, rank), Lists(), dp_rank=rank), stopped())
         assert (loader.epoch, loader.step) == (0, 5)
         length = len(loader)
         assert [loader.step for _ in loader] == [*range(6, length), 0]

@@ -13,7 +13,7 @@ import pytest
 import torch
 from loader_examples import make
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
-from walks import begun, gathered
+from walks import at_state, begun, gathered
 from written_files import write_members, write_rows
 
 from fkat_data import (
@@ -253,8 +253,7 @@ def test_a_length_that_is_drawn_goes_on_with_another_number_of_ranks():
         begun(loader, count)
     state = gathered(whole)
     for rank in range(3):
-        loader = make(sampler(shards, 3, rank), factory)
-        loader.load_state_dict(state)
+        loader = at_state(make(sampler(shards, 3, rank), factory), state)
         length = len(loader)
         assert loader.step == 20
         assert 20 + len([None for _ in loader]) == length

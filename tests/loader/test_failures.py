@@ -18,7 +18,7 @@ import torch
 from loader_examples import bounded, epoch, make
 from own_workers import worker_pids
 from torch.utils.data import DataLoader
-from walks import begun, both_modes
+from walks import at_state, begun, both_modes
 
 from fkat_data import (
     ConfigurationError,
@@ -185,9 +185,7 @@ def test_a_worker_that_dies_is_reported_within_a_second_after_what_it_had_made(r
             next(iterator)
         assert loader.state_dict()["all_rank_microbatches"] == [2]
         state = loader.state_dict()
-    resumed = make(["good", "bad"], dying(lambda: None))
-    resumed.load_state_dict(state)
-    assert epoch(resumed) == [2, 3]
+    assert epoch(at_state(make(["good", "bad"], dying(lambda: None)), state)) == [2, 3]
 
 
 def test_a_worker_killed_while_the_caller_waits_is_reported_within_a_second(remote):

@@ -62,8 +62,7 @@ def test_workers_have_the_seed_of_a_trainer_that_has_one_and_order_sets_alike_wi
 def test_workers_of_a_trainer_that_ignores_its_environment_hash_alike_too(run_script, monkeypatch, tmp_path):
     monkeypatch.setenv("PYTHONHASHSEED", "5")
     monkeypatch.setenv("PYTHONWARNINGS", "ignore")
-    program = PROGRAM.replace("AT_RUN_TIME", "{}")
-    (tmp_path / "program.py").write_text(program)
+    (tmp_path / "program.py").write_text(PROGRAM.replace("AT_RUN_TIME", "{}"))
     found = []
     for flag in ("-E", "-I"):
         started = f"""

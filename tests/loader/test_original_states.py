@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 from loader_examples import make
+from walks import at_state
 
 from fkat_data import DistributedDataParallelShardSampler, ShardSampler, StateMismatchError
 
@@ -51,8 +52,7 @@ def test_a_loader_goes_on_where_the_original_stopped(case, num_shards_ahead):
 def test_a_state_from_before_the_first_microbatch_is_the_start(case):
     assert min(saved(case["begin"])["all_rank_indices"]) < -1
     for dp_rank in range(2):
-        loader = loader_of(case, 2, dp_rank)
-        loader.load_state_dict(saved(case["begin"]))
+        loader = at_state(loader_of(case, 2, dp_rank), saved(case["begin"]))
         assert delivered(loader) == delivered(loader_of(case, 2, dp_rank))
 
 
@@ -69,8 +69,7 @@ def test_what_the_original_left_is_split_over_another_number_of_ranks(case, dp_s
 
 @cases
 def test_a_state_of_the_original_with_an_epoch_goes_on_in_it(case):
-    loader = loader_of(case, 2, 1)
-    loader.load_state_dict({**saved(case["file"]), "epoch": 4})
+    loader = at_state(loader_of(case, 2, 1), {**saved(case["file"]), "epoch": 4})
     assert loader.epoch == 4
     assert delivered(loader) == delivered(loader_of(case, 2, 1))[4:]
 

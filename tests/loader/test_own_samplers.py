@@ -5,7 +5,7 @@ import pytest
 from elastic_examples import rest, written
 from loader_examples import make
 from own_sampler_examples import CHANGING, FIXED, OTHERS, GloballyShuffled
-from walks import gathered, recorded
+from walks import at_state, gathered, recorded
 
 from fkat_data import (
     DistributedDataParallelShardSampler,
@@ -29,8 +29,7 @@ def test_a_users_sampler_resumes_exactly_from_every_position(sampler, wrap, num_
     microbatches, states = recorded(make(wrap(sampler()), **options), written, NUM_EPOCHS)
     assert len(microbatches) == NUM_EPOCHS * 10
     for position, state in enumerate(states):
-        resumed = make(wrap(sampler()), **options)
-        resumed.load_state_dict(state)
+        resumed = at_state(make(wrap(sampler()), **options), state)
         assert list(rest(resumed, NUM_EPOCHS)) == microbatches[position:], position
     # ... and in a loader that has already gone elsewhere
     for position in (0, 3, 1):

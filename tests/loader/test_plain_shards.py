@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from walks import at_state
 
 from fkat_data import (
     DataLoaderFactory,
@@ -39,8 +40,7 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_values(multiprocessing):
     with loader_of(multiprocessing=multiprocessing, num_shard_prefetches=1) as loader:
         first = [batch.tolist() for _, batch in zip(range(5), loader, strict=False)]
         state = loader.state_dict()
-    with loader_of(multiprocessing=multiprocessing) as loader:
-        loader.load_state_dict(state)
+    with at_state(loader_of(multiprocessing=multiprocessing), state) as loader:
         assert [number for batch in first for number in batch] + numbers(loader) == whole
     others = [(name, begin, end - (end == 32)) for name, begin, end in SHARDS]
     with loader_of(others, multiprocessing=False) as loader, pytest.raises(StateMismatchError, match="shards"):
@@ -55,7 +55,6 @@ def test_other_ranks_share_what_is_left():
             states.append(loader.local_state_dict())
     merged = loader.merge_state_dicts(states)
     for rank in range(4):
-        with loader_of(dp_size=4, dp_rank=rank, multiprocessing=False) as loader:
-            loader.load_state_dict(merged)
+        with at_state(loader_of(dp_size=4, dp_rank=rank, multiprocessing=False), merged) as loader:
             begun += numbers(loader)
     assert sorted(begun) == list(range(32))

@@ -2,7 +2,7 @@ import leavings
 import pytest
 import torch
 from loader_examples import MIXED, epoch, make, plain, same_state
-from walks import begun, both_modes
+from walks import at_state, begun, both_modes
 
 
 @both_modes
@@ -13,8 +13,7 @@ def test_the_first_microbatch_comes_over_and_over(multiprocessing):
     state = whole.state_dict()
     rest = [plain(microbatch) for microbatch in microbatches]
     for saved, expected in ((make().state_dict(), epoch(make())), (state, rest)):
-        with make(multiprocessing=multiprocessing, replay=True) as loader:
-            loader.load_state_dict(saved)
+        with at_state(make(multiprocessing=multiprocessing, replay=True), saved) as loader:
             for number, microbatch in enumerate(loader, 1):
                 assert plain(microbatch) == expected[0]
                 assert same_state(loader.state_dict(), saved)
@@ -22,9 +21,7 @@ def test_the_first_microbatch_comes_over_and_over(multiprocessing):
                     break
             assert (loader.epoch, loader.statistics().delivered) == (0, 50)
             assert not leavings.processes()  # the machine is the caller's alone
-            resumed = make()
-            resumed.load_state_dict(loader.state_dict())
-            assert epoch(resumed) == expected
+            assert epoch(at_state(make(), loader.state_dict())) == expected
 
 
 def test_what_a_caller_takes_out_of_a_microbatch_is_there_the_next_time():

@@ -11,7 +11,7 @@ from loader_examples import MIXED, MapDataset, epoch, following, generators, mak
 from own_sampler_examples import StatefulIterator
 from own_workers import worker_pids
 from torch.utils.data import DataLoader
-from walks import begun, recorded, wait_until
+from walks import at_state, begun, recorded, wait_until
 
 from fkat_data import DistributedDataParallelShardSampler, ShuffledShardSampler
 from fkat_data.errors import StaleIteratorError
@@ -36,8 +36,7 @@ def test_a_run_in_process_resumes_exactly_from_every_position(uninterrupted, num
     microbatches, states = uninterrupted
     options = {"num_shard_prefetches": num_shards_ahead, "num_microbatch_prefetches": num_microbatches_ahead}
     for position, state in enumerate(states):
-        loader = make(shuffled(), **options)
-        loader.load_state_dict(state)
+        loader = at_state(make(shuffled(), **options), state)
         assert following(loader, len(microbatches) - position) == microbatches[position:]
 
 
@@ -53,9 +52,7 @@ def test_every_state_of_an_epochs_end_is_the_next_epochs_start():
 def test_a_state_before_empty_shards_at_the_end_resumes_in_the_next_epoch():
     shards = ["map-a-3", "map-y-0", "stream-z-0"]
     whole = following(make(shards), 6)
-    loader = make(shards)
-    loader.load_state_dict(recorded(make(shards), plain)[1][-1])
-    assert epoch(loader) == whole[2:4]
+    assert epoch(at_state(make(shards), recorded(make(shards), plain)[1][-1])) == whole[2:4]
 
 
 def test_the_state_is_the_same_whenever_and_how_often_it_is_taken_and_whatever_is_ahead():
@@ -234,8 +231,7 @@ def test_an_endless_sampler_resumes_exactly(sampler):
     for position in (0, 1, 17, 39):
         loader = make(sampler())
         begun(loader, position)
-        resumed = make(sampler(), num_shard_prefetches=3)
-        resumed.load_state_dict(loader.state_dict())
+        resumed = at_state(make(sampler(), num_shard_prefetches=3), loader.state_dict())
         assert following(resumed, 40 - position) == whole[position:]
 
 

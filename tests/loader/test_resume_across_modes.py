@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 from loader_examples import MIXED, MapDataset, StreamDataset, bounded, epoch, following, make, plain, same_state
 from torch.utils.data import DataLoader
-from walks import recorded
+from walks import at_state, recorded
 
 from fkat_data import ShuffledShardSampler
 
@@ -52,8 +52,7 @@ def test_both_modes_yield_the_same_and_resume_each_other_from_every_position(
 
 def test_a_fresh_process_loader_resumes_to_the_end(in_process):
     microbatches, states = in_process
-    with make(sampler(), multiprocessing=True, num_shard_prefetches=2) as loader:
-        loader.load_state_dict(states[7])
+    with at_state(make(sampler(), multiprocessing=True, num_shard_prefetches=2), states[7]) as loader:
         assert following(loader, len(microbatches) - 7) == microbatches[7:]
 
 

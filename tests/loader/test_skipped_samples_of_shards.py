@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from own_workers import worker_pids
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from walks import at_state
 
 from fkat_data import (
     ConfigurationError,
@@ -111,8 +112,7 @@ def test_a_state_at_any_cut_has_each_sample_that_was_left_out_once(shape, bad, c
             break
         state = json.loads(json.dumps(loader.local_state_dict()))
         num_before = state.get("num_left_out", 0)
-        loader = make(bad, **shape)
-        loader.load_state_dict(state)
+        loader = at_state(make(bad, **shape), state)
         assert loader.local_state_dict() == state
     if not loader.epoch:
         rest = list(loader)
@@ -150,8 +150,7 @@ def test_a_sample_that_can_be_read_again_moves_no_row_whatever_the_number_of_ran
 def test_a_sample_that_was_delivered_and_cannot_be_read_again_is_an_error_not_a_row_less():
     loader = make([("c", 1)], shards=["c"], window_size=10)
     list(islice(loader, 2))
-    other = make([("c", 1), ("c", 5)], shards=["c"], window_size=10)
-    other.load_state_dict(loader.state_dict())
+    other = at_state(make([("c", 1), ("c", 5)], shards=["c"], window_size=10), loader.state_dict())
     with pytest.raises(OSError, match="no 5") as caught:
         list(other)
     assert any("before the resume" in note for note in caught.value.__notes__)
@@ -162,17 +161,14 @@ def test_a_shard_goes_on_without_the_sample_that_stopped_the_run():
     loader, had = make(bad, on_sample_error="raise"), []
     with pytest.raises(OSError, match="no 13"):
         had += loader
-    other = make(bad)
-    other.load_state_dict(loader.state_dict())
-    rest = list(other)
+    rest = list(at_state(make(bad), loader.state_dict()))
     assert [row[:2] for row in rows_of([*had, *rest])] == [place for place in NUMBERS if place not in bad]
 
 
 def test_a_shard_whose_samples_were_left_out_is_not_finished_by_a_factory_that_raises():
     loader = make([("c", 1)], shards=["c"])
     list(islice(loader, 2))
-    other = make(shards=["c"], on_sample_error="raise")
-    other.load_state_dict(loader.state_dict())
+    other = at_state(make(shards=["c"], on_sample_error="raise"), loader.state_dict())
     with pytest.raises(StateMismatchError, match=r"left_out.*on_sample_error='skip'"):
         list(other)
 
@@ -213,8 +209,7 @@ def test_killed_workers_leave_out_the_same(processes, options):
 
 
 def test_each_epoch_may_leave_out_its_own():
-    bad = [("a", 1), ("c", 3)]
-    loader = make(bad, max_skipped_samples=2)
+    loader = make([("a", 1), ("c", 3)], max_skipped_samples=2)
     assert [len(rows_of(loader)) for _ in range(2)] == [len(NUMBERS) - 2] * 2
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from walks import begun
+from walks import at_state, begun
 
 from fkat_data import DistributedDataParallelShardSampler, ShardedDataLoader, StateMismatchError
 from fkat_data.arguments import STATE_VERSION
@@ -67,8 +67,7 @@ def test_the_documented_form_is_what_is_written():
 
 
 def test_the_documented_form_of_a_resplit_is_what_is_written():
-    loader = a_rank(0, dp_size=3)
-    loader.load_state_dict(merged(a_rank(0, 15), a_rank(1, 18)))
+    loader = at_state(a_rank(0, dp_size=3), merged(a_rank(0, 15), a_rank(1, 18)))
     state = loader.local_state_dict()
     assert state["fingerprint"]["dp_size"] == 3
     assert state["resplits"] == [{"epochs": [1, 1], "indices": [-1, 0], "microbatches": [3, 2], "steps": [3, 6]}]
@@ -80,8 +79,7 @@ def test_the_documented_form_of_a_resplit_is_what_is_written():
     ids=["tensors", "tensors of one", "one tensor", "numbers", "tuple"],
 )
 def test_a_state_with_the_seeds_key_alone_is_between_shards_of_the_first_epoch(indices):
-    loader = a_loader()
-    loader.load_state_dict({"all_rank_indices": indices})
+    loader = at_state(a_loader(), {"all_rank_indices": indices})
     assert (loader.epoch, list(loader)) == (0, ["c0", "c1", "c2", "c3"])
 
 
@@ -90,8 +88,7 @@ def test_ranks_of_different_runs_do_not_merge():
         merged(a_rank(0, seed=1), a_rank(1, seed=2))
     with pytest.raises(StateMismatchError, match=r"fingerprint\.dp_size.*saved 2, expected 3"):
         merged(a_rank(0), a_rank(1, dp_size=3))
-    resplit = a_rank(1)
-    resplit.load_state_dict(merged(*(a_rank(rank, 1, dp_size=3) for rank in range(3))))
+    resplit = at_state(a_rank(1), merged(*(a_rank(rank, 1, dp_size=3) for rank in range(3))))
     with pytest.raises(StateMismatchError, match="resplits"):
         merged(a_rank(0), resplit)
 
@@ -211,8 +208,7 @@ def test_a_loader_takes_whatever_it_is_given_or_refuses_it_by_field_and_is_what_
     else:
         # What was taken can be saved again, and the loader goes on from there.
         json.dumps(loader.local_state_dict())
-        again = a_loader()
-        again.load_state_dict(loader.state_dict())
+        again = at_state(a_loader(), loader.state_dict())
         assert again.local_state_dict() == loader.local_state_dict()
 
 
@@ -240,6 +236,5 @@ def test_a_loader_of_a_users_own_sampler_takes_a_state_or_refuses_it_by_field(st
 def test_a_state_that_was_saved_and_loaded_as_weights_only_resumes(tmp_path):
     saved, rest = a_state()
     torch.save({"loader": saved}, tmp_path / "state.pt")
-    loader = a_loader()
-    loader.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True)["loader"])
+    loader = at_state(a_loader(), torch.load(tmp_path / "state.pt", weights_only=True)["loader"])
     assert list(loader) == rest

@@ -7,7 +7,7 @@ import pytest
 import torch
 from loader_examples import make, plain
 from torch.utils.data import DataLoader, Dataset, get_worker_info
-from walks import begun
+from walks import at_state, begun
 
 import fkat_data
 
@@ -56,8 +56,7 @@ def test_threads_and_processes_change_no_bit_and_a_state_goes_on_with_others(rem
         with make(SHARDS, shuffled, num_threads_per_worker=threads) as loader:
             begun(loader, position)
             state = loader.state_dict()
-        with remote(SHARDS, shuffled, num_threads_per_worker=2) as loader:
-            loader.load_state_dict(state)
+        with at_state(remote(SHARDS, shuffled, num_threads_per_worker=2), state) as loader:
             assert [(plain(microbatch), layout_of(microbatch)) for microbatch in loader] == due[position:]
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from loader_examples import epoch, plain
 from own_workers import worker_pids
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
-from walks import recorded, wait_until
+from walks import at_state, recorded, wait_until
 
 from fkat_data import MemoryLimitError, ShardedDataLoader, WorkerDiedError
 from fkat_data.errors import WorkerStalledError
@@ -109,8 +109,7 @@ def test_any_number_of_workers_makes_the_same_bits_and_any_other_resumes(
         assert [plain(next(iterator)) for _ in range(stop)] == first[:stop]
         state = several.state_dict()
         assert epoch(several if stop == len(first) else iterator) == (second if stop == len(first) else first[stop:])
-    with loader(factory, multiprocessing=False) as other:
-        other.load_state_dict(state)
+    with at_state(loader(factory, multiprocessing=False), state) as other:
         assert epoch(other) == (first[stop:] or second)
 
 

@@ -14,7 +14,7 @@ import torch
 from loader_examples import MIXED, epoch, make, mixed, plain, same_state, sample
 from own_workers import own_template_pids, worker_pids
 from torch.utils.data import DataLoader
-from walks import begun, wait_until
+from walks import at_state, begun, wait_until
 
 from fkat_data import ReplayMismatchError, WorkerDiedError, WorkerStalledError
 
@@ -197,8 +197,7 @@ def test_skipping_has_a_bound_for_each_epoch_that_a_resume_does_not_reset():
     begun(loader, 4)
     state = loader.state_dict()
     assert state["all_rank_skipped"] == ((0, 1),)
-    resumed = make(shards, failing, **options)
-    resumed.load_state_dict(state)
+    resumed = at_state(make(shards, failing, **options), state)
     with pytest.raises(ValueError, match="row 1 is bad") as caught:
         list(resumed)
     assert any("2 shards of this epoch already were (max_skipped_shards)" in note for note in caught.value.__notes__)

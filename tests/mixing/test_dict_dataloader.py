@@ -127,8 +127,7 @@ def test_an_epoch_that_was_left_early_is_given_up(on_exhausted):
 
 
 def test_every_sample_comes_once_an_epoch_in_the_proportions_of_the_weights():
-    counts = {"a": 600, "b": 300}
-    loader = numbers(Weighted({"a": 2, "b": 1}, seed=3), counts)
+    loader = numbers(Weighted({"a": 2, "b": 1}, seed=3), {"a": 600, "b": 300})
     epochs = [shown(loader) for _ in range(2)]
     assert sorted(epochs[0]) == sorted(epochs[1]) == sorted(shown(Numbers("a", 600)) + shown(Numbers("b", 300)))
     assert epochs[0] != epochs[1]

@@ -4,7 +4,7 @@ import time
 
 import torch
 from loader_examples import epoch, make
-from walks import begun, both_modes, wait_until
+from walks import at_state, begun, both_modes, wait_until
 
 from fkat_data import LoaderStatistics
 from fkat_data.mixing import DictDataLoader, RoundRobin
@@ -151,8 +151,7 @@ def test_what_a_resume_makes_again_is_replayed():
 
     loader = make(["a"], factory)
     begun(loader, 3)
-    resumed = make(["a"], factory)
-    resumed.load_state_dict(loader.state_dict())
+    resumed = at_state(make(["a"], factory), loader.state_dict())
     assert epoch(resumed) == [3]
     assert resumed.statistics().replay_s >= 0.09
     assert resumed.statistics().produce_s < 0.09

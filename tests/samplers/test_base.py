@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from loader_examples import following
 from omegaconf import OmegaConf
-from walks import begun
+from walks import at_state, begun
 
 from fkat_data.errors import ConfigurationError, StaleIteratorError, StateMismatchError
 from fkat_data.samplers import ShardSampler, ShuffledShardSampler, check_shards
@@ -73,8 +73,7 @@ def test_a_sampler_is_stateful_and_its_state_is_plain():
 
 
 def test_a_state_at_an_end_of_an_epoch_is_loaded_in_its_canonical_form():
-    sampler = Growing(2)
-    sampler.load_state_dict({"version": 1, "epoch": 0, "index": 2})
+    sampler = at_state(Growing(2), {"version": 1, "epoch": 0, "index": 2})
     assert sampler.state_dict() == {"version": 1, "epoch": 1, "index": 0}
 
 
@@ -84,8 +83,7 @@ def test_resuming_anywhere_again_and_again_equals_no_stop(first, stops):
     for count in stops:
         taken += following(sampler, count)
         state = sampler.state_dict()
-        sampler = Growing(first)
-        sampler.load_state_dict(state)
+        sampler = at_state(Growing(first), state)
         assert sampler.state_dict() == state
     taken += following(sampler, 5)
     assert taken == unstopped(first, 12)[: len(taken)]
@@ -183,14 +181,12 @@ def test_a_shard_may_be_any_plain_value(shard, plain):
         ({"a": 1}, "shards = "),
         ({"a", "b"}, "shards = "),  # another order on each rank
         ([], "shards = "),
-        (iter(()), "shards = "),
         (["a", ""], "shards[1] = "),
         (["a", {"b"}], "shards[1] = "),
         (["a", ("b", {1})], "shards[1][1] = "),
         (["a", {"b": [1, object()]}], "shards[1]['b'][1] = "),
         (["a", Part("b", 1)], "shards[1] = "),
         (["a", np.zeros(2)], "shards[1] = "),
-        (["a", ()], "shards[1] = "),
         ([["a", ""]], "shards[0][1] = "),
     ],
 )

@@ -238,7 +238,6 @@ def test_options_reach_the_file_system_as_plain_values(tree):
 @pytest.mark.parametrize(
     ("arguments", "where", "message"),
     [
-        ({"uri": ""}, "uri", "non-empty"),
         ({"uri": ["/data"]}, "uri", "path or URI"),
         ({"uri": "{tree}/none"}, "uri", "does not exist"),
         ({"uri": "{tree}/*.bin"}, "uri", "pass a pattern as glob"),
@@ -253,7 +252,6 @@ def test_options_reach_the_file_system_as_plain_values(tree):
         ({"uri": "{tree}/folders", "recursive": False}, "uri", "there are none in it"),
         ({"uri": "{tree}/deep/.git/..", "recursive": False, "glob": "x"}, "glob", "one of the 1 files"),
         ({"uri": "{tree}/hidden"}, "uri", "all 2 under it are hidden"),
-        ({"storage_options": ["key"]}, "storage_options", "a mapping"),
     ],
 )
 def test_what_cannot_be_listed_is_refused_by_the_argument(tmp_path, arguments, where, message):

@@ -179,8 +179,7 @@ def test_any_epoch_can_be_asked_for_at_any_time_and_is_that_of_loops_in_a_row(sa
 
 def test_the_sampler_and_the_global_generators_stay_as_they_are():
     sampler, before = GloballyShuffled(), random.getstate()
-    orders = as_shard_sampler("sampler", sampler)
-    first = orders.shards(0)
+    first = as_shard_sampler("sampler", sampler).shards(0)
     assert random.getstate() == before
     assert sampler.shards == SIX_SHARDS
     random.seed(5)

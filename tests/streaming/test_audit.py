@@ -3,7 +3,7 @@ import json
 
 import pytest
 from streaming_examples import global_batches, numbers
-from walks import recorded
+from walks import at_state, recorded
 
 from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.streaming import Stream, StreamingDataLoader, StreamingDataset
@@ -35,8 +35,7 @@ def test_an_audit_names_what_was_read(two, algorithm):
         assert found == [*epochs[0], *epochs[1]][step]
         assert records == dataset.samples_of(step % 25, epoch=step // 25)
         for record in records:
-            number = dataset[record.sample_id]["number"]
-            assert record.stream == (number >= 1000)
+            assert record.stream == (dataset[record.sample_id]["number"] >= 1000)
             shard, row = dataset.spanner[record.sample_id]
             assert (dataset.catalog.entries[shard].raw_data.basename, row) == (record.shard, record.row)
     with pytest.raises(ConfigurationError, match="step"):
@@ -89,20 +88,17 @@ def test_a_state_keeps_what_is_skipped_and_the_place(two):
     whole, states = recorded(loader, lambda batch: batch["number"].tolist())
     states = json.loads(json.dumps(states))
     for place in (1, 2, 3, 11):
-        other = StreamingDataLoader(make(two))
-        other.load_state_dict(states[place])
+        other = at_state(StreamingDataLoader(make(two)), states[place])
         assert numbers(other) == whole[place:]
         assert other.state_dict()["skip"] == loader.state_dict()["skip"]
     # Taken before a spike, resumed with what caused it left out.
-    resumed = StreamingDataLoader(make(two, skip=[{"epoch": 0, "batches": [7, 9]}]))
-    resumed.load_state_dict(states[1])
+    resumed = at_state(StreamingDataLoader(make(two, skip=[{"epoch": 0, "batches": [7, 9]}])), states[1])
     assert numbers(resumed) == whole[1:4] + whole[6:]
 
 
 @pytest.mark.parametrize(
     "skip",
     [
-        "x",
         [{"samples": [-1]}],
         [{"epoch": 0, "batches": [1]}],
         [{"batches": [1, 2]}],
@@ -172,8 +168,7 @@ def test_phases_of_an_epoch_are_the_same_in_other_worlds_and_after_every_resume(
     assert len(expected) == 12
     assert global_batches(2, 2, batch_size=2, **options) == expected
     for step in range(12):
-        dataset = StreamingDataset(batch_size=8, **options)
-        state = dataset.state_dict(8 * step, from_beginning=True)
+        state = StreamingDataset(batch_size=8, **options).state_dict(8 * step, from_beginning=True)
         assert global_batches(1, 2, batch_size=4, state=state, **options) == expected[step:]
 
 
@@ -188,7 +183,6 @@ def test_the_rest_of_an_epoch_that_has_begun_is_settled(two):
 @pytest.mark.parametrize(
     "schedule",
     [
-        "x",
         [{"from_sample": 0, "weights": [1]}],
         [{"from_sample": 0, "weights": [0, 0]}],
         [{"from_sample": 0, "weights": [1, 1]}, {"from_sample": 30, "weights": [1, 2]}],

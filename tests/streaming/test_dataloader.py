@@ -8,7 +8,7 @@ import torch
 from omegaconf import OmegaConf
 from streaming_examples import numbers, same, world, write
 from torch.utils.data import TensorDataset, default_collate
-from walks import begun
+from walks import at_state, begun
 
 from fkat_data import item_generators
 from fkat_data.configuration import instantiate
@@ -141,8 +141,7 @@ def test_over_another_dataset_it_is_the_loader_of_such_datasets():
     assert [batch[0].tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5]]
     assert len(loader) == 2
     next(iter(loader))
-    again = StreamingDataLoader(TensorDataset(torch.arange(6)), batch_size=4)
-    again.load_state_dict(loader.state_dict())
+    again = at_state(StreamingDataLoader(TensorDataset(torch.arange(6)), batch_size=4), loader.state_dict())
     assert [batch[0].tolist() for batch in again] == [[4, 5]]
     with pytest.raises(ConfigurationError, match="StreamingDataset"):
         loader.skip(1)
@@ -224,8 +223,7 @@ def test_the_documented_configuration_reads_epochs_and_resumes(processes, data, 
         with instantiate(config) as loader:
             first = numbers(islice(loader, stop))
             state = loader.state_dict()
-        with instantiate(config) as resumed:
-            resumed.load_state_dict(state)
+        with at_state(instantiate(config), state) as resumed:
             assert first + numbers(resumed) == expected
 
 

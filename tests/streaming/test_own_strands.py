@@ -15,7 +15,7 @@ from own_datasets import Endless, Filtered, Iterated, OwnOrder
 from own_workers import worker_pids
 from streaming_examples import numbers, world, worlds, write
 from torch.utils.data import get_worker_info
-from walks import begun
+from walks import at_state, begun
 
 from fkat_data import ConfigurationError, DataLoader, StateMismatchError
 from fkat_data.errors import ShardCorruptError, WorkerStalledError
@@ -205,8 +205,7 @@ def test_what_no_state_can_say_is_refused_and_may_be_copied_and_ended(processes,
             with pytest.raises(ConfigurationError, match="Filtered"):
                 loader.local_state_dict()
             assert loader.num_workers == num_workers
-            rest = list(iterator)
-            assert rest
+            assert list(iterator)
             assert loader.epoch == 1
 
 
@@ -247,8 +246,7 @@ def test_the_place_is_known_in_the_second_epoch_of_an_iteration(data):
         (place,) = state["place"]
         assert (place["epoch"], place["step"]) == ((0, cut) if cut <= num_batches else (1, cut - num_batches))
         assert after_break == expected[num_batches * (1 if cut <= num_batches else 2)]
-        with make(data, Endless, StreamingDataLoader) as other:
-            other.load_state_dict(state)
+        with at_state(make(data, Endless, StreamingDataLoader), state) as other:
             found = [batch["number"].tolist() for batch, _ in zip(other, range(9), strict=False)]
         assert found == expected[cut : cut + 9]
 
@@ -310,8 +308,7 @@ def test_a_state_is_exact_at_every_position_and_in_other_worlds(options):
     for position, state in enumerate(states):
         read = []
         for one in worlds(2, 3):
-            other = StreamingDataLoader(Iterated(**options | {"batch_size": 2}, world=one))
-            other.load_state_dict(state)
+            other = at_state(StreamingDataLoader(Iterated(**options | {"batch_size": 2}, world=one)), state)
             assert other.state_dict() == state
             read.append(numbers(other))
         full = [sorted(batch) for batch in batches[position:] if len(batch) == 12]

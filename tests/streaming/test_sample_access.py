@@ -7,7 +7,7 @@ import torch
 from own_datasets import EXACT_ANYWHERE, ONE_FOR_ONE, ByItem, ByTransform, LocalByIndex, LocalByItem, marked
 from streaming_examples import numbers, world, worlds, write
 from torch.utils.data import DataLoader, Subset
-from walks import recorded
+from walks import at_state, recorded
 
 from fkat_data import DataLoaderFactory, ShardedDataLoader
 from fkat_data.errors import ConfigurationError
@@ -47,8 +47,7 @@ def test_what_a_subclass_makes_of_a_sample_comes_from_every_way_of_reading(optio
                 if number == 8:
                     state = loader.state_dict()
             assert number == len(expected) - 1
-        with ShardedDataLoader(0, ["0"], factory, multiprocessing=False) as loader:
-            loader.load_state_dict(state)
+        with at_state(ShardedDataLoader(0, ["0"], factory, multiprocessing=False), state) as loader:
             assert numbers(loader) == expected[9:]
     mixture = DictDataLoader({"a": StreamingDataLoader(make())}, Weighted({"a": 1.0}, seed=0))
     assert next(iter(mixture))["number"].tolist() == expected[0]
@@ -60,9 +59,7 @@ def test_and_in_workers(processes, options, expected, kind):
     assert numbers(DataLoader(kind(**options), batch_size=4, **forked)) == expected
     found, states = recorded(StreamingDataLoader(kind(**options), **forked), lambda batch: batch["number"].tolist())
     assert found == expected
-    loader = StreamingDataLoader(kind(**options), **forked)
-    loader.load_state_dict(states[12])
-    assert numbers(loader) == expected[12:]
+    assert numbers(at_state(StreamingDataLoader(kind(**options), **forked), states[12])) == expected[12:]
 
 
 def test_a_sample_by_its_number_is_the_overridden_one(options):

@@ -22,8 +22,7 @@ def write(folder, writer):
     folder.mkdir()
     for number, size in enumerate(SIZES):
         tokens = np.random.default_rng(number).integers(0, 60, size).astype("uint16")
-        lengths = [size // 3, size - size // 3]
-        yield str(writer(folder / f"{number}", tokens, lengths))
+        yield str(writer(folder / f"{number}", tokens, [size // 3, size - size // 3]))
 
 
 def equal(found, expected):

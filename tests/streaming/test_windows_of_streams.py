@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from own_datasets import Iterated
 from own_workers import worker_pids
 from streaming_examples import write
-from walks import delivered, saved
+from walks import at_state, delivered, saved
 
 from fkat_data import ConfigurationError, DataLoader, StateMismatchError
 from fkat_data.streaming import Stream, StreamingDataLoader, StreamingDataset, World
@@ -91,8 +91,7 @@ def test_a_state_goes_on_with_the_next_row_at_every_cut_whatever_seed_the_datase
         had += islice(loader, max(0, cut - len(had)))
         state = saved([loader])
         more = shape["more"] | {"shuffle_seed": draws.draw(st.integers(0, 9)), "num_canonical_nodes": None}
-        loader = make(data, **shape | {"more": more})
-        loader.load_state_dict(state)
+        loader = at_state(make(data, **shape | {"more": more}), state)
         assert (loader.epoch, loader.step) == (state["place"][0]["epoch"], state["place"][0]["step"])
     rest = [] if loader.epoch else list(loader)
     is_next = loader.epoch > 1  # where only windows without a row are left, the next epoch may begin at once
@@ -155,8 +154,7 @@ def test_any_number_of_workers_reads_a_store_and_goes_on_with_the_others_state(p
         with opened(f"a{num_workers}", num_workers) as loader:
             had = list(islice(loader, 7))
             state = saved([loader])
-        with opened(f"b{num_workers}", 2 - num_workers) as loader:
-            loader.load_state_dict(state)
+        with at_state(opened(f"b{num_workers}", 2 - num_workers), state) as loader:
             assert had + list(loader) == whole
     with opened("killed", 2) as loader:
         found = []

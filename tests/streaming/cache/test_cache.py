@@ -354,8 +354,7 @@ class CacheMachine(DirectoryMachine):
             # What is in the way of the new file goes, and not one more.
             held = {other: self.size(other) for other in self.used}
             while self.used and sum(held[other] for other in self.used) + SIZES[name] > self.limit:
-                gone = self.used.pop(0)
-                self.is_planted.discard(gone)
+                self.is_planted.discard(self.used.pop(0))
         self.is_planted.discard(name)
         if name in self.used:
             self.used.remove(name)

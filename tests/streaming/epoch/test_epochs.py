@@ -154,8 +154,7 @@ def check_each_once(epochs, delivered, grids, canonical_nodes):
 
 def test_without_a_shuffle_a_resume_fills_up_the_last_batch_as_the_reference_does():
     # As MosaicML's partitions of 50 samples for 3 nodes of 2 ranks, of which 0 and then 48 have been read.
-    order = OrderSettings((np.array([50]),))
-    epochs = epochs_of(order, Grid(3, 2, 4))
+    epochs = epochs_of(OrderSettings((np.array([50]),)), Grid(3, 2, 4))
     whole = epochs.plan(ResumePoint()).global_batches(np.array([2]))
     rest = epochs.plan(epochs.resume_point(stopped(epochs, ResumePoint(), 2))).global_batches(np.array([0]))
     assert whole[0, :, 0].tolist() == [15, 15, 32, 31, 49, 48]

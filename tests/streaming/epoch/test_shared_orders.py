@@ -113,8 +113,7 @@ def test_a_process_computes_alone_where_sharing_fails(folder, fault, monkeypatch
         is_making.wait(30)
         monotonic = time.monotonic
         monkeypatch.setattr(time, "monotonic", lambda: 1000 * monotonic())
-    part = part_of(Maker())
-    assert part[np.arange(SIZE)].tolist() == list(range(SIZE))
+    assert part_of(Maker())[np.arange(SIZE)].tolist() == list(range(SIZE))
     assert "computes the order of its epoch alone" in caplog.text
     if fault == "wait":
         is_over.set()

@@ -251,9 +251,6 @@ def test_streams_with_one_directory_under_two_spellings_share_it_or_are_refused(
     [
         ({"proportion": 1, "repeat": 2}, "Stream"),
         ({"proportion": -1}, "proportion"),
-        ({"remote": "gs://bucket/x"}, "remote"),
-        ({"remote": "file://host/x"}, "remote"),
-        ({"local": 3}, "local"),
     ],
 )
 def test_a_stream_that_cannot_work_is_refused_at_once(options, argument):
