@@ -20,7 +20,6 @@ from fkat_data.datasets import (
     IterableJsonDataset,
     IterableParquetDataset,
     JsonDataset,
-    MapDataset,
     PackedDataset,
     PaddingCollate,
     ParquetDataset,
@@ -28,7 +27,7 @@ from fkat_data.datasets import (
     TarDataset,
     TokenBudgetBatchSampler,
 )
-from fkat_data.mixing import DictBatchSampler, DictDataLoader, Weighted
+from fkat_data.mixing import DictDataLoader, Weighted
 from fkat_data.observe import LoaderStatistics
 from fkat_data.samplers import (
     DistributedDataParallelShardSampler,
@@ -119,11 +118,7 @@ MAKERS = {
     "DataLoaderFactory": lambda data: fkat_data.DataLoaderFactory(
         partial(ParquetDataset, storage_options=OPTIONS), torch.utils.data.SequentialSampler, batch_size=2
     ),
-    "MapDataset": lambda data: MapDataset([1, 2], abs),
     "DictDataset": lambda data: DictDataset({f"a source with a long name {number}": [1] for number in range(9)}),
-    "DictBatchSampler": lambda data: DictBatchSampler(
-        Weighted({"a": 1.0, "b": 2.0}), {"a": [[0], [1]], "b": [[0]]}, on_exhausted="restart"
-    ),
     "DistributedShardedDataset": lambda data: DistributedShardedDataset(
         range, {"s3://user:hunter2@bucket/a": ((4,), {}), "b": ((4,), {})}, rank=0, world_size=2
     ),

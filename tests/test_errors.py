@@ -44,10 +44,6 @@ EXAMPLES = [
             "This signal often means that memory ran out"
         ),
     ),
-    (
-        WorkerDiedError(12, 0, ["a", "b"], 0, 0),
-        "worker 12 ended with exit code 0 while producing microbatch 0 of shard ['a', 'b'] in epoch 0",
-    ),
     (WorkerDiedError(12, None, "a", 0, 0), "worker 12 died while producing microbatch 0 of shard 'a' in epoch 0"),
     (
         WorkerDiedError(12, 1, "a", 0, 0, "Bus error", "node7", 2),

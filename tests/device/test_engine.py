@@ -279,7 +279,6 @@ def test_a_loader_delivers_to_any_accelerator_that_torch_knows(multiprocessing):
             "nested": [{"x": tensor}, (tensor[:3], "text")],
             "packed": pack_sequence([torch.ones(4_000), torch.ones(2)]),
             "empty": torch.empty(0, 3),
-            "twice": [tensor, tensor],
         }
 
     device.reset(eagerness=0.3)
@@ -293,7 +292,6 @@ def test_a_loader_delivers_to_any_accelerator_that_torch_knows(multiprocessing):
     assert torch.equal(microbatch["packed"].data.cpu(), torch.ones(4_002))
     assert microbatch["packed"].batch_sizes.device.type == "cpu"
     assert microbatch["empty"].shape == (0, 3)
-    assert microbatch["twice"][0] is microbatch["twice"][1]
 
 
 def test_the_device_may_change_between_microbatches():

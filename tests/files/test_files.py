@@ -8,15 +8,12 @@ from fkat_data.files import is_same_place
 @pytest.mark.parametrize(
     ("first", "second", "is_same"),
     [
-        ("a", "a", True),
         ("a", "b/../a", True),
         ("a", "link", True),
         ("a/new/er", "link/new/er", True),
         ("a/new/er", "link/new/old", False),
         ("a/new", "b/new", False),
-        ("a", "b", False),
         ("a", "a/b", False),
-        ("a", "new", False),
         ("loop", "a", False),
         ("nowhere", "nowhere", True),
     ],

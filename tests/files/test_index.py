@@ -63,7 +63,6 @@ WRONG = [
     ("mds-simple", ("shards",), KeyError, "shards is missing"),
     ("mds-simple", (*SHARD, "version"), 1, "shards[1].version is 1"),
     ("mds-simple", (*SHARD, "format"), "parquet", "shards[1].format is 'parquet'"),
-    ("mds-simple", (*SHARD, "samples"), -1, "shards[1].samples is -1"),
     ("mds-simple", (*SHARD, "samples"), 10**15, "shards[1].samples is 1000000000000000"),
     ("mds-simple", (*SHARD, "samples"), 10**6, "shards[1].samples is 1000000: expected fewer: raw_data has 1101"),
     ("mds-simple", (*SHARD, "compression"), "lzma", "shards[1].compression is 'lzma'"),

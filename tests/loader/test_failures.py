@@ -20,11 +20,7 @@ from own_workers import worker_pids
 from torch.utils.data import DataLoader
 from walks import at_state, begun, both_modes
 
-from fkat_data import (
-    ConfigurationError,
-    MemoryLimitError,
-    WorkerDiedError,
-)
+from fkat_data import ConfigurationError, MemoryLimitError, WorkerDiedError
 
 
 def told(error):

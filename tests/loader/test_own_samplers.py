@@ -7,10 +7,7 @@ from loader_examples import make
 from own_sampler_examples import CHANGING, FIXED, OTHERS, GloballyShuffled
 from walks import at_state, gathered, recorded
 
-from fkat_data import (
-    DistributedDataParallelShardSampler,
-    ShuffledShardSampler,
-)
+from fkat_data import DistributedDataParallelShardSampler, ShuffledShardSampler
 
 NUM_EPOCHS = 3
 

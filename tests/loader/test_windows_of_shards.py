@@ -149,8 +149,6 @@ def test_a_begun_shard_is_finished_with_the_function_that_began_it():
     ("arguments", "match"),
     [
         ({"window_fn": 3}, "window_fn"),
-        ({"window_fn": []}, "window_fn"),
-        ({"window_fn": list, "window_size": 0}, "window_size"),
         (
             {"window_fn": list, "batch_sampler_generator": partial(BatchSampler, batch_size=2, drop_last=False)},
             "batches are",

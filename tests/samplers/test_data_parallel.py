@@ -65,7 +65,6 @@ def test_dropped_shards_are_logged_once_with_their_number(caplog):
     [
         ({"dp_size": 9}, "dp_size"),  # eight shards
         ({"dp_size": 9, "drop_last": False}, "dp_size"),
-        ({"dp_rank": 2}, "dp_rank"),
         ({"num_uri_merge": -2}, "num_uri_merge"),
     ],
 )

@@ -4,6 +4,8 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -47,6 +49,14 @@ def run_on_small_disk(start, tmp_path):
         return output
 
     return run
+
+
+@pytest.fixture
+def folder_for_all():
+    """A folder that every user gets to, which pytest's own are not."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
 
 
 @pytest.fixture(scope="module")

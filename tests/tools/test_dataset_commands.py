@@ -124,7 +124,6 @@ def test_files_are_converted(tmp_path):
     ("arguments", "text"),
     [
         (["--column", "id"], "--column = 'id': expected NAME=ENCODING"),
-        (["--column", "id=integer"], "columns['id'] = 'integer'"),
         (["--column", "id=uint8"], "column 'id', value 300: expected a number that uint8 can represent"),
     ],
 )

@@ -73,7 +73,6 @@ LIMIT_1, USAGE_1 = "memory.limit_in_bytes", "memory.usage_in_bytes"
         # nothing mounted, or not readable
         (VERSION_2.format(path="/"), {}, None),
         ("", {"memory.max": "7", "memory.current": "3"}, None),
-        (VERSION_2.format(path="/"), {"memory.max": "garbage", "memory.current": "5"}, None),
         # a limit beyond the machine is none
         (VERSION_2.format(path="/"), {"memory.max": str(2**62), "memory.current": "0"}, None),
     ],

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import tempfile
 import time
 from pathlib import Path
 
@@ -230,14 +229,6 @@ try:
 except PermissionError as error:
     print("refused", error.filename)
 """
-
-
-@pytest.fixture
-def folder_for_all():
-    """A folder that every user gets to, which pytest's own are not."""
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder).chmod(0o755)
-        yield Path(folder)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")

@@ -1,7 +1,6 @@
 import json
 import os
 import shutil
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -253,14 +252,6 @@ def test_hashes_tell_that_an_index_that_is_written_again_is_of_the_same_data(che
 # A cache that cannot be written to.
 
 
-@pytest.fixture
-def visible_tmp_path():
-    """A directory that every user may reach, in contrast to pytest's own."""
-    with tempfile.TemporaryDirectory() as directory:
-        Path(directory).chmod(0o755)
-        yield Path(directory)
-
-
 def is_read(remote, cache, **options):
     assert numbers(remote, cache, **options) == is_of(0)
     assert evict_all(opened(remote, cache)) == 0
@@ -278,10 +269,10 @@ def written_as(kind, directory):
     ("kind", "is_of_others"), [(None, False), (None, True), ("zstd", False), ("zstd", True), ("parquet", False)]
 )
 @pytest.mark.parametrize("way", WAYS_TO_WRITE_NOTHING)
-def test_a_cache_that_cannot_be_written_to_serves_what_it_has(processes, visible_tmp_path, way, kind, is_of_others):
-    remote, cache = written_as(kind, visible_tmp_path / "remote"), visible_tmp_path / "cache"
+def test_a_cache_that_cannot_be_written_to_serves_what_it_has(processes, folder_for_all, way, kind, is_of_others):
+    remote, cache = written_as(kind, folder_for_all / "remote"), folder_for_all / "cache"
     # Another user may not be able to import what this reads with.
-    assert numbers(remote, visible_tmp_path / "another") == is_of(0)
+    assert numbers(remote, folder_for_all / "another") == is_of(0)
     assert in_child(lambda: numbers(remote, cache, keep_zip=True) == is_of(0)) == 0
     if is_of_others:
         shutil.rmtree(cache / ".fkat_data")
@@ -292,8 +283,8 @@ def test_a_cache_that_cannot_be_written_to_serves_what_it_has(processes, visible
 
 
 @pytest.mark.parametrize("way", WAYS_TO_WRITE_NOTHING)
-def test_a_cache_that_cannot_be_written_to_says_what_it_lacks(processes, visible_tmp_path, way):
-    remote, cache = written(visible_tmp_path / "remote"), visible_tmp_path / "cache"
+def test_a_cache_that_cannot_be_written_to_says_what_it_lacks(processes, folder_for_all, way):
+    remote, cache = written(folder_for_all / "remote"), folder_for_all / "cache"
     assert in_child(lambda: numbers(remote, cache) == is_of(0)) == 0
     (cache / "shard.00001.mds").unlink(missing_ok=True)
 

@@ -140,7 +140,6 @@ CASES = {
     "obstore denied": (lambda: named("PermissionDeniedError"), REFUSED),
     "obstore generic": (lambda: named("GenericError"), PASSING),
     "hub 404": (lambda: named("HfHubHTTPError", OSError, response=Response(404)), MISSING),
-    "hub 429": (lambda: named("HfHubHTTPError", OSError, response=Response(429)), PASSING),
     "gcsfs 403 in words": (lambda: OSError("Forbidden: https://host/o/x\nno access"), REFUSED),
     "gcsfs 403": (lambda: named("HttpError", code="403"), REFUSED),
     "azure 503": (lambda: named("HttpResponseError", status_code=503), PASSING),

@@ -177,10 +177,8 @@ WRONG_ARGUMENTS = [
 
 
 WRONG_LINES = [
-    (JSONWriter, {"newline": ""}, "newline = ''"),
     (JSONWriter, {"newline": "x"}, "newline = 'x'"),
     (JSONWriter, {"columns": {"id": "uint8"}}, "columns['id'] = 'uint8'"),
-    (XSVWriter, {"separator": ""}, "separator = ''"),
     (XSVWriter, {"separator": "\n"}, "separator = '\\n'"),
     (XSVWriter, {"separator": "|\n|"}, "newline = '\\n'"),
     (CSVWriter, {"columns": {"a,b": "str"}}, "columns = ['a,b']"),
