@@ -1,9 +1,11 @@
 import json
+import random
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from loader_examples import generators
 
 from fkat_data.errors import ConfigurationError
 from fkat_data.samplers import ShardSampler, ShuffledShardSampler
@@ -39,6 +41,14 @@ def test_epochs_and_seeds_differ(seed):
     # 30 shards have 10^32 orders: two of them equal by chance is no event to plan for.
     orders = [tuple(ShuffledShardSampler(named(30), seed + more).shards(epoch)) for more in (0, 1) for epoch in (0, 1)]
     assert len({*orders, tuple(named(30))}) == 5
+
+
+def test_no_global_generator_is_read_or_moved():
+    before = generators()
+    order = ShuffledShardSampler(named(50)).shards(0)
+    assert generators() == before
+    random.seed(1)
+    assert ShuffledShardSampler(named(50)).shards(0) == order
 
 
 def test_each_epoch_of_the_inner_sampler_is_shuffled():

@@ -40,13 +40,10 @@ def ended(events, code=0, **facts):
         (ended([WHOLE[0], *WHOLE[2:]], stderr="ERROR: disk"), "**2 lost** (says so in its log)"),
         (ended([WHOLE[0], at(2, "error", text="E: disk"), *WHOLE[2:]]), "**2 lost** (after an error)"),
         (ended([*WHOLE[:2], *WHOLE]), "**4 repeated**"),
-        (ended([WHOLE[0], WHOLE[0], *WHOLE[2:]]), "**2 lost, 2 repeated**"),
         (ended([WHOLE[0], STRUCK, at(2, "raised", text="a.B: a disk")], code=1), "clear error, 0.5 s"),
         (ended([WHOLE[0], STRUCK, at(2, "raised", text="a.B: what\nC: d")], code=1), "unclear error (B), 0.5 s"),
-        (ended(WHOLE, code=-6), "**crashes** (at exit, exit code -6)"),
         (ended(WHOLE[:1], code=None), "**hangs**"),
         (ended(WHOLE, code=None), "**hangs** (at exit, after the last batch)"),
-        (ended([WHOLE[0], at(2, "error", text="B: disk")], code=None), "**hangs** (after a clear error)"),
         (ended([at(0, "unsupported", why="no such setting"), *WHOLE]), "not supported (no such setting)"),
     ],
 )

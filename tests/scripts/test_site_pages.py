@@ -19,8 +19,6 @@ SOURCE = site_pages._SOURCE
     ("text", "file", "source", "expected"),
     [
         ("[a](docs/howto/resume.md)", "README.md", "index.md", "[a](howto/resume.md)"),
-        ("[a](../README.md#design)", "docs/benchmarks.md", "benchmarks.md", "[a](index.md#design)"),
-        ("[a](../../CHANGELOG.md)", "docs/howto/resume.md", "howto/resume.md", "[a](../changelog.md)"),
         (f"[a]({SOURCE}/blob/main/docs/howto/resume.md#one)", "README.md", "index.md", "[a](howto/resume.md#one)"),
         (f"![a]({SOURCE}/raw/main/docs/images/b.svg)", "README.md", "index.md", "![a](images/b.svg)"),
         ("[`b`](../../configs/data)", "docs/howto/files.md", "howto/files.md", "`b`"),

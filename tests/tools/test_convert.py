@@ -255,7 +255,6 @@ BAD_FILES = [
         "row 1001 (from 1, without the header), column 'a'",
     ),
     ("rows.parquet", b"nonsense", ShardCorruptError, "rows.parquet': "),
-    ("rows.arrow", b"nonsense", ShardCorruptError, "rows.arrow': "),
     ("rows.jsonl", b'{"a": 1}\n' * 1_000 + b'{"a": "x"}\n', SampleError, "column 'a', value 'x': expected an int"),
     ("rows.jsonl", b'{"a": 1}\n' * 1_000 + b'{"a": 1, "b": 2}\n', SampleError, "column 'b', value <any>"),
     ("rows.xlsx", b"", ConfigurationError, "expected a file that ends in .jsonl"),
