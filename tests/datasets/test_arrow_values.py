@@ -53,7 +53,6 @@ CASES = {
     ),
     "views in a list": (pa.array([["a"], [], None], pa.list_(pa.binary_view())), [[b"a"], [], None]),
     "fixed bytes": (pa.array([b"ab", None], pa.binary(2)), [b"ab", None]),
-    "long text": (pa.array(["a" * 2000, "", "\N{SNOWMAN}"], pa.large_string()), ["a" * 2000, "", "\N{SNOWMAN}"]),
     "uuid": (pa.array([b"0" * 16, None], pa.uuid()), [uuid.UUID(bytes=b"0" * 16), None]),
     "bool8": (pa.ExtensionArray.from_storage(pa.bool8(), pa.array([1, 0], pa.int8())), [True, False]),
 }

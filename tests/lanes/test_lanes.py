@@ -33,11 +33,6 @@ def test_a_test_of_the_fast_lane_starts_no_process(request, refused):
         refused(multiprocessing.get_context(method).Process(target=print).start)
 
 
-@pytest.mark.parametrize("multiprocessing", [False, True])
-def test_a_loader_with_workers_makes_a_test_one_with_processes(request, multiprocessing):
-    assert starts(request.node) is multiprocessing
-
-
 def test_a_loader_takes_its_workers_from_the_template_process_that_tests_share(remote):
     assert "PYTEST_CURRENT_TEST" not in os.environ
     with remote(["a"], lambda _shard: [os.getppid()]) as loader:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from interpreters import run_python
 from loader_examples import generators
 
 from fkat_data.errors import ConfigurationError
@@ -49,6 +50,14 @@ def test_no_global_generator_is_read_or_moved():
     assert generators() == before
     random.seed(1)
     assert ShuffledShardSampler(named(50)).shards(0) == order
+
+
+def test_the_order_is_the_same_in_every_process(processes):
+    program = (
+        "from fkat_data.samplers import ShuffledShardSampler as S; print(S([f's{i}' for i in range(9)], 3).shards(2))"
+    )
+    outputs = {run_python("-c", program, PYTHONHASHSEED=seed).stdout for seed in ("0", "1")}
+    assert outputs == {f"{ShuffledShardSampler(named(9), 3).shards(2)}\n"}
 
 
 def test_each_epoch_of_the_inner_sampler_is_shuffled():

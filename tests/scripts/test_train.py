@@ -192,6 +192,11 @@ def two_ranks(shared_processes, python):
     return train_on_two_ranks(python, "loader=debug", output_dir="two_ranks")
 
 
+def test_two_ranks_train(folder, two_ranks):
+    assert "done: steps 1 to 30" in two_ranks
+    assert len(losses(folder, "two_ranks")) == STEPS
+
+
 def test_two_ranks_lose_nothing_either_when_one_of_them_is_killed(processes, folder, python, two_ranks):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     command += program(output_dir="one_killed", place="in a step of rank 0")
