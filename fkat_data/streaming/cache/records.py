@@ -59,16 +59,16 @@ class Recency:
     def last_use(self, name: str) -> int:
         """Return when a file was last used, in nanoseconds; 0 if it was never used."""
         with suppress(OSError):
-            key = _key_of(name)
-            _, keys, times = _window(self._opened(), key)
+            key, file = _key_of(name), self._opened()
+            _, keys, times = _window(file.fileno(), key)
             if key in keys:
                 return times[keys.index(key)]
         return 0
 
     def _write(self, name: str, time_ns: int) -> None:
         with suppress(OSError):
-            key, descriptor = _key_of(name), self._opened()
-            offset, keys, times = _window(descriptor, key)
+            key, file = _key_of(name), self._opened()
+            offset, keys, times = _window(file.fileno(), key)
             if key in keys:
                 place = keys.index(key)
             elif time_ns:
@@ -76,9 +76,10 @@ class Recency:
             else:
                 return
             entry = _USE.pack(key, time_ns) if time_ns else bytes(_USE.size)
-            os.pwrite(descriptor, entry, offset + place * _USE.size)
+            os.pwrite(file.fileno(), entry, offset + place * _USE.size)
 
-    def _opened(self) -> int:
+    def _opened(self) -> Descriptor:
+        """Return the table, open while the caller has it: another thread may put a new one in its place."""
         file = self._file
         # The user may have emptied the directory.
         if file is None or os.fstat(file.fileno()).st_nlink == 0:
@@ -93,7 +94,7 @@ class Recency:
                         os.ftruncate(file.fileno(), _HEADER.size + _NUM_USES * _USE.size)
                         os.pwrite(file.fileno(), header, 0)
             self._file = file
-        return file.fileno()
+        return file
 
     def __getstate__(self) -> dict[str, object]:
         return {"_path": self._path, "_file": None}
