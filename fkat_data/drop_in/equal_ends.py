@@ -150,10 +150,12 @@ class EqualEnds:
             RankMismatchError: Ranks are at different places.
         """
         self._look()
-        if self._agreed[0] != epoch or self._agreed[1] <= step:
+        while self._agreed[0] != epoch or self._agreed[1] <= step:
             name = (self._num_iterations, epoch, step, False)
             self._rounds.ask(name, [epoch, step, num_certain])
-            self._hear(name)
+            if self._hear(name):
+                break
+            self._num_iterations += 1  # as another round
         return self._agreed[1] - step
 
     def _look(self) -> None:
@@ -162,15 +164,24 @@ class EqualEnds:
             self._hear(self._ahead)
             self._ahead = None
 
-    def _hear(self, name: _Round) -> None:
+    def _hear(self, name: _Round) -> bool:
+        """Learn what the ranks have said; return False if others end the epoch before this rank's first."""
         found = self._rounds.heard(name)
         places = [(each[0], each[1]) for each in found]
+        first = min(places)
+        if self._agreed == (-1, 0) and {*places} == {first, (first[0] + 1, 0)}:
+            # A state behind an epoch's last microbatch: where nothing was left, it says that the next one begins.
+            if (name[1], name[2]) != first:
+                return False
+            self._agreed = first
+            return True
         if len(set(places)) > 1:
             self._ahead = None
             per_rank = ", ".join(f"epoch {at[0]} step {at[1]} on rank {rank}" for rank, at in enumerate(places))
             raise RankMismatchError("the microbatches that were delivered", per_rank)
         _, epoch, step, _ = name
         self._agreed = epoch, step + min(each[2] for each in found)
+        return True
 
 
 class EndsOfRanks:
@@ -202,6 +213,7 @@ def delivered_alike(
     place: Callable[[], tuple[int, int]],
     num_certain: Callable[[], int],
     cut: Callable[[], str],
+    engine: Any,
 ) -> Callable[[], Any]:
     """Return a function that takes microbatches until one of the ranks has none.
 
@@ -211,30 +223,43 @@ def delivered_alike(
         place: Returns the epoch, and the microbatches of it before the next one.
         num_certain: Returns how many microbatches are certain to come, that which was just taken included.
         cut: Ends the epoch here, and returns what is left out, in words.
+        engine: Begins the next epoch where the loaded one is over for all.
     """
     if ends is None:
         return take
     ends.begin()
     epoch = upcoming = agreed_up_to = halfway = -1
+    # Whether the next microbatch is the first behind a loaded place within an epoch.
+    is_within = False
+
+    def next_certain() -> tuple[Any, int]:
+        """Return what this rank has next, and how many microbatches are certain, that one included; 0: it has none."""
+        try:
+            return take(), num_certain()
+        except genuine(StopIteration):
+            return None, 0
 
     def taken() -> Any:
-        nonlocal epoch, upcoming, agreed_up_to, halfway
+        nonlocal epoch, upcoming, agreed_up_to, halfway, is_within
         here, step = place()
         if epoch < 0:
-            epoch = here
+            epoch, upcoming, is_within = here, step, engine.position.step > 0
         if here != epoch:
             step = upcoming  # behind an epoch's last microbatch, a place is in the next one
-        try:
-            microbatch = take()
-        except genuine(StopIteration):
-            ends.agree(epoch, step, 0)
-            raise
+        microbatch, num = next_certain()
         # Where nothing was left at a loaded place, the next epoch has begun.
-        is_of_epoch = place()[0] == epoch
-        if step >= agreed_up_to:
-            num_agreed = ends.agree(epoch, step, num_certain() if is_of_epoch else 0)
+        is_of_epoch = num > 0 and place()[0] == epoch
+        if step >= agreed_up_to or not num:
+            num_agreed = ends.agree(epoch, step, num if is_of_epoch else 0)
+            if not num_agreed and is_within:
+                # Nor is anything left for all together: this rank goes on with the next epoch, as the others do.
+                if is_of_epoch:
+                    engine.skip_epoch()
+                    microbatch, num = next_certain()
+                epoch, step, is_within, is_of_epoch = epoch + 1, 0, False, num > 0
+                num_agreed = ends.agree(epoch, step, num)
             if not num_agreed:
-                left = cut()
+                left = cut() if num else ""
                 if is_of_epoch:
                     _logger.warning(
                         "epoch %d ends after step %d, where another rank has no more: %s", epoch, step, left
@@ -243,7 +268,7 @@ def delivered_alike(
             agreed_up_to, halfway = step + num_agreed, step + num_agreed // 2
         if step == halfway:
             ends.look_ahead(epoch, step, num_certain())
-        upcoming = step + 1
+        upcoming, is_within = step + 1, False
         return microbatch
 
     return taken

@@ -114,7 +114,7 @@ class StrandPlan(DatasetPlan):
             engine.cut_epoch()
             return "one microbatch or more left out on this rank"
 
-        return delivered_alike(take, self._ends.get(), place, lambda: 1 + engine.count_ahead(), cut)
+        return delivered_alike(take, self._ends.get(), place, lambda: 1 + engine.count_ahead(), cut, engine)
 
     def num_batches(self, epoch: int) -> int:
         """Raise.

@@ -318,7 +318,7 @@ class WindowPlan(IndexPlan):
                     )
                 raise
 
-        return delivered_alike(taken, ends, place, num_certain, cut)
+        return delivered_alike(taken, ends, place, num_certain, cut, engine)
 
     def state_at(self, epoch: int, step: int) -> dict[str, Any]:
         """Return what the rest of an epoch depends on."""

@@ -158,6 +158,10 @@ class Delivery:
         self._prefetcher.extend(num_shards)
         self._whole_at = position
 
+    def go_on_behind_epoch(self) -> None:
+        """Let the iteration go on with the next epoch where this one ends, as where it began within it."""
+        self._began_mid_epoch = True
+
     def stop(self) -> None:
         """End the iteration, and drop what was prefetched."""
         self.is_over = True

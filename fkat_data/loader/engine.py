@@ -231,12 +231,16 @@ class Engine(Generic[Microbatch_co]):
             self._cursor.pass_epoch()
 
     def cut_epoch(self) -> None:
-        """Count the rest of the epoch, if it has begun, as delivered, within a call of the iteration that ends with this."""
-        position = self._cursor.position
+        """Count the rest of the epoch as delivered, within a call of the iteration that ends with this."""
         self._delivery.stop()
-        if position != Position(position.epoch, 0, 0, 0):
-            self._prefetcher.leave(position)
-            self._cursor.pass_epoch()
+        self._prefetcher.leave(self._cursor.position)
+        self._cursor.pass_epoch()
+
+    def skip_epoch(self) -> None:
+        """Count the rest of the epoch as delivered, within a call of the iteration, which goes on with the next epoch."""
+        self._prefetcher.leave(self._cursor.position)
+        self._arriving.go_on_behind_epoch()
+        self._cursor.pass_epoch()
 
     def go_to(self, place: Place) -> None:
         """Go to another place, where the next iteration begins; an iteration under way ends."""
