@@ -458,6 +458,11 @@ def test_ranks_that_leave_at_different_steps_end_as_any_other_program(processes)
     assert done.returncode == 0, done.stderr
 
 
+def test_ranks_go_on_from_states_around_an_epochs_end_which_they_reach_one_by_one(processes, prepared, tmp_path):
+    for rank in prepared.run_ranks(3, RANKS.with_name("ends_of_ranks.py"), folder=tmp_path):
+        assert rank.returncode == 0, rank.stderr
+
+
 @pytest.mark.parametrize("kind", ["indices", "strands"])
 def test_ranks_end_an_epoch_together_though_each_is_interrupted_again_and_again(processes, prepared, tmp_path, kind):
     script = RANKS.with_name("interrupted_ranks.py")
