@@ -17,7 +17,8 @@ from fkat_data.types import Microbatch, Stateful
 
 __all__ = ["EncodeChat", "EncodeText", "TitanDataLoader", "TitanTextLoader"]
 
-_MOST_EMPTY_EPOCHS = 100
+#: The rest of one that was resumed, and a whole one.
+_MOST_EMPTY_EPOCHS = 2
 #: The label of a token that the loss does not count, as torch's and torchtitan's losses know it.
 _IGNORED = -100
 
@@ -67,7 +68,7 @@ class TitanDataLoader:
         """Go on where the loader is, from epoch to epoch.
 
         Raises:
-            ConfigurationError: The loader has delivered nothing for 100 epochs.
+            ConfigurationError: The loader has delivered nothing for two epochs.
         """
         num_empty_epochs = 0
         while num_empty_epochs < _MOST_EMPTY_EPOCHS:

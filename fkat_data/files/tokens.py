@@ -31,6 +31,7 @@ _MEGATRON_HEADER = struct.Struct("<9sQBQQ")
 _MEGATRON_DTYPES = {
     code: np.dtype(name) for code, name in enumerate(("u1", "i1", "<i2", "<i4", "<i8", "<f8", "<f4", "<u2"), start=1)
 }
+_LLM_C = struct.Struct("<3i")
 _LLM_C_HEADER_BYTES = 1024
 #: By magic number and version of llm.c's header.
 _LLM_C_DTYPES = {(20240520, 1): np.dtype("<u2"), (20240801, 7): np.dtype("<u4")}
@@ -234,9 +235,9 @@ def _of_numpy(path: str, file: TokenBytes, head: bytes) -> Layout | None:
 
 
 def _of_llm_c(path: str, file: TokenBytes, head: bytes) -> Layout | None:
-    if len(head) < _LLM_C_HEADER_BYTES:
+    if len(head) < _LLM_C.size:
         return None
-    magic, version, num_tokens = struct.unpack_from("<3i", head)
+    magic, version, num_tokens = _LLM_C.unpack_from(head)
     if magic == _LLM_C_EVALUATION:
         raise ConfigurationError("uris", path, "files of tokens, not the questions of an evaluation of llm.c")
     if magic not in {known for known, _ in _LLM_C_DTYPES}:
@@ -245,6 +246,8 @@ def _of_llm_c(path: str, file: TokenBytes, head: bytes) -> Layout | None:
     if dtype is None:
         expected = ", ".join(f"{version} of {known}" for known, version in _LLM_C_DTYPES)
         raise ShardCorruptError.of_field(path, f"version of llm.c's header {magic}", expected, version)
+    if len(head) < _LLM_C_HEADER_BYTES:
+        raise ShardCorruptError.of_field(path, "size of llm.c's header", f"{_LLM_C_HEADER_BYTES} bytes", len(head))
     expected_bytes = _LLM_C_HEADER_BYTES + num_tokens * dtype.itemsize
     if file.size_bytes != expected_bytes:
         raise ShardCorruptError.of_field(
