@@ -384,7 +384,10 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
             ConfigurationError: A stream's own ``__iter__`` yields samples in another way than its order, so that no
                 state can say what it would yield next.
         """
-        return sealed(self._local_state())
+        own = self._local_state()
+        if self._share is not None and self.has_windows and (own["sampler"]["window"] or own["sampler"]["row"]):
+            own["rank"] = self._share.rank
+        return sealed(own)
 
     def _local_state(self) -> dict[str, Any]:
         self._follow_ranks()

@@ -228,47 +228,71 @@ def delivered_alike(
     if ends is None:
         return take
     ends.begin()
-    epoch = upcoming = agreed_up_to = halfway = -1
-    # Whether the next microbatch is the first behind a loaded place within an epoch.
-    is_within = False
+    return _Alike(take, ends, place, num_certain, cut, engine)
 
-    def next_certain() -> tuple[Any, int]:
-        """Return what this rank has next, and how many microbatches are certain, that one included; 0: it has none."""
-        try:
-            return take(), num_certain()
-        except genuine(StopIteration):
-            return None, 0
 
-    def taken() -> Any:
-        nonlocal epoch, upcoming, agreed_up_to, halfway, is_within
-        here, step = place()
-        if epoch < 0:
-            epoch, upcoming, is_within = here, step, engine.position.step > 0
-        if here != epoch:
-            step = upcoming  # behind an epoch's last microbatch, a place is in the next one
-        microbatch, num = next_certain()
-        # Where nothing was left at a loaded place, the next epoch has begun.
-        is_of_epoch = num > 0 and place()[0] == epoch
-        if step >= agreed_up_to or not num:
-            num_agreed = ends.agree(epoch, step, num if is_of_epoch else 0)
-            if not num_agreed and is_within:
+class _Alike:
+    """What ``delivered_alike`` returns. An interrupted call can be made again."""
+
+    def __init__(
+        self,
+        take: Callable[[], Any],
+        ends: EqualEnds,
+        place: Callable[[], tuple[int, int]],
+        num_certain: Callable[[], int],
+        cut: Callable[[], str],
+        engine: Any,
+    ) -> None:
+        self._take = take
+        self._ends = ends
+        self._place = place
+        self._num_certain = num_certain
+        self._cut = cut
+        self._engine = engine
+        self._epoch = self._upcoming = self._agreed_up_to = self._halfway = -1
+        # Whether the next microbatch is the first behind a loaded place within an epoch.
+        self._is_within = False
+
+    def __call__(self) -> Any:
+        here, step = self._place()
+        if self._epoch < 0:
+            self._epoch, self._upcoming, self._is_within = here, step, self._engine.position.step > 0
+        if here != self._epoch:
+            step = self._upcoming  # behind an epoch's last microbatch, a place is in the next one
+        microbatch, has_one = self._next()
+        if step >= self._agreed_up_to or not has_one:
+            # Where nothing was left at a loaded place, the next epoch has begun.
+            is_of_epoch = has_one and self._place()[0] == self._epoch
+            num_agreed = self._ends.agree(self._epoch, step, self._num_certain() if is_of_epoch else 0)
+            if not num_agreed and self._is_within:
                 # Nor is anything left for all together: this rank goes on with the next epoch, as the others do.
                 if is_of_epoch:
-                    engine.skip_epoch()
-                    microbatch, num = next_certain()
-                epoch, step, is_within, is_of_epoch = epoch + 1, 0, False, num > 0
-                num_agreed = ends.agree(epoch, step, num)
+                    self._engine.skip_epoch()
+                    microbatch, has_one = self._next()
+                self._epoch, step, self._is_within = self._epoch + 1, 0, False
+                num_agreed = self._ends.agree(self._epoch, step, self._num_certain() if has_one else 0)
             if not num_agreed:
-                left = cut() if num else ""
-                if is_of_epoch:
-                    _logger.warning(
-                        "epoch %d ends after step %d, where another rank has no more: %s", epoch, step, left
-                    )
-                raise StopIteration
-            agreed_up_to, halfway = step + num_agreed, step + num_agreed // 2
-        if step == halfway:
-            ends.look_ahead(epoch, step, num_certain())
-        upcoming, is_within = step + 1, False
+                self._end(step, is_cut=has_one)
+            self._agreed_up_to, self._halfway = step + num_agreed, step + num_agreed // 2
+        if step == self._halfway:
+            self._ends.look_ahead(self._epoch, step, self._num_certain())
+        self._upcoming, self._is_within = step + 1, False
         return microbatch
 
-    return taken
+    def _next(self) -> tuple[Any, bool]:
+        """Return what this rank has next, and whether it has one."""
+        try:
+            return self._take(), True
+        except genuine(StopIteration):
+            return None, False
+
+    def _end(self, step: int, *, is_cut: bool) -> None:
+        """End the epoch, in which another rank has no more.
+
+        Raises:
+            StopIteration: Always.
+        """
+        if is_cut:
+            left = self._cut()
+            _logger.warning("epoch %d ends after step %d, where another rank has no more: %s", self._epoch, step, left)
+        raise StopIteration

@@ -114,6 +114,9 @@ def check_share(state: Mapping[str, Any], share: RankShare | None) -> None:
                 "be another"
             )
             raise StateMismatchError(field, saved, value, hint)
+    if share is not None and state.get("rank", share.rank) != share.rank:
+        hint = "windows of ranks make unlike numbers of rows: load merge_state_dicts([...]) of each rank's local_state_dict()"
+        raise StateMismatchError("rank", state["rank"], share.rank, hint)
 
 
 def shared_fields(share: RankShare | None) -> dict[str, Any]:

@@ -50,8 +50,9 @@ def merged_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """
     if not states:
         raise StateMismatchError("local_state_dicts", 0, "<one for each rank>")
+    states = [{name: value for name, value in state.items() if name != "rank"} for state in states]
     if len(states) == 1:
-        return dict(states[0])
+        return states[0]
     if 1 < states[0].get("num_ranks", 1) <= len(states) and len({_place(state) for state in states}) == 1:
         return {**states[0], _GATHERED: True}
     return {"version": STATE_VERSION, "all_rank_states": [dict(state) for state in states]}

@@ -149,8 +149,7 @@ class MixedSource:
             if isinstance(state, Mapping)
         )
         state = merge(states) if callable(merge) and not is_whole else states[0]
-        has_ended = any(each["has_ended"] for each in local_state_dicts)
-        return {**local_state_dicts[0], "has_ended": has_ended, "state": state}
+        return {**local_state_dicts[0], "state": state}
 
     def _position(self, method: str) -> dict[str, Any]:
         if self._held is not None:
@@ -159,9 +158,10 @@ class MixedSource:
             state = getattr(self.loader, method)() if isinstance(self.loader, Stateful) else None
         is_past = isinstance(self.loader, _Counted) and self._epoch is not None and self.loader.epoch != self._epoch
         if isinstance(state, Mapping) and self._epoch is not None:
-            # Where ranks end a pass together, one that has more left has ended with the others.
+            # Ranks of windows end a pass together: one that has more left has ended with the others.
             of_ranks: Sequence[Mapping[str, Any]] = unsealed(state).get("all_rank_states", ())
-            is_past = is_past or any(each.get("epoch", self._epoch) > self._epoch for each in of_ranks)
+            of_windows = [each for each in of_ranks if "num_ranks" in each and "window" in each["sampler"]]
+            is_past = is_past or any(each["epoch"] > self._epoch for each in of_windows)
         return {
             "delivered": self.delivered,
             "taken": self.taken,
