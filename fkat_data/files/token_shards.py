@@ -235,7 +235,11 @@ class TokenReader(PartReader):
 
     def samples(self, rows: Sequence[int] | npt.NDArray[Any]) -> list[dict[str, Any]]:
         """Return samples; see ``ShardReader``."""
-        return [self._sample(row) for row in checked_rows(rows, self.num_samples).tolist()]
+        chosen = checked_rows(rows, self.num_samples).tolist()
+        self._check_version()  # to read a file that was cut off would end the process
+        samples = [self._sample(row) for row in chosen]
+        self._check_version()
+        return samples
 
     def column_arrays(self, rows: Sequence[int] | npt.NDArray[Any]) -> dict[str, npt.NDArray[Any] | list[Any]]:
         """Return each column's values as a list; see ``ShardReader``."""

@@ -3,6 +3,7 @@
 from itertools import islice
 
 import torch.distributed as dist
+from walks import at_state
 
 from fkat_data import DataLoader
 from fkat_data.mixing import DictDataLoader, Weighted
@@ -42,9 +43,7 @@ def check(make):
     for num_before in range(max(0, len(epochs[0]) - 2), len(epochs[0]) + 1):
         loader = make()
         assert list(islice(walked(loader), num_before)) == whole[:num_before]
-        state = loader.state_dict()
-        loader = make()
-        loader.load_state_dict(state)
+        loader = at_state(make(), loader.state_dict())
         assert list(islice(walked(loader), len(whole) - num_before)) == whole[num_before:], (make, num_before)
 
 

@@ -137,3 +137,8 @@ def test_bad_input_is_named(tmp_path):
     with MDSWriter(out=str(tmp_path / "mds"), columns={"number": "int"}) as writer:
         writer.write({"number": 1})
     refused(ConfigurationError, re.escape("shard.00000.mds is mds, and holds no tokens"), tmp_path / "mds", window)
+    stream = StreamingDataset(local=str(tmp_path / "npy"), tokens=window, batch_size=2)
+    assert len(stream[0]["tokens"]) == 10
+    (tmp_path / "npy" / "0.npy").write_bytes(b"cut off")
+    with pytest.raises(ShardCorruptError, match=r"0\.npy.*written again"):
+        stream[0]
