@@ -20,6 +20,7 @@ from fkat_data.files.tokens import (
     TokenFile,
     check_tokens,
     ended_documents,
+    may_be_wrong,
     parts_of_documents,
     token_file,
 )
@@ -100,7 +101,7 @@ class _TokenFiles(IndexedFiles):
         """
         file, found = self._file(number), self.files[number]
         dtype, first_byte = np.dtype(found.dtype), found.first_byte
-        is_checked = dtype.kind == "f" or self.vocab_size is not None
+        is_checked = may_be_wrong(dtype, self.vocab_size)
         for start, stop in spans:
             content = file.read(first_byte + start * dtype.itemsize, first_byte + stop * dtype.itemsize)
             stored: npt.NDArray[Any] = np.frombuffer(content, dtype)
@@ -124,7 +125,7 @@ class _TokenFiles(IndexedFiles):
             raise changed(self.paths[number])
         tokens = np.empty(stored.shape, np.int64) if out is None else out
         np.copyto(tokens, stored, casting="unsafe")
-        if dtype.kind == "f" or self.vocab_size is not None:
+        if may_be_wrong(dtype, self.vocab_size):
             for index, start in enumerate(starts):
                 check_tokens(self.paths[number], start, stored[index], tokens[index], self.vocab_size)
         return tokens

@@ -31,6 +31,7 @@ from fkat_data.files.tokens import (
     dtype_of,
     ended_documents,
     layout_of,
+    may_be_wrong,
     megatron_end,
     megatron_layout,
     parts_of_documents,
@@ -263,7 +264,7 @@ class TokenReader(PartReader):
     def _sample(self, row: int) -> dict[str, Any]:
         windowing, stored = self._part.windowing, self._window(row)
         tokens = stored.astype(np.int64)
-        if stored.dtype.kind == "f" or windowing.vocab_size is not None:
+        if may_be_wrong(stored.dtype, windowing.vocab_size):
             place = (self._part.first + row) * windowing.stride
             check_tokens(self._name, place, stored, tokens, windowing.vocab_size)
         sample: dict[str, Any] = {"tokens": tokens}

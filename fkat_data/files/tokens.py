@@ -356,6 +356,11 @@ def datatrove_layout(path: str, size_bytes: int, index_path: str, num_tokens: in
     return Layout(f"<u{sizes[size_bytes]}", 0, num_tokens)
 
 
+def may_be_wrong(dtype: np.dtype[Any], vocab_size: int | None) -> bool:
+    """Return whether what is stored as this type has to be looked at: not all of it is a token as int64 holds it."""
+    return dtype.kind == "f" or (dtype.kind == "u" and dtype.itemsize == 8) or vocab_size is not None
+
+
 def check_tokens(
     path: str, start: int, stored: npt.NDArray[Any], tokens: npt.NDArray[np.int64], vocab_size: int | None
 ) -> None:
@@ -369,10 +374,10 @@ def check_tokens(
         vocab_size: What they are below; None: any.
 
     Raises:
-        ShardCorruptError: One is no whole number, or outside the vocabulary.
+        ShardCorruptError: One is no whole number, or too large for int64, or outside the vocabulary.
     """
     wrong: npt.NDArray[np.bool_] = tokens != stored
-    expected = "a whole number"
+    expected = "a whole number that int64 holds"
     if vocab_size is not None and not wrong.any():
         wrong = (tokens < 0) | (tokens >= vocab_size)
         expected = f"from 0 to {vocab_size - 1}, for vocab_size={vocab_size}"

@@ -229,6 +229,9 @@ def test_a_token_outside_the_vocabulary_is_named_where_it_is_read(tmp_path):
     path = str(megatron(tmp_path / "b", np.array([1.0, 2.5]), [2], dtype="float32"))
     with pytest.raises(ShardCorruptError, match=r"token 1 is 2\.5: expected a whole number"):
         TokenWindows(path, 2)[0]
+    np.save(tmp_path / "c.npy", np.array([1, 1 << 63], np.uint64))
+    with pytest.raises(ShardCorruptError, match="9223372036854775808: expected a whole number"):
+        TokenWindows(str(tmp_path / "c.npy"), 2)[0]
 
 
 def state_within(dataset, **options):
