@@ -165,8 +165,7 @@ def test_the_actors_beside_one_that_is_lost_go_on(cluster, tmp_path, how):
     file.touch()
     options = {"max_worker_restarts": 1, "timeout": 10, "collate_fn": list}
     with DataLoader(Stuck(file), 4, shuffle=True, seed=1, num_workers=3, workers=actors(), **options) as made:
-        found = list(made)
-        statistics = made.statistics()
+        found, statistics = list(made), made.statistics()
         assert len(living()) == 3
     expected = DataLoader(Stuck(file), 4, shuffle=True, seed=1, collate_fn=list)
     assert found == list(expected)
