@@ -385,7 +385,8 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
                 state can say what it would yield next.
         """
         own = self._local_state()
-        if self._share is not None and self.has_windows and (own["sampler"]["window"] or own["sampler"]["row"]):
+        place = own.get("sampler", {})
+        if self._share is not None and self.has_windows and (place.get("window") or place.get("row")):
             own["rank"] = self._share.rank
         return sealed(own)
 

@@ -370,7 +370,7 @@ class WindowPlan(IndexPlan):
         self._terms = {**terms, **self._split_of(epoch)}
         self._windows = dealt_windows(self._terms, self._window_size, self._share)
         num_ranks = 1 if self._share is None else self._share.num_ranks
-        is_whole = saved is None or not (self._split_of(epoch) or saved["window"] or saved["row"])
+        is_whole = saved is None or not (self._split_of(epoch) or saved.get("window") or saved.get("row"))
         if is_whole and not dealt_windows(terms, self._window_size, RankShare(num_ranks, num_ranks - 1)):
             most = max(1, num_samples // num_ranks)
             expected = f"at most {most:,}, so that each of {num_ranks} ranks has a window of {num_samples:,} samples"
