@@ -16,6 +16,7 @@ def main():
     microbatches = iter(loader)
     for _ in islice(microbatches, 2 if rank else 6):
         time.sleep(0.05)
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

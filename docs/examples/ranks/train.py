@@ -78,3 +78,5 @@ for batch in loader:
         if step % 10 == 0:
             torch.save(state, "checkpoint.new")
             os.replace("checkpoint.new", "checkpoint.pt")  # at once: a kill leaves the old one or the new one
+if num_ranks > 1:
+    distributed.destroy_process_group()
