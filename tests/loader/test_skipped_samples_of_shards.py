@@ -201,8 +201,8 @@ def test_killed_workers_leave_out_the_same(processes, options):
         found = []
         for number, batch in enumerate(loader):
             found.append(batch)
-            if number in (1, 6, 7, 11):
-                os.kill(worker_pids()[-1], signal.SIGKILL)
+            for pid in worker_pids()[-1:] if number in (1, 6, 7, 11) else ():  # all may have ended by the last ones
+                os.kill(pid, signal.SIGKILL)
         assert found == whole
         assert loader.statistics().skipped_samples == len(bad)
         assert loader.statistics().worker_restarts >= 1
