@@ -219,7 +219,7 @@ class DictDataLoader(Described, Closing):
             _log.warning("the mixture goes on as %r; it was saved as %s", self._schedule.strategy, saved)
 
     def statistics(self) -> LoaderStatistics:
-        """Return what was done so far: microbatches delivered, and the rest added up where sources have statistics."""
+        """Return what was done so far: how often each source was seen, and the rest added up where they have statistics."""
         found: list[LoaderStatistics] = []
         for source in self._sources.values():
             statistics = getattr(source.loader, "statistics", None)
@@ -228,7 +228,8 @@ class DictDataLoader(Described, Closing):
         # In the terms of the sources' class, if they have one.
         kinds = {type(statistics) for statistics in found}
         kind = kinds.pop() if len(kinds) == 1 else LoaderStatistics
-        return replace(kind.together(found), delivered=self._num_delivered)
+        seen = {name: source.seen for name, source in self._sources.items()}
+        return replace(kind.together(found), delivered=self._num_delivered, seen=seen)
 
     def close(self) -> None:
         """Close every source that can be closed, and end the iteration under way; any number of calls."""

@@ -11,6 +11,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 
 from fkat_data import arguments
 from fkat_data.errors import StateMismatchError
+from fkat_data.observe.statistics import Seen
 from fkat_data.plan.state import unsealed
 from fkat_data.types import Microbatch, Stateful
 
@@ -40,6 +41,7 @@ class MixedSource:
     Attributes:
         taken: Microbatches taken from the current pass.
         delivered: Microbatches taken in the mixture's current epoch.
+        seen: What was taken since the mixture was made.
     """
 
     def __init__(self, name: str, loader: Iterable[Microbatch]) -> None:
@@ -47,6 +49,7 @@ class MixedSource:
         self.loader = loader
         self.taken: int = 0
         self.delivered: int = 0
+        self.seen = Seen()
         self._iterator: Iterator[Microbatch] | None = None
         self._has_ended = False
         self._epoch: int | None = None  # of the pass, after its first microbatch, if the loader reports epochs
@@ -65,6 +68,7 @@ class MixedSource:
         """Begin a pass."""
         if self._held is None:  # otherwise the loader is already in its next pass
             self._iterator = iter(self.loader)
+        self.seen = self.seen._replace(passes=self.seen.passes + 1)
         self._epoch = None
         self._has_ended = False
         self.taken = 0
@@ -75,6 +79,7 @@ class MixedSource:
             return
         self._has_ended = False
         self._iterator = iter(self.loader)
+        self.seen = self.seen._replace(passes=self.seen.passes + 1)
         if not isinstance(self.loader, Stateful):
             for _ in islice(self._iterator, self.taken):
                 pass
@@ -94,6 +99,7 @@ class MixedSource:
             self._epoch = _epoch_delivered(self.loader)
         self.taken += 1
         self.delivered += 1
+        self.seen = self.seen._replace(delivered=self.seen.delivered + 1)
         return microbatch
 
     def stop(self) -> None:
@@ -107,11 +113,13 @@ class MixedSource:
 
     def snapshot(self) -> tuple[Any, ...]:
         """Return what ``restore`` needs to undo all that follows, but what the loader itself has delivered."""
-        return self.taken, self.delivered, self._iterator, self._has_ended, self._epoch, self._loaded, self._held
+        passing = self._iterator, self._has_ended, self._epoch, self._loaded, self._held
+        return self.taken, self.delivered, self.seen, passing
 
     def restore(self, snapshot: tuple[Any, ...]) -> None:
         """Undo what an interrupted call has done."""
-        (self.taken, self.delivered, self._iterator, self._has_ended, self._epoch, self._loaded, self._held) = snapshot
+        self.taken, self.delivered, self.seen, passing = snapshot
+        self._iterator, self._has_ended, self._epoch, self._loaded, self._held = passing
         take_back = getattr(self.loader, "take_back", None)
         if self._fetched and self._held is None and callable(take_back):
             take_back()

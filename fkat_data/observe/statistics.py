@@ -3,8 +3,9 @@
 import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from operator import sub
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from fkat_data.observe.durations import Durations, added_durations
 from fkat_data.observe.verdict import OF_DATASETS, Verdict, judge
@@ -46,6 +47,20 @@ _SHARED = frozenset({"elapsed_s", "num_workers_per_shard", "num_shard_prefetches
 
 _NONE = Durations()
 
+_BY_NAME = ("made_on", "seen")
+
+
+class Seen(NamedTuple):
+    """What a mixture has had of a source.
+
+    Attributes:
+        delivered: Microbatches.
+        passes: How often it was begun.
+    """
+
+    delivered: int = 0
+    passes: int = 0
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class LoaderStatistics:
@@ -86,6 +101,7 @@ class LoaderStatistics:
         waiting: How long the caller waited for each microbatch: ``waiting.p99_s`` and others, within 2.2 %.
         making: How long a worker made each microbatch, waiting for stored bytes included: ``making.p99_s`` and others.
         made_on: The same by machine, of workers on a Ray cluster.
+        seen: What a mixture has had of each source, by its name.
     """
 
     delivered: int = 0
@@ -117,6 +133,7 @@ class LoaderStatistics:
     waiting: Durations = _NONE
     making: Durations = _NONE
     made_on: Mapping[str, Durations] = field(default_factory=dict[str, Durations])
+    seen: Mapping[str, Seen] = field(default_factory=dict[str, Seen])
 
     def __repr__(self) -> str:
         facts = [
@@ -173,7 +190,8 @@ class LoaderStatistics:
         }
         none = Durations()
         made_on = {machine: making - earlier.made_on.get(machine, none) for machine, making in self.made_on.items()}
-        return dataclasses.replace(self, **sums, made_on=made_on)
+        seen = {name: Seen(*map(sub, own, earlier.seen.get(name, Seen()))) for name, own in self.seen.items()}
+        return dataclasses.replace(self, **sums, made_on=made_on, seen=seen)
 
     @classmethod
     def together(cls, several: Iterable[Self]) -> Self:
@@ -197,7 +215,7 @@ class DataLoaderStatistics(LoaderStatistics):
         return judge(self, OF_DATASETS)
 
 
-_NAMES = tuple(each.name for each in dataclasses.fields(LoaderStatistics) if each.name not in (*DURATIONS, "made_on"))
+_NAMES = tuple(each.name for each in dataclasses.fields(LoaderStatistics) if each.name not in (*DURATIONS, *_BY_NAME))
 
 
 _WORK = {
@@ -229,6 +247,10 @@ def rows_of_statistics(statistics: "LoaderStatistics") -> list[tuple[str, str]]:
         where = counted(len(statistics.made_on) or statistics.num_cpus, "machine" if statistics.made_on else "CPU")
         rows.append(("workers", f"{statistics.num_workers} on {where}"))
     rows += [(f"on {machine}", f"{making.num:,}; {making}") for machine, making in sorted(statistics.made_on.items())]
+    rows += [
+        (f"from {name}", f"{counted(seen.delivered, 'microbatch')}, begun {counted(seen.passes, 'time')}")
+        for name, seen in statistics.seen.items()
+    ]
     spent = {doing: getattr(statistics, name) for name, doing in _WORK.items()}
     total_s = sum(spent.values())
     if total_s > 0:

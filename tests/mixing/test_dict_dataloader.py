@@ -332,13 +332,19 @@ def test_a_state_of_something_else_is_refused_by_field(field, change):
         mixture_of_two().load_state_dict(state)
 
 
-def test_statistics_are_those_of_the_sources_together():
+def test_statistics_are_those_of_the_sources_together_and_say_how_often_each_was_seen():
     loader = mixture_of_two()
-    for _ in range(2):
-        list(loader)
+    list(loader)
+    first = loader.statistics()
+    list(loader)
     statistics = loader.statistics()
     assert statistics.delivered == 2 * (2 + 3)
     assert statistics.waited_s > 0
+    assert statistics.since(first).seen == first.seen == {"a": (2, 1), "b": (3, 1)}
+    again = DictDataLoader({"a": range(4), "b": range(10)}, RoundRobin(["a", "b"]), key=None, on_exhausted="restart")
+    list(again)
+    assert again.statistics().seen == {"a": (11, 3), "b": (10, 1)}
+    assert "begun 3 times" in str(again.statistics())
 
 
 @pytest.mark.parametrize("on_exhausted", ON_EXHAUSTED)
