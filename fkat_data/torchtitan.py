@@ -203,7 +203,7 @@ class TitanTextLoader(TitanDataLoader):
         dp_world_size: Data-parallel ranks.
         dp_rank: This one.
         weights: Each source's share of the tokens; None: there is one source. A source that ends begins again, until each
-            has ended once.
+            has ended once; without ``repeat``, each is read once.
         pack: ``"concatenate"`` or ``"best_fit"``, as of ``Pack``.
         max_document_length: Tokens of a document that is not too long; None: a row's.
         too_long: ``"split"``, ``"truncate"``, ``"skip"`` or ``"raise"``, what becomes of longer documents.
@@ -270,7 +270,8 @@ class TitanTextLoader(TitanDataLoader):
         whole: Any = next(iter(loaders.values()))
         self._is_mixed = weights is not None
         if weights is not None:
-            whole = DictDataLoader(loaders, Weighted(weights, seed=seed), key=None, on_exhausted="restart")
+            mixed = Weighted(weights, seed=seed)
+            whole = DictDataLoader(loaders, mixed, key=None, on_exhausted="restart" if repeat else "drop")
         super().__init__(whole, repeat=repeat)
 
     def __iter__(self) -> Iterator[Microbatch]:

@@ -34,14 +34,18 @@ def text_of(tokens):
 
 
 @given(
-    texts=st.lists(st.text(st.sampled_from("abc"), max_size=30), min_size=1, max_size=20),
+    texts=st.lists(st.text(st.sampled_from("abc"), max_size=30), min_size=2, max_size=20),
     pack=st.sampled_from(["concatenate", "best_fit"]),
     longest=st.sampled_from([None, 5, 16]),
     num_rows=st.sampled_from([None, 1, 3]),
+    weights=st.sampled_from([None, {"0": 3, "1": 1}]),
 )
-def test_an_epoch_has_every_pair_of_neighbouring_tokens_once(texts, pack, longest, num_rows):
+def test_an_epoch_has_every_pair_of_neighbouring_tokens_once(texts, pack, longest, num_rows, weights):
+    parts = [texts] if weights is None else [texts[::2], texts[1::2]]
+    encode = EncodeText(Tokenizer())
     loader = TitanTextLoader(
-        {"text": ([{"text": text} for text in texts], EncodeText(Tokenizer()))},
+        {str(number): ([{"text": text} for text in part], encode) for number, part in enumerate(parts)},
+        weights=weights,
         row_length=16,
         max_document_length=longest,
         pack=pack,
