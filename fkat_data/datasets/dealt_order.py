@@ -47,17 +47,16 @@ class DealtItems(DealtOrder, Protocol):
 
     def rest(
         self,
-        earlier: Sequence[Sequence[int | None]],
+        earlier: Sequence[tuple[Sequence[int | None], int]],
         *,
-        batch_size: int = 1,
         drop_last: bool = False,
         order: Sequence[int] | None = None,
     ) -> Sequence[Any]:
         """Return what this rank gets of what other ranks have left of the epoch: indices of this dataset, in order.
 
         Args:
-            earlier: How many batches each rank had when the number of ranks changed, each time; None: all.
-            batch_size: Items of a batch.
+            earlier: How many batches each rank had when the number of ranks or the size of batches changed, each time, and
+                that size; None: all.
             drop_last: Whether ranks left out a last batch that was smaller.
             order: The order in which each of the first ranks took its items; None: one after the other.
         """

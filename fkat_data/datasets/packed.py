@@ -185,22 +185,21 @@ class PackedDataset(Described, Dataset[dict[str, torch.Tensor]]):
 
     def rest(
         self,
-        earlier: Sequence[Sequence[int | None]],
+        earlier: Sequence[tuple[Sequence[int | None], int]],
         *,
-        batch_size: int = 1,
         drop_last: bool = False,
         order: Sequence[int] | None = None,
     ) -> list[SequencePart]:
         """Return what this rank gets of what other ranks have left of the epoch: indices of this dataset, in order.
 
         Args:
-            earlier: How many batches each rank had when the number of ranks changed, each time; None: all.
-            batch_size: Sequences of a batch.
+            earlier: How many batches each rank had when the number of ranks or the size of batches changed, each time, and
+                that size; None: all.
             drop_last: Whether ranks left out a last batch that was smaller.
             order: The order in which each of the first ranks took its sequences; None: one after the other.
         """
         left = [SequencePart(index) for index in range(self._window_ends()[-1])]
-        for counts in earlier:
+        for counts, batch_size in earlier:
             dealt, spare = self._dealt(left, len(counts))
             rounds = [dealt[start : start + len(counts)] for start in range(0, len(dealt), len(counts))]
             if order is not None:

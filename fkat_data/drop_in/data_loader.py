@@ -542,7 +542,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
     def _fingerprint(self) -> dict[str, Any]:
         if self._stream is not None:  # its own state knows which batch sizes it may go on with
             return {"drop_last": self.drop_last}
-        terms = {"batch_size": self.batch_size, "drop_last": self.drop_last}
+        terms = {"batch_size": self._size_of_batches, "drop_last": self.drop_last}
         if not self.has_windows:
             return terms
         terms |= {"window_size": self.window_size, "window_fn": version_of(self.window_functions)}

@@ -329,9 +329,8 @@ class DrawnPlan(IndexPlan):
         if not is_dealt or type(self._sampler) is not BatchSampler or not isinstance(indices, Sized):
             return None
         size, drop_last = cast("int", self._batch_size), self._drop_last
-        rests = left_overs(
-            self._layers, epoch, _num_given(len(indices), size, drop_last=drop_last), size, drop_last=drop_last
-        )
+        num_given = _num_given(len(indices), size, drop_last=drop_last)
+        rests = left_overs(self._layers, epoch, num_given, drop_last=drop_last)
         return SampleOrder(
             len(indices),
             size,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from torch.utils.data import Subset
+from torch.utils.data import BatchSampler, Subset
 
 from fkat_data import arguments
 from fkat_data.datasets.dealt_order import (
@@ -24,7 +24,14 @@ from fkat_data.drop_in.frameworks import AccelerateSide
 from fkat_data.drop_in.layers_of_ranks import Layer, distributed_sampler_of, layers_in
 from fkat_data.drop_in.numbered_plan import EpochShuffle, NumberedPlan, is_numbered
 from fkat_data.drop_in.rank_share import RankShare, agreed_state, check_share, shared_fields
-from fkat_data.drop_in.states import Layout, checked_loader_state, entries_of, own_state, state_at_epoch
+from fkat_data.drop_in.states import (
+    Layout,
+    checked_loader_state,
+    entries_of,
+    is_of_other_size,
+    own_state,
+    state_at_epoch,
+)
 from fkat_data.drop_in.strand_plan import StrandRanks, own_strands
 from fkat_data.drop_in.window_plan import WindowPlan
 from fkat_data.dropped import WeakTable
@@ -83,6 +90,7 @@ class EpochsOfRanks(AccelerateSide):
     dataset: Any
     sampler: Any
     batch_sampler: Any
+    batch_size: int | None
     seed: int | None
     dp_rank: int | None
     window_fn: Any
@@ -265,16 +273,20 @@ class EpochsOfRanks(AccelerateSide):
         Raises:
             StateMismatchError: It is no such state, or does not say what other ranks had left.
         """
+        layout = self._layout()
 
         def check(state: object) -> dict[str, Any]:
             kind = "strands" if self._is_iterable else "sampler"
             checked = checked_loader_state(state, self._fingerprint(), self.seed, kind)
+            if checked["batch_size"] is None and self.batch_size is None:
+                checked["batch_size"] = self._size_of_batches  # older states do not know that of a batch sampler
             self._check_is_of_new_order(checked)
+            self._check_size_of_batches(checked, layout)
             return checked
 
         if self._strand_ranks is not None:
             return own_strands([check(each) for each in entries_of(state_dict) or [state_dict]], self._strand_ranks)
-        own = own_state(state_dict, self._layout(), check, *rank_and_world_size())
+        own = own_state(state_dict, layout, check, *rank_and_world_size())
         if "strand_numbers" in own and own["all_strands"] != own["num_strands"]:
             hint = (
                 "set counts_workers_of_all_ranks = True on the dataset, as where the state was saved, and num_workers"
@@ -286,20 +298,35 @@ class EpochsOfRanks(AccelerateSide):
             dealing.for_rank(dealing.dp_size, dealing.dp_rank).load_state_dict(own["sampler"]["samplers"][-1])
         return own
 
+    def _check_size_of_batches(self, state: Mapping[str, Any], layout: Layout | None) -> None:
+        """Raise if the rest of a state's epoch is to come in batches of another size, and nothing says what is left of it."""
+        kind = "distributed" if layout is not None and layout.dealt_by == "sampler" else "num_samples"
+        is_known = layout is not None and kind in state["sampler"]
+        if is_of_other_size(state, self._size_of_batches) and not is_known:
+            hint = "finish the epoch in batches of that size: only its dataset or its sampler knows what is left of it"
+            raise StateMismatchError("batch_size", state["batch_size"], self._size_of_batches, hint)
+
+    @property
+    def _size_of_batches(self) -> int | None:
+        """Samples of a batch; None: microbatches are the dataset's items, or batches of any size."""
+        batches = self.batch_sampler
+        return int(batches.batch_size) if type(batches) is BatchSampler else self.batch_size
+
     def _layout(self) -> Layout | None:
         """Return the ranks that the samples are dealt out to; None: nothing says what another rank has."""
         if self._is_iterable:
             return None
+        size = self._size_of_batches
         if self._share is not None:
-            return Layout(self._share.num_ranks, self._share.rank, shared_fields(self._share))
+            return Layout(size, self._share.num_ranks, self._share.rank, shared_fields(self._share))
         dealing = self._dealing()
         if dealing is not None:
             fields = self._terms_of_dealing()
-            return Layout(dealing.dp_size, dealing.dp_rank, fields, "order" if dealing.dp_size > 1 else None)
+            return Layout(size, dealing.dp_size, dealing.dp_rank, fields, "order" if dealing.dp_size > 1 else None)
         sampler = distributed_sampler_of(self.sampler if self.batch_sampler is None else self.batch_sampler)
         if sampler is not None:
-            return Layout(sampler.num_replicas, sampler.rank, dealt_by="sampler")
-        return None if self._has_ranks else Layout()
+            return Layout(size, sampler.num_replicas, sampler.rank, dealt_by="sampler")
+        return None if self._has_ranks else Layout(size)
 
     def _dealing(self) -> DealtItems | DealtBatches | None:
         """Return what deals itself out to ranks, by arguments of its own: the dataset or the batch sampler."""

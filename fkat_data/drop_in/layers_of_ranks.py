@@ -1,10 +1,10 @@
-"""An epoch of batches that goes on with another number of ranks: how far the ranks before had come.
+"""An epoch that goes on with another number of ranks, or in batches of another size: how far the ranks before had come.
 
 A *layer* holds how many microbatches each rank had at such a re-split. What they had left, in the order of the epoch, is
 dealt out to the next ranks from its beginning, as if it were an epoch of its own. So every rank computes its part from
 the layers; a state has nothing else of the ranks before. Saved, they are the field ``resplits`` of a state::
 
-    [{"split_batches": False, "step": 3, "epochs": [0, 0], "counts": [3, 3]}]
+    [{"split_batches": False, "batch_size": 4, "step": 3, "epochs": [0, 0], "counts": [3, 3]}]
 """
 
 from bisect import bisect_right
@@ -126,10 +126,11 @@ _NOT_A_RESPLIT = "this is not a state of a fkat_data.DataLoader"
 
 
 class Layer(NamedTuple):
-    """How far ranks had come when their number changed.
+    """How far ranks had come when their number changed, or the size of their batches.
 
     Attributes:
         is_split: Whether each of them got a part of every batch.
+        batch_size: Samples of a batch; 1 where they were single samples, or batches of any size.
         step: Where all ranks after them begin, in the earliest epoch of theirs.
         epochs: The epoch of each rank.
         counts: Microbatches of it that each rank had, of what the layer before had left.
@@ -137,6 +138,7 @@ class Layer(NamedTuple):
     """
 
     is_split: bool
+    batch_size: int
     step: int
     epochs: tuple[int, ...]
     counts: tuple[int, ...]
@@ -163,20 +165,26 @@ def first_step(layers: Sequence[Layer], epoch: int) -> int:
 
 
 def with_layer(
-    layers: Sequence[Layer], places: Sequence[tuple[int, int]], *, is_split: bool, is_by_order: bool
+    layers: Sequence[Layer],
+    places: Sequence[tuple[int, int]],
+    batch_size: int | None,
+    *,
+    is_split: bool,
+    is_by_order: bool,
 ) -> tuple[tuple[Layer, ...], int, int]:
     """Append a layer. Return the layers that still matter, and the epoch and step at which the next ranks begin.
 
     Args:
         layers: All re-splits so far.
         places: The epoch and the step of each rank now.
+        batch_size: Samples of their batches; None: they are single samples, or of any size.
         is_split: Whether each of these ranks got a part of every batch.
         is_by_order: Whether the dataset or the batch sampler deals out.
     """
     epoch = min(own for own, _ in places)
     step = max(step for own, step in places if own == epoch)
     counts = tuple(step - first_step(layers, own) for own, step in places)
-    added = Layer(is_split, step, tuple(own for own, _ in places), counts, is_by_order)
+    added = Layer(is_split, batch_size or 1, step, tuple(own for own, _ in places), counts, is_by_order)
     matter = tuple(
         layer
         for layer in (*layers, added)
@@ -185,20 +193,19 @@ def with_layer(
     return matter, epoch, step
 
 
-def left_overs(layers: Sequence[Layer], epoch: int, length: int, batch_size: int, *, drop_last: bool) -> list[LeftOver]:
+def left_overs(layers: Sequence[Layer], epoch: int, length: int, *, drop_last: bool) -> list[LeftOver]:
     """Return what each layer has left of an epoch, each time of what the one before has left.
 
     Args:
         layers: All re-splits so far.
         epoch: The epoch.
         length: Its samples.
-        batch_size: Samples of a batch.
         drop_last: Whether ranks leave out a last round that is smaller.
     """
     rests: list[LeftOver] = []
     for layer in of_epoch(layers, epoch):
         counts = layer.counts_in(epoch)
-        part_size = batch_size // len(counts) if layer.is_split else batch_size
+        part_size = layer.batch_size // len(counts) if layer.is_split else layer.batch_size
         num_whole, rest = divmod(length, part_size * len(counts))
         num_rounds = num_whole + (rest > 0 and not drop_last)
         rests.append(LeftOver(length, part_size, [num_rounds if count is None else count for count in counts]))
@@ -276,6 +283,7 @@ def resplits_field(layers: Sequence[Layer], epoch: int) -> dict[str, Any]:
     plain = [
         {
             "split_batches": layer.is_split,
+            "batch_size": layer.batch_size,
             "step": layer.step,
             "epochs": list(layer.epochs),
             "counts": list(layer.counts),
@@ -296,19 +304,20 @@ def layers_in(state: Mapping[str, Any]) -> tuple[Layer, ...]:
     found: Any = state.get("resplits", ())
     if not isinstance(found, (list, tuple)):
         raise StateMismatchError("resplits", found, "<a list>", _NOT_A_RESPLIT)
-    return tuple(_layer(each) for each in cast("Sequence[object]", found))
+    return tuple(_layer(each, state.get("batch_size") or 1) for each in cast("Sequence[object]", found))
 
 
-def _layer(found: Any) -> Layer:
+def _layer(found: Any, batch_size: int) -> Layer:
     try:
         is_split, step = bool(found["split_batches"]), _count(found["step"])
         epochs, counts = (tuple(_count(number) for number in found[name]) for name in ("epochs", "counts"))
         is_by_order = bool(found.get("by_order"))
+        batch_size = _count(found.get("batch_size", batch_size))  # it could not change in older states
     except genuine(AttributeError, TypeError, KeyError):
         raise StateMismatchError("resplits", found, "<a place for each rank>", _NOT_A_RESPLIT) from None
     if not epochs or len(epochs) != len(counts):
         raise StateMismatchError("resplits", found, "<a place for each rank>", _NOT_A_RESPLIT)
-    return Layer(is_split, step, epochs, counts, is_by_order)
+    return Layer(is_split, batch_size, step, epochs, counts, is_by_order)
 
 
 def _count(number: object) -> int:
@@ -363,8 +372,8 @@ class DistributedRest:
         for layer in of_epoch(layers, epoch):
             counts = layer.counts_in(epoch)
             whole = self._num_own(length, len(counts))
-            whole -= whole % self._size if drop_last else 0
-            had = [whole if count is None else count * self._size for count in counts]
+            whole -= whole % layer.batch_size if drop_last else 0
+            had = [whole if count is None else count * layer.batch_size for count in counts]
             self._rests.append(LeftOver(length, 1, had))
             length = len(self._rests[-1])
         self._num_left = length

@@ -302,11 +302,9 @@ class NumberedPlan(IndexPlan):
                 saved = self._loaded[1].get("num_samples", num_samples)
                 if saved != num_samples:
                     raise StateMismatchError("num_samples", saved, num_samples, "the dataset has another length now")
-            shuffle: tuple[int, int] | None = None
             if isinstance(self._sampler, EpochShuffle):
-                self._sampler.epoch, shuffle = epoch, (self._seed, epoch)
-            self._order = self._order_of(epoch, num_samples, shuffle)
-            self._epoch = epoch
+                self._sampler.epoch = epoch
+            self._order, self._epoch = self._order_of(epoch), epoch
         return self._order if index == 0 and self._order and len(self._order) > self._order.first else None
 
     def load_sampler_state(self, epoch: int, state: dict[str, Any] | None) -> None:
@@ -324,14 +322,12 @@ class NumberedPlan(IndexPlan):
         num_samples = self._num_samples(state["epoch"])
         if state["sampler"].get("num_samples", num_samples) != num_samples:
             return False
-        order = self._order_of(state["epoch"], num_samples)
+        order = self._order_of(state["epoch"])
         return order.is_over if 0 < order.first == state["step"] else state["step"] == len(order)
 
     def made_of(self, position: Position) -> list[Provenance]:
         """Return the indices of a microbatch."""
-        epoch = position.epoch
-        shuffle = (self._seed, epoch) if isinstance(self._sampler, EpochShuffle) else None
-        batch = self._order_of(epoch, self._num_samples(epoch), shuffle).batch(position.microbatch)
+        batch = self._order_of(position.epoch).batch(position.microbatch)
         return [Provenance([batch] if self._batch_size is None else batch, [])]
 
     def first_microbatch(self, state: Mapping[str, Any]) -> int:
@@ -340,16 +336,16 @@ class NumberedPlan(IndexPlan):
         0 for a rank that gets nothing of what others have left: it has one empty iteration, as those that get something
         have one, instead of the next epoch.
         """
-        order = self._order_of(state["epoch"], self._num_samples(state["epoch"]))
+        order = self._order_of(state["epoch"])
         return 0 if 0 < order.first == len(order) else state["step"]
 
     def num_batches(self, epoch: int) -> int:
         """Return this rank's microbatches of an epoch, with those before the number of ranks has changed."""
-        return len(self._order_of(epoch, self._num_samples(epoch)))
+        return len(self._order_of(epoch))
 
     def num_in_last_round(self, epoch: int) -> int:
         """Return the samples of the last round over all ranks, if it is smaller than the others; else 0."""
-        return self._order_of(epoch, self._num_samples(epoch)).num_in_last_round
+        return self._order_of(epoch).num_in_last_round
 
     def _num_samples(self, epoch: int) -> int:
         """Return the samples of an epoch, or of the part of each of the ranks that it began with."""
@@ -372,11 +368,11 @@ class NumberedPlan(IndexPlan):
         """Return what the dataset deals out to this rank of what other ranks have left."""
         known = epoch, num_samples, shuffle
         if self._known_order is None or self._known_order[0] != known:
-            size, drop_last, order = self._batch_size or 1, self._drop_last, None
+            drop_last, order = self._drop_last, None
             if shuffle is not None:
                 order = [*SampleOrder(num_samples, None, drop_last=False, shuffle=shuffle)]
-            counts = [layer.counts_in(epoch) for layer in layers]
-            items = dataset.rest(counts, batch_size=size, drop_last=drop_last, order=order)
+            earlier = [(layer.counts_in(epoch), layer.batch_size) for layer in layers]
+            items = dataset.rest(earlier, drop_last=drop_last, order=order)
             rest = SampleOrder(
                 *(len(items), self._batch_size),
                 drop_last=drop_last,
@@ -387,18 +383,19 @@ class NumberedPlan(IndexPlan):
             self._known_order = known, rest
         return self._known_order[1]
 
-    def _order_of(self, epoch: int, num_samples: int, shuffle: tuple[int, int] | None = None) -> SampleOrder:
+    def _order_of(self, epoch: int) -> SampleOrder:
+        num_samples = self._num_samples(epoch)
+        shuffle = (self._seed, epoch) if isinstance(self._sampler, EpochShuffle) else None
         layers = self._layers_of_dataset(epoch)
         if self._dataset is not None and layers:
             return self._rest_of_dataset(self._dataset, layers, epoch, num_samples, shuffle)
-        size, drop_last = self._batch_size or 1, self._drop_last
         return SampleOrder(
             num_samples,
             self._batch_size,
-            drop_last=drop_last,
+            drop_last=self._drop_last,
             shuffle=shuffle,
             share=self._share,
-            rests=left_overs(self._layers, epoch, num_samples, size, drop_last=drop_last),
+            rests=left_overs(self._layers, epoch, num_samples, drop_last=self._drop_last),
             first=first_step(self._layers, epoch),
             is_stacked=self._is_stacked,
         )
@@ -424,7 +421,7 @@ def batches_left(state: Mapping[str, Any], rank: int | None) -> tuple[int, int] 
     share = None
     if num_ranks > 1:
         share = RankShare(num_ranks, rank or 0, state["even_batches"], state["split_batches"])
-    rests = left_overs(layers, state["epoch"], num_samples, size or 1, drop_last=drop_last)
+    rests = left_overs(layers, state["epoch"], num_samples, drop_last=drop_last)
     first = first_step(layers, state["epoch"])
     order = SampleOrder(num_samples, size, drop_last=drop_last, shuffle=None, share=share, rests=rests, first=first)
     return len(order) - state["step"], len(order) - first

@@ -27,15 +27,17 @@ _UNGATHERED = (
 
 
 class Layout(NamedTuple):
-    """The ranks that a loader's samples are dealt out to, and which of them it is.
+    """The ranks that a loader's samples are dealt out to, which of them it is, and in batches of which size.
 
     Attributes:
+        batch_size: Samples of a batch; None: they are single samples, or batches of any size.
         num_ranks: How many.
         rank: This one.
         fields: What a state says of them.
         dealt_by: Who deals out; None: there is one rank, of a dataset or a batch sampler that can.
     """
 
+    batch_size: int | None
     num_ranks: int = 1
     rank: int = 0
     fields: Mapping[str, Any] = {}
@@ -88,12 +90,18 @@ def own_state(
     # Of other kinds of samplers, the first iteration says so: Lightning may give the loader another one until then.
     is_same_kind = (layout.dealt_by == "sampler") == _is_samplers(states[0])
     is_as_before = _check_dealing(states, layout) if is_same_kind else True
+    is_as_before &= not any(is_of_other_size(state, layout.batch_size) for state in states)
     if is_as_before and (not is_same_kind or num_ranks == layout.num_ranks or (is_merged and num_ranks == 1)):
         own = states[_own_index(states, layout, rank, world_size) if is_merged else 0]
         own.pop(_GATHERED, None)
         _note_rounds(own)
         return own
     return _split_again(states, num_ranks, layout)
+
+
+def is_of_other_size(state: Mapping[str, Any], batch_size: int | None) -> bool:
+    """Return whether what is left of an epoch is to come in batches of another size; rows of windows come in any."""
+    return state["step"] > 0 and state["batch_size"] != batch_size and not is_of_windows(state)
 
 
 def entries_of(state_dict: object) -> list[Any] | None:
@@ -197,11 +205,13 @@ def _split_again(states: Sequence[dict[str, Any]], num_ranks: int, layout: Layou
     places = [(state["epoch"], state["step"]) for state in of_ranks]
     is_by_order = "order" in (_dealt_by(base), layout.dealt_by)
     is_split = bool(base.get("split_batches", False))
-    layers, epoch, step = with_layer(layers_in(base), places, is_split=is_split, is_by_order=is_by_order)
+    how = {"is_split": is_split, "is_by_order": is_by_order}
+    layers, epoch, step = with_layer(layers_in(base), places, base["batch_size"], **how)
     if is_by_order and base["sampler"].get("shuffle"):
         _check_seeds(of_ranks)
     own = {name: value for name, value in base.items() if name not in (*_PLACE, _GATHERED)}
     own |= {"seed": base["seed"], "epoch": epoch, "step": step, **layout.fields, **resplits_field(layers, epoch)}
+    own["batch_size"] = layout.batch_size
     own["sampler"] = _sampler_of_rest(of_ranks, base, step, layout, is_by_order=is_by_order)
     _logger.info(
         "state of %d ranks split again over %d: they go on in epoch %d at step %d",
@@ -325,7 +335,8 @@ def checked_loader_state(state_dict: object, present: Mapping[str, Any], seed: i
             "pass the window_fn, or the on_sample_error, of the run that saved: a step counts microbatches of its rows"
         )
         raise StateMismatchError("window_fn", state.get("window_fn"), None, hint)
-    for field, value in present.items():
+    fixed = {name: value for name, value in present.items() if name != "batch_size" or name not in state}
+    for field, value in fixed.items():
         if state.get(field, "<missing>") != value:
             hint = "the state was saved with another argument"
             raise StateMismatchError(field, state.get(field, "<missing>"), value, hint)

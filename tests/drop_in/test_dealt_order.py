@@ -7,7 +7,7 @@ from itertools import islice
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler
 from walks import at_state, begun, recorded, saved
@@ -182,6 +182,7 @@ KINDS = ["packed", "packed, shuffled", "budgeted"]
     st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=4), min_size=2, max_size=5),
     st.booleans(),
 )
+@example("packed, shuffled", [6, 1, 3, 3, 6, 6, 5], [[1], [0, 0]], True)  # nothing is left for two
 def test_every_document_comes_once_whatever_ranks_an_epoch_has(kind, lengths, trip, drop_last):
     check_trip(kind, lengths, trip, drop_last=drop_last)
 

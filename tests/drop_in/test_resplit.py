@@ -46,6 +46,8 @@ def options_of(kind, num_samples, size, drop_last, num_ranks, rank):
 KINDS = ["in order", "shuffled", "items", "drawn", "random", "a generator", "of many sizes"]
 OF_RANKS = ["torch's ranks", "torch's even ranks"]
 KINDS += OF_RANKS
+# The loader knows what is left of these in batches of any size.
+RAMPED = ["in order", "shuffled", *OF_RANKS]
 SPLIT_KINDS = ["in order", "shuffled", "drawn", "random", "a generator"]
 
 
@@ -84,12 +86,12 @@ def flat(of_ranks):
     return [sample for batches in of_ranks for batch in batches for sample in batch]
 
 
-def trip_to_the_last(kind, num_samples, size, trip, how):
+def trip_to_the_last(kind, num_samples, sizes, trip, how):
     """Return what the ranks before the last ones deliver, their state, None where all came
     to the end, and whether one of them did.
     """
     delivered, state, has_ended = [], None, False
-    for counts in trip[:-1]:
+    for counts, size in zip(trip[:-1], sizes, strict=False):
         job = Job(kind, num_samples, size, len(counts), state, **how)
         again = Job(kind, num_samples, size, len(counts), job.save(), **how)
         assert again.places == job.places
@@ -112,16 +114,19 @@ def last_round(kind, size, num_ranks, how):
     return size, how["even_batches"] and num_ranks > 1, how["drop_last"] and kind != "items"
 
 
-def check_trip(kind, num_samples, size, trip, *, drop_last=False, even_batches=True, split_batches=False):
+def check_trip(kind, num_samples, size, trip, *, drop_last=False, even_batches=True, split_batches=False, ramp=0):
     """Deliver an epoch on one number of ranks after another, and look at what came.
 
     Args:
         trip: For each number of ranks, how many microbatches each rank delivers before they stop; the last one goes on to
             the end.
+        ramp: By how much, in sizes of the first ones, batches are larger each time.
     """
+    sizes = [size * (1 + leg * (ramp if kind in RAMPED else 0)) for leg in range(len(trip))]
     how = {"drop_last": drop_last, "even_batches": even_batches, "split_batches": split_batches}
     num_before, num_ranks = len(trip[-2]), len(trip[-1])
-    delivered, state, has_ended = trip_to_the_last(kind, num_samples, size, trip, how)
+    delivered, state, has_ended = trip_to_the_last(kind, num_samples, sizes, trip, how)
+    size = sizes[-1]
     if state is None:  # nothing of the epoch was left for others
         return
     last = Job(kind, num_samples, size, num_ranks, state, **how)
@@ -164,10 +169,24 @@ def flat_batches(of_ranks):
     st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=4), min_size=2, max_size=5),
     st.booleans(),
     st.booleans(),
+    st.integers(0, 2),
 )
-def test_every_sample_comes_once_whatever_ranks_an_epoch_has(dealing, num_samples, trip, is_even, drop_last):
+def test_every_sample_comes_once_whatever_ranks_and_batches_an_epoch_has(
+    dealing, num_samples, trip, is_even, drop_last, ramp
+):
     kind, size, is_split = dealing
-    check_trip(kind, num_samples, size, trip, even_batches=is_even, drop_last=drop_last, split_batches=is_split)
+    how = {"even_batches": is_even, "drop_last": drop_last, "split_batches": is_split, "ramp": ramp}
+    check_trip(kind, num_samples, size, trip, **how)
+
+
+def test_batches_of_another_size_are_refused_where_only_the_sampler_knows_what_is_left():
+    for kind in ("drawn", "random", "a generator"):
+        job = Job(kind, 50, 2, 1)
+        job.deliver([3])
+        with pytest.raises(StateMismatchError, match=r"batch_size.*saved 2, expected 3; finish the epoch"):
+            Job(kind, 50, 3, 1, job.save())
+        job.deliver([100])
+        assert Job(kind, 50, 3, 1, job.save()).places == [(2, 0)]
 
 
 @pytest.mark.long

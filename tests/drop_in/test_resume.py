@@ -218,7 +218,7 @@ def test_what_does_not_fit_is_refused_by_name():
         ({**sealed, "step": 3}, "step"),
         ({**sealed, "place": ()}, "place"),
         ({**state, "seed": 8}, "seed"),
-        ({**state, "batch_size": 3}, "batch_size"),
+        ({**state, "drop_last": True}, "drop_last"),
         ({}, "version"),
         ([], "state_dict"),
         ({name: value for name, value in state.items() if name != "sampler"}, "sampler"),
