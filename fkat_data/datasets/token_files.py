@@ -19,6 +19,7 @@ from fkat_data.files.tokens import (
     Documents,
     TokenFile,
     check_tokens,
+    digest_of,
     ended_documents,
     may_be_wrong,
     parts_of_documents,
@@ -27,7 +28,7 @@ from fkat_data.files.tokens import (
 
 _MAX_OPEN_FILES = 32
 # A digest reads all of a small file, and this many blocks of a larger one, spread over it.
-_NUM_BLOCKS, _BLOCK_BYTES = 64, 16 << 10
+_NUM_BLOCKS = 64
 
 
 class _TokenFiles(IndexedFiles):
@@ -65,10 +66,10 @@ class _TokenFiles(IndexedFiles):
 
     def _digest(self, number: int) -> int:
         found = self.files[number]
-        digest = _digest_of(self._file(number), zlib.crc32(f"{found.dtype} {self._terms}".encode()))
+        digest = digest_of(self._file(number), _NUM_BLOCKS, zlib.crc32(f"{found.dtype} {self._terms}".encode()))
         if found.index_path is None:
             return digest
-        return _digest_of(RangedFile(found.index_path, self.storage_options), digest)
+        return digest_of(RangedFile(found.index_path, self.storage_options), _NUM_BLOCKS, digest)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Return the samples at ``indices``, in that order.
@@ -291,19 +292,6 @@ class TokenDocuments(_TokenFiles):
 
     def _place(self, part: int, row: int) -> str:
         return f"document {row} of {shown_path(self.paths[part])}"
-
-
-def _digest_of(file: RangedFile, digest: int) -> int:
-    """Return a digest of a file's size and content, or of blocks that are spread over a large one."""
-    size = file.size_bytes
-    starts, length = [0], size
-    if size > _NUM_BLOCKS * _BLOCK_BYTES:
-        length = _BLOCK_BYTES
-        starts = cast("list[int]", np.linspace(0, size - length, _NUM_BLOCKS, dtype=np.int64).tolist())
-    digest = zlib.crc32(b"%d" % size, digest)
-    for start in starts:
-        digest = zlib.crc32(file.read(start, start + length), digest)
-    return digest
 
 
 def _check_indexed(files: Sequence[TokenFile], otherwise: str) -> None:

@@ -28,6 +28,7 @@ from fkat_data.files.tokens import (
     check_tokens,
     datatrove_end,
     datatrove_layout,
+    digest_of,
     dtype_of,
     ended_documents,
     layout_of,
@@ -37,6 +38,8 @@ from fkat_data.files.tokens import (
     parts_of_documents,
 )
 
+# Read of each file to know it again: a store takes a request for each.
+_NUM_BLOCKS = 4
 # The most stored bytes of a part, unless a window is larger.
 _PART_BYTES = 32 << 20
 _MEGATRON_INDEX, _DATATROVE_INDEX = ".idx", ".ds.index"
@@ -114,11 +117,13 @@ class WindowsOfPart(NamedTuple):
         first: The first of its windows, counted in the file.
         layout: Where the file's tokens are.
         windowing: How they are cut.
+        digest: What differs where the file's size or content do.
     """
 
     first: int
     layout: Layout
     windowing: TokenWindowing
+    digest: int
 
     def __str__(self) -> str:
         return f"from window {self.first}"
@@ -137,8 +142,7 @@ def describe(file: StoredBytes) -> dict[str, Any]:
         return {"dtype": dtype, "end": end}
     if name.endswith(_DATATROVE_INDEX):
         return {"end": datatrove_end(file.name, file)}
-    found = layout_of(file.name, file)
-    return {"layout": found}
+    return {"layout": layout_of(file.name, file), "digest": digest_of(file, _NUM_BLOCKS)}
 
 
 def entries_of(
@@ -205,7 +209,7 @@ def _parts(
         start = layout.first_byte + first * stride * item_bytes
         stop = start + ((count - 1) * stride + size) * item_bytes
         info = file.info(f"{size}.{stride}.{first}.{count}", ((start, stop),), is_in_place=is_in_place)
-        parts.append((WindowsOfPart(first, layout, windowing), count, info))
+        parts.append((WindowsOfPart(first, layout, windowing, file.description["digest"]), count, info))
     return parts
 
 

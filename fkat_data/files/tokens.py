@@ -9,13 +9,14 @@ Sources: ``megatron/core/datasets/indexed_dataset.py`` of Megatron-LM, ``dev/dat
 """
 
 import struct
+import zlib
 from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +39,7 @@ _LLM_C_DTYPES = {(20240520, 1): np.dtype("<u2"), (20240801, 7): np.dtype("<u4")}
 _LLM_C_EVALUATION = 20240522
 _NPY = b"\x93NUMPY"
 _LONGEST_NPY_HEADER_BYTES = 1 << 16
+_BLOCK_BYTES = 16 << 10
 
 
 class Documents(ABC):
@@ -164,6 +166,25 @@ def layout_of(path: str, file: TokenBytes) -> Layout | None:
     if head.startswith(_MEGATRON):
         raise ConfigurationError("uris", path, f"the tokens beside this index: {path.removesuffix('.idx')}.bin")
     return _of_numpy(path, file, head) or _of_llm_c(path, file, head)
+
+
+def digest_of(file: TokenBytes, num_blocks: int, digest: int = 0) -> int:
+    """Return a CRC of a file's size and content, or of so many blocks of 16 KiB that are spread over a larger one.
+
+    Args:
+        file: The file.
+        num_blocks: The blocks.
+        digest: What the CRC goes on from.
+    """
+    size = file.size_bytes
+    starts, length = [0], size
+    if size > num_blocks * _BLOCK_BYTES:
+        length = _BLOCK_BYTES
+        starts = cast("list[int]", np.linspace(0, size - length, num_blocks, dtype=np.int64).tolist())
+    digest = zlib.crc32(b"%d" % size, digest)
+    for start in starts:
+        digest = zlib.crc32(file.read(start, start + length), digest)
+    return digest
 
 
 def check_dtype(path: str, given: "np.dtype[Any] | None", found: str) -> None:

@@ -42,6 +42,7 @@ from fkat_data.streaming.sample_access import SampleAccess
 from fkat_data.streaming.stream_plan import PartBatches, StreamEpochs, StreamPart, StreamPlan, writable
 from fkat_data.streaming.stream_windows import StreamWindows
 from fkat_data.wording import Described
+from fkat_data.worker.produce import check_files, files_field
 
 _logger = logging.getLogger(__name__)
 
@@ -478,18 +479,20 @@ class StreamingDataset(Described, DatasetProperties, SampleAccess, IterableDatas
         """Return the state of which ``load_state_dict`` goes to a point."""
         commits = saved_commits(self.catalog.commits)
         state = {**self.epochs.state(self.epochs.settled(point)), "skip": tuple(self._skips.plain())}
-        return {**state, "commits": commits} if commits else state
+        files = {name: tuple(value) for name, value in files_field(self).items()}
+        return {**state, **files, "commits": commits} if commits else {**state, **files}
 
     def load_state_dict(self, obj: Mapping[str, Any]) -> None:
         """Continue with the next epoch where a state was taken, by this library or by the reference.
 
         Raises:
-            StateMismatchError: It is no such state, or another configuration wrote it, or a dataset of the Hugging Face
-                hub has other data than at the commit that it was saved with.
+            StateMismatchError: It is no such state, or another configuration wrote it, a dataset of the Hugging Face hub has
+                other data than at the commit that it was saved with, or a file of tokens has changed since.
             ConfigurationError: Its position does not fit this world.
         """
         point = self.epochs.resume_point(obj)
         check_saved(self.catalog.commits, obj)
+        check_files(obj.get("files") if point.sample_in_epoch else None, self)
         skips = self._skips.also(SampleSkips(obj.get("skip")))
         skips.check(self.num_samples)
         self._skips = skips

@@ -42,7 +42,7 @@ _MOST_NUMBERS = 256
 
 @runtime_checkable
 class OfFiles(Protocol):
-    """A dataset that knows what its files were when it was made."""
+    """What knows what a dataset's files were when it was made: the dataset, or its attribute ``catalog``."""
 
     paths: list[str]
 
@@ -93,8 +93,10 @@ def _of_files(dataset: object) -> OfFiles | None:
     for _ in range(_MOST_VIEWS):
         if dataset is None:
             break
-        if hasattr(dataset, "file_digests") and isinstance(dataset, OfFiles):  # the second question takes long
-            return dataset
+        for below in (dataset, getattr(dataset, "catalog", None)):
+            # The second question takes long.
+            if hasattr(below, "file_digests") and isinstance(below, OfFiles) and below.paths:
+                return below
         dataset = getattr(dataset, "dataset", None)
     return None
 

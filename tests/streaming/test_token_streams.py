@@ -1,5 +1,6 @@
 """Files of tokens as streams: the windows of TokenWindows, in every order, from everywhere, in any world."""
 
+import json
 import re
 
 import numpy as np
@@ -9,7 +10,7 @@ from file_streams import OPTIONS
 from parquet_examples import write_parquet
 from token_writers import bare, datatrove, llm_c, megatron, numpys
 
-from fkat_data import ConfigurationError, DataLoader, ShardCorruptError, ShardNotFoundError
+from fkat_data import ConfigurationError, DataLoader, ShardCorruptError, ShardNotFoundError, StateMismatchError
 from fkat_data.datasets import TokenWindows, collate_packed
 from fkat_data.streaming import LocalDataset, MDSWriter, Stream, StreamingDataLoader, StreamingDataset
 
@@ -142,3 +143,27 @@ def test_bad_input_is_named(tmp_path):
     (tmp_path / "npy" / "0.npy").write_bytes(b"cut off")
     with pytest.raises(ShardCorruptError, match=r"0\.npy.*written again"):
         stream[0]
+
+
+@pytest.mark.parametrize("has_cache", [False, True])
+@pytest.mark.parametrize("how", [{}, {"window_fn": list}])
+def test_a_file_that_has_changed_between_two_runs_is_named_at_a_resume(tmp_path, has_cache, how):
+    [path, *_] = write(tmp_path / "npy", numpys)
+
+    def loader(run):
+        where = {"remote": str(tmp_path / "npy"), "local": str(tmp_path / f"run {run}")}
+        where = where if has_cache else {"local": where["remote"]}
+        dataset = StreamingDataset(**where, tokens={"window_size": 10}, batch_size=2, num_canonical_nodes=2)
+        return DataLoader(dataset, 2, collate_fn=list, **how)
+
+    made = loader(1)
+    next(iter(made))
+    state = json.loads(json.dumps(made.state_dict()))
+    loader(2).load_state_dict(state)
+    tokens = np.load(path)
+    tokens[0] += 1
+    np.save(path, tokens)
+    with pytest.raises(StateMismatchError, match=r"files\[0\].*has changed since.*: 0\.npy of .*npy$"):
+        loader(3).load_state_dict(state)
+    made.end_epoch()
+    loader(3).load_state_dict(made.state_dict())

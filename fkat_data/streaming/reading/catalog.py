@@ -15,7 +15,7 @@ from fkat_data.files.formats import check_safe
 from fkat_data.files.index import INDEX_NAME
 from fkat_data.files.shard import MapRegister, ShardEntry
 from fkat_data.files.tar import with_decoders
-from fkat_data.files.token_shards import check_windowing
+from fkat_data.files.token_shards import WindowsOfPart, check_windowing
 from fkat_data.interruption import genuine, suppress
 from fkat_data.streaming.cache.cache_budget import CacheBudget
 from fkat_data.streaming.cache.cache_directory import make_safe
@@ -319,6 +319,7 @@ class Catalog:
         sources, cache_budget = sources_of(streams)
         self.sources: list[ShardSource] = sources
         self.cache_budget: CacheBudget | None = cache_budget
+        self._locations = [stream.remote or stream.local for stream in streams]
         self.entries: list[ShardEntry] = []
         per_stream: list[list[ShardEntry]] = []
         for stream, source in zip(streams, self.sources, strict=True):
@@ -349,6 +350,24 @@ class Catalog:
     def commits(self) -> list[ReadCommit | None]:
         """What each stream is read of, if its store has commits; else None."""
         return [source.read_commit for source in self.sources]
+
+    @cached_property
+    def _token_files(self) -> dict[str, int]:
+        entries = zip(self.entries, self.stream_per_shard.tolist(), strict=True)
+        return {
+            f"{entry.raw_data.origin.name} of {self._locations[stream]}": entry.part.digest
+            for entry, stream in entries
+            if isinstance(entry.part, WindowsOfPart) and entry.raw_data.origin is not None
+        }
+
+    @property
+    def paths(self) -> list[str]:
+        """The files of tokens."""
+        return list(self._token_files)
+
+    def file_digests(self) -> list[int]:
+        """Return a number for each of them that differs where its size, or some of its content, does."""
+        return list(self._token_files.values())
 
     @property
     def is_immediate(self) -> bool:

@@ -199,7 +199,7 @@ def digest_of(content: bytes) -> str:
 
 _logger = logging.getLogger(__name__)
 
-_VERSION = 2
+_VERSION = 3
 #: Files that are described at a time.
 _NUM_THREADS = 16
 #: What is read in the time that another reading takes to begin: of a local file, and from a store.
