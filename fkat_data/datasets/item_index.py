@@ -11,7 +11,7 @@ import numpy.typing as npt
 from torch.utils.data import Dataset
 
 from fkat_data.files.counted_file import CountedFile
-from fkat_data.files.opening import locations_of
+from fkat_data.files.opening import Locations, locations_of
 from fkat_data.wording import Described, place_of
 
 
@@ -97,9 +97,7 @@ class DatasetOfFiles(Described):
         ConfigurationError: ``paths`` is empty, or repeats a file.
     """
 
-    def __init__(
-        self, paths: str | Sequence[str], storage_options: Mapping[str, Any] | None, *, argument: str = "paths"
-    ) -> None:
+    def __init__(self, paths: Locations, storage_options: Mapping[str, Any] | None, *, argument: str = "paths") -> None:
         super().__init__()
         self.paths: list[str] = locations_of(argument, paths)
         self.storage_options: dict[str, Any] = dict(storage_options or {})
@@ -161,7 +159,7 @@ class IndexedFiles(DatasetOfFiles, Dataset[Any], ABC):
 
 def counted(
     kind: str,
-    paths: str | Sequence[str],
+    paths: Locations,
     storage_options: Mapping[str, Any] | None,
     num_samples: Callable[[str, Mapping[str, Any]], int],
 ) -> list[CountedFile]:

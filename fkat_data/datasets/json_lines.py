@@ -10,7 +10,7 @@ from fkat_data import arguments
 from fkat_data.datasets.item_index import DatasetOfFiles, IndexedFiles, counted
 from fkat_data.files.counted_file import CountedFile
 from fkat_data.files.lines import LineIndex, lines_of, parsed
-from fkat_data.files.opening import FileVersion, TextFile, changed, shown_path
+from fkat_data.files.opening import FileVersion, Locations, TextFile, changed, shown_path
 
 _MAX_LINE_BYTES = 64 << 20
 
@@ -18,16 +18,14 @@ _MAX_LINE_BYTES = 64 << 20
 class _JsonFiles(DatasetOfFiles):
     """One or more JSON Lines files."""
 
-    def __init__(
-        self, paths: str | Sequence[str], storage_options: Mapping[str, Any] | None, max_line_bytes: int
-    ) -> None:
+    def __init__(self, paths: Locations, storage_options: Mapping[str, Any] | None, max_line_bytes: int) -> None:
         super().__init__(paths, storage_options)
         self.max_line_bytes: int = arguments.integer("max_line_bytes", max_line_bytes, minimum=1)
         self._files = [TextFile(path, self.storage_options) for path in self.paths]
 
 
 def _counted_files(
-    paths: str | Sequence[str],
+    paths: Locations,
     *,
     storage_options: Mapping[str, Any] | None = None,
     max_line_bytes: int = _MAX_LINE_BYTES,
@@ -72,7 +70,7 @@ class JsonDataset(_JsonFiles, IndexedFiles):
 
     def __init__(
         self,
-        paths: str | Sequence[str],
+        paths: Locations,
         *,
         storage_options: Mapping[str, Any] | None = None,
         max_line_bytes: int = _MAX_LINE_BYTES,
@@ -179,7 +177,7 @@ class IterableJsonDataset(_JsonFiles, IterableDataset[Any]):
 
     def __init__(
         self,
-        paths: str | Sequence[str],
+        paths: Locations,
         *,
         storage_options: Mapping[str, Any] | None = None,
         max_line_bytes: int = _MAX_LINE_BYTES,

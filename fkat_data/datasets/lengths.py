@@ -9,7 +9,7 @@ import torch
 
 from fkat_data.background import AnyExecutor, results_of
 from fkat_data.errors import ConfigurationError
-from fkat_data.files.opening import RangedFile, locations_of
+from fkat_data.files.opening import Locations, RangedFile, locations_of
 from fkat_data.files.sidecar import read_sidecar, write_sidecar
 from fkat_data.interruption import genuine
 
@@ -108,9 +108,7 @@ def write_lengths(path: str, lengths: Any, *, storage_options: Mapping[str, Any]
     return write_sidecar(path, _SIDECAR, values, {"num_samples": len(found)}, before, options)
 
 
-def read_lengths(
-    paths: str | Sequence[str], *, storage_options: Mapping[str, Any] | None = None
-) -> npt.NDArray[np.int64]:
+def read_lengths(paths: Locations, *, storage_options: Mapping[str, Any] | None = None) -> npt.NDArray[np.int64]:
     """Return the lengths of the samples of files, which ``write_lengths`` or ``fkat-data index --lengths`` has written.
 
     Args:

@@ -17,6 +17,7 @@ from fkat_data.files.arrow import ArrowColumn, rows_of
 from fkat_data.files.counted_file import CountedFile
 from fkat_data.files.kept import LastUsed
 from fkat_data.files.opening import (
+    Locations,
     changed,
     local_path,
     names_of,
@@ -41,14 +42,14 @@ class _ParquetFiles(DatasetOfFiles):
     """One or more Parquet files, and what is read of them."""
 
     def __init__(
-        self, paths: str | Sequence[str], columns: Sequence[str] | None, storage_options: Mapping[str, Any] | None
+        self, paths: Locations, columns: Sequence[str] | None, storage_options: Mapping[str, Any] | None
     ) -> None:
         super().__init__(paths, storage_options)
         self.columns: list[str] | None = None if columns is None else names_of("columns", columns)
 
 
 def _counted_files(
-    paths: str | Sequence[str],
+    paths: Locations,
     columns: Sequence[str] | None = None,
     *,
     storage_options: Mapping[str, Any] | None = None,
@@ -95,7 +96,7 @@ class ParquetDataset(_ParquetFiles, IndexedFiles):
 
     def __init__(
         self,
-        paths: str | Sequence[str],
+        paths: Locations,
         columns: Sequence[str] | None = None,
         *,
         storage_options: Mapping[str, Any] | None = None,
@@ -203,7 +204,7 @@ class IterableParquetDataset(_ParquetFiles, IterableDataset[dict[str, Any]]):
 
     def __init__(
         self,
-        paths: str | Sequence[str],
+        paths: Locations,
         columns: Sequence[str] | None = None,
         *,
         storage_options: Mapping[str, Any] | None = None,

@@ -12,7 +12,7 @@ from fkat_data.datasets.item_index import IndexedFiles, counted
 from fkat_data.errors import ConfigurationError
 from fkat_data.files.counted_file import CountedFile
 from fkat_data.files.kept import LastUsed
-from fkat_data.files.opening import FileVersion, RangedFile, changed, names_of, shown_path
+from fkat_data.files.opening import FileVersion, Locations, RangedFile, changed, names_of, shown_path
 from fkat_data.files.tar import DECODERS, KEY, UNSAFE, URL, DecoderName, TarIndex, checked_decode, decoder_names
 
 _MAX_OPEN_FILES = 32
@@ -50,7 +50,7 @@ class TarDataset(IndexedFiles):
 
     def __init__(
         self,
-        paths: str | Sequence[str],
+        paths: Locations,
         columns: Sequence[str] | None = None,
         *,
         decode: Mapping[str, DecoderName | Callable[[bytes], Any]] | DecoderName | Callable[[bytes], Any] | None = None,
@@ -80,7 +80,7 @@ class TarDataset(IndexedFiles):
     @classmethod
     def counted_files(
         cls,
-        paths: str | Sequence[str],
+        paths: Locations,
         columns: Sequence[str] | None = None,
         *,
         storage_options: Mapping[str, Any] | None = None,

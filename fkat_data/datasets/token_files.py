@@ -14,7 +14,7 @@ from fkat_data import arguments
 from fkat_data.datasets.item_index import IndexedFiles, counted_from_start, counted_from_starts, in_parts
 from fkat_data.errors import ConfigurationError, ShardCorruptError
 from fkat_data.files.kept import LastUsed
-from fkat_data.files.opening import RangedFile, changed, shown_path
+from fkat_data.files.opening import Locations, RangedFile, changed, shown_path
 from fkat_data.files.tokens import (
     Documents,
     TokenFile,
@@ -39,7 +39,7 @@ class _TokenFiles(IndexedFiles):
 
     def __init__(
         self,
-        uris: str | Sequence[str],
+        uris: Locations,
         dtype: object,
         vocab_size: int | None,
         storage_options: Mapping[str, Any] | None,
@@ -167,7 +167,7 @@ class TokenWindows(_TokenFiles):
 
     def __init__(
         self,
-        uris: str | Sequence[str],
+        uris: Locations,
         window_size: int,
         *,
         stride: int | None = None,
@@ -251,7 +251,7 @@ class TokenDocuments(_TokenFiles):
 
     def __init__(
         self,
-        uris: str | Sequence[str],
+        uris: Locations,
         *,
         dtype: object = None,
         vocab_size: int | None = None,

@@ -7,7 +7,7 @@ import threading
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, NamedTuple, Self, TypeAlias, cast
 
 from fkat_data.dropped import Descriptor
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
@@ -19,26 +19,28 @@ from fkat_data.machine import required
 from fkat_data.observe.stages import reading
 from fkat_data.wording import place_of
 
+Locations: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+"""Paths or URIs of one or more files."""
+
 
 def names_of(argument: str, value: object) -> list[str]:
     """Return one or more names as a list.
 
     Args:
         argument: Name of the argument that holds the names, for error messages.
-        value: A string, or a list of strings.
+        value: A string, a path, or a list of them.
 
     Raises:
-        ConfigurationError: ``value`` is neither, is empty, or repeats a name.
+        ConfigurationError: ``value`` is none of them, is empty, or repeats a name.
     """
-    names = [value] if isinstance(value, str) else value
-    if (
-        not isinstance(names, Sequence)
-        or not names
-        or not all(isinstance(name, str) for name in cast("Sequence[object]", names))
-        or len(set(cast("Sequence[str]", names))) < len(cast("Sequence[str]", names))
-    ):
-        raise ConfigurationError(argument, value, "a string, or a non-empty list of distinct strings")
-    return list(cast("Sequence[str]", names))
+    given: object = [value] if isinstance(value, str) or hasattr(value, "__fspath__") else value
+    try:
+        names: list[str] = list(map(os.fspath, cast("Sequence[str]", given))) if isinstance(given, Sequence) else []
+    except genuine(TypeError):
+        names = []
+    if not names or not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
+        raise ConfigurationError(argument, value, "a string, a path, or a non-empty list of distinct ones")
+    return names
 
 
 def locations_of(argument: str, value: object) -> list[str]:
@@ -46,10 +48,10 @@ def locations_of(argument: str, value: object) -> list[str]:
 
     Args:
         argument: Name of the argument that holds them, for error messages.
-        value: A string, or a list of strings.
+        value: A string, a path, or a list of them.
 
     Raises:
-        ConfigurationError: ``value`` is neither, is empty, or repeats a file.
+        ConfigurationError: ``value`` is none of them, is empty, or repeats a file.
     """
     expected = "the path or the URI of a file"
     names = [name if "::" in name else resolved(argument, name, expected) for name in names_of(argument, value)]

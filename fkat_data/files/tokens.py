@@ -169,11 +169,11 @@ def layout_of(path: str, file: TokenBytes) -> Layout | None:
 
 
 def digest_of(file: TokenBytes, num_blocks: int, digest: int = 0) -> int:
-    """Return a CRC of a file's size and content, or of so many blocks of 16 KiB that are spread over a larger one.
+    """Return a CRC of a file's size and content, or of ``num_blocks`` blocks of 16 KiB that are spread over a larger one.
 
     Args:
         file: The file.
-        num_blocks: The blocks.
+        num_blocks: How many.
         digest: What the CRC goes on from.
     """
     size = file.size_bytes

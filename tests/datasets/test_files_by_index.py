@@ -5,6 +5,7 @@ import gzip
 import os
 import pickle
 import time
+from pathlib import Path
 
 import fsspec
 import pyarrow as pa
@@ -175,7 +176,7 @@ def test_files_are_found_after_chdir_and_in_the_home_directory(kind, tmp_path, m
     else:
         (tmp_path / "a b").write_text('{"x": 1}\n')
     monkeypatch.chdir(tmp_path)
-    made = [kind(path) for path in ("a b", "~/a b", f"file://{tmp_path}/a%20b")]
+    made = [kind(path) for path in ("a b", [Path("~/a b")], f"file://{tmp_path}/a%20b")]
     monkeypatch.chdir(tmp_path / "elsewhere")
     name = "x.cls" if kind is TarDataset else "x"
     assert [next(iter(pickle.loads(pickle.dumps(each))))[name] for each in made] == [1, 1, 1]
