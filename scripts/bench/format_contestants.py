@@ -7,12 +7,13 @@ import json
 import sys
 import tarfile
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from glob import glob
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from stand_ins import stand_in
+from stand_ins import imported
 
 BATCH_SIZE = 32
 #: Columns of the MDS shards, by workload.
@@ -95,27 +96,25 @@ def numbers_of(batch: Any) -> list[int]:
     return (rows[:, 0] if rows.ndim > 1 else rows).tolist()
 
 
-def _ours(path: str, workload: str) -> Reader:
-    del workload
+def _ours(path: str, _workload: str) -> Reader:
     from fkat_data.streaming import StreamingDataLoader, StreamingDataset  # noqa: PLC0415 - peers do not have it
 
     dataset = StreamingDataset(local=path, shuffle=True, shuffle_algo="block", batch_size=BATCH_SIZE)
-    loader = StreamingDataLoader(dataset)
+    return _stateful(StreamingDataLoader(dataset))
+
+
+def _stateful(loader: Any) -> Reader:
     return Reader(loader, loader.state_dict, loader.load_state_dict)
 
 
-def _mosaicml(path: str, workload: str) -> Reader:
-    del workload
-    stand_in("streaming")
-    library = importlib.import_module("streaming")
+def _mosaicml(path: str, _workload: str) -> Reader:
+    library = imported("streaming")
     library.base.util.clean_stale_shared_memory()
     dataset = library.StreamingDataset(local=path, shuffle=True, batch_size=BATCH_SIZE)
-    loader = library.StreamingDataLoader(dataset, batch_size=BATCH_SIZE)
-    return Reader(loader, loader.state_dict, loader.load_state_dict)
+    return _stateful(library.StreamingDataLoader(dataset, batch_size=BATCH_SIZE))
 
 
-def _datasets(path: str, workload: str) -> Reader:
-    del workload
+def _datasets(path: str, _workload: str) -> Reader:
     from torch.utils.data import DataLoader  # noqa: PLC0415 - the interpreter that lists contestants needs no torch
 
     library = importlib.import_module("datasets")
@@ -133,13 +132,10 @@ def _webdataset(path: str, workload: str) -> Reader:
     return Reader(library.WebLoader(rows, batch_size=None))
 
 
-def _litdata(path: str, workload: str) -> Reader:
-    del workload
-    stand_in("litdata")
-    library = importlib.import_module("litdata")
+def _litdata(path: str, _workload: str) -> Reader:
+    library = imported("litdata")
     dataset = library.StreamingDataset(path, shuffle=True)
-    loader = library.StreamingDataLoader(dataset, batch_size=BATCH_SIZE)
-    return Reader(loader, loader.state_dict, loader.load_state_dict)
+    return _stateful(library.StreamingDataLoader(dataset, batch_size=BATCH_SIZE))
 
 
 def write_mds(path: Path, workload: str, count: int, **options: Any) -> None:
@@ -183,24 +179,13 @@ def _write_tar(path: Path, workload: str, count: int) -> None:
 
 
 def _write_litdata(path: Path, workload: str, count: int) -> None:
-    stand_in("litdata")
-    litdata = importlib.import_module("litdata")
+    litdata = imported("litdata")
     settings = {"chunk_bytes": "8MB", "num_workers": 1, "start_method": "fork"}
     # A trial prints only its result. Forked processes inherit the stand-ins.
     with contextlib.redirect_stdout(sys.stderr):
         litdata.optimize(
-            fn=_Row(workload), inputs=list(range(count)), output_dir=str(path), mode="overwrite", **settings
+            fn=partial(sample, workload), inputs=list(range(count)), output_dir=str(path), mode="overwrite", **settings
         )
-
-
-class _Row:
-    """The function that litdata calls in its own processes."""
-
-    def __init__(self, workload: str) -> None:
-        self._workload = workload
-
-    def __call__(self, number: int) -> dict[str, Any]:
-        return sample(self._workload, number)
 
 
 def _files(count: int) -> Iterator[tuple[int, range]]:

@@ -1,6 +1,5 @@
 """Measure how fast ours and MosaicML's streaming plan an epoch, and in what memory: to a rank's first batch."""
 
-import importlib
 import os
 import time
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from measure import Settings, Table, cells, in_turn, peak_rss_mib
-from stand_ins import stand_in
+from stand_ins import imported
 
 _SHARD_SIZE = 4096
 _BATCH_SIZE = 32
@@ -57,15 +56,13 @@ def _ours() -> Any:
 
 
 def _theirs() -> Any:
-    stand_in("streaming")
-    partition = importlib.import_module("streaming.base.partition")
-    shuffles = importlib.import_module("streaming.base.shuffle")
+    base = imported("streaming").base
 
     def plan(algorithm: str, sizes: Any, drop: int) -> list[int]:
         # As the leader of each node does for the whole epoch. Every rank then takes its part.
         count = int(sizes.sum())
-        tensor = partition.get_partitions("relaxed", count, _NODES, _NODES, _RANKS, 1, _BATCH_SIZE, drop)
-        order = shuffles.get_shuffle(algorithm, sizes, _NODES, _SEED, 0, 500_000)
+        tensor = base.partition.get_partitions("relaxed", count, _NODES, _NODES, _RANKS, 1, _BATCH_SIZE, drop)
+        order = base.shuffle.get_shuffle(algorithm, sizes, _NODES, _SEED, 0, 500_000)
         tensor = np.where(tensor != -1, order[tensor], -1)
         return tensor[_RANK // _RANKS, _RANK % _RANKS, 0, 0].tolist()
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from format_contestants import BATCH_SIZE, write_mds
 from measure import Settings, Table, cells, of_contestants
-from stand_ins import stand_in
+from stand_ins import imported
 
 _COUNT = 40_000
 _PEER = "mosaicml-streaming"
@@ -39,7 +39,7 @@ def trial(folder: str, count: int, contestant: str, bytes_per_s: float, latency_
             "AWS_REGION": "us-east-1",
             "AWS_DEFAULT_REGION": "us-east-1",
         }
-        modules = _imported(contestant)
+        modules = _library(contestant)
         began_s = time.perf_counter()
         loader = _loader(modules, contestant, f"{local}/cache")
         cold = _epoch(loader, count, began_s)
@@ -49,13 +49,12 @@ def trial(folder: str, count: int, contestant: str, bytes_per_s: float, latency_
     return {"first_ms": 1e3 * cold[0], "cold_s": cold[1], "relative": relative, "samples_per_s": count / warm[1]}
 
 
-def _imported(contestant: str) -> Any:
+def _library(contestant: str) -> Any:
     if contestant == "ours":
         importlib.import_module("s3fs")
         return importlib.import_module("fkat_data.streaming")
-    stand_in("streaming over S3")
     importlib.import_module("boto3")
-    library = importlib.import_module("streaming")
+    library = imported("streaming", " over S3")
     library.base.util.clean_stale_shared_memory()
     return library
 

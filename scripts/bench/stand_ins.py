@@ -3,6 +3,7 @@
 Installed libraries are still imported.
 """
 
+import importlib
 import sys
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -18,9 +19,10 @@ _UNNEEDED = {
 }
 
 
-def stand_in(library: str) -> None:
-    """Make a library importable without the modules that it does not need here."""
-    sys.meta_path.append(_Finder(_UNNEEDED[library]))
+def imported(library: str, over: str = "") -> Any:
+    """Import a library without the modules that it does not need here, ``over`` a store that needs some of them."""
+    sys.meta_path.append(_Finder(_UNNEEDED[library + over]))
+    return importlib.import_module(library)
 
 
 class _StandIn(ModuleType):

@@ -5,6 +5,7 @@ Each imports its library when it makes its loader. Two read files of their own, 
 
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler, default_collate
 from robustness.source import BATCH_SIZE, NUM_SAMPLES, NUM_SHARDS, NUM_WORKERS, Source
 
 _SAMPLES_PER_SHARD = NUM_SAMPLES // NUM_SHARDS
+_SHARDS = [str(number) for number in range(NUM_SHARDS)]
 _OF_TORCH = {"batch_size": BATCH_SIZE, "shuffle": True, "num_workers": NUM_WORKERS}
 
 
@@ -34,43 +36,29 @@ class Indexed(Dataset[dict[str, Any]]):
         return "Samples"
 
 
-class ShardOf:
-    """Opens a shard, whose name is its number."""
-
-    def __init__(self, source: Source) -> None:
-        self.source = source
-
-    def __call__(self, shard: Any) -> Indexed:
-        return Indexed(self.source, int(shard) * _SAMPLES_PER_SHARD, _SAMPLES_PER_SHARD)
+def _shard(source: Source, shard: Any) -> Indexed:
+    """Open a shard, whose name is its number."""
+    return Indexed(source, int(shard) * _SAMPLES_PER_SHARD, _SAMPLES_PER_SHARD)
 
 
 def ours(source: Source, **setting: Any) -> Any:
     """``ShardedDataLoader``, as in the README."""
     library = import_module("fkat_data")
-    return library.ShardedDataLoader(
-        seed=0,
-        shard_sampler=library.ShuffledShardSampler([str(number) for number in range(NUM_SHARDS)], seed=0),
-        dataloader_factory=library.DataLoaderFactory(
-            ShardOf(source), sampler_generator=RandomSampler, batch_size=BATCH_SIZE
-        ),
-        num_shard_prefetches=NUM_WORKERS,
-        **setting,
-    )
+    return _sharded(library, library.ShuffledShardSampler(_SHARDS, seed=0), source, **setting)
 
 
 def fkat(source: Source, **setting: Any) -> Any:
     """fkat's ``ShardedDataLoader``, the system that this one follows. Its state needs a process group."""
     library = import_module("fkat.data.sharded")
     sampler = library.ShardSampler()
-    sampler.shards = [str(number) for number in range(NUM_SHARDS)]
+    sampler.shards = _SHARDS
+    return _sharded(library, library.ShuffledShardSampler(sampler), source, **setting)
+
+
+def _sharded(library: Any, sampler: Any, source: Source, **setting: Any) -> Any:
+    factory = library.DataLoaderFactory(partial(_shard, source), sampler_generator=RandomSampler, batch_size=BATCH_SIZE)
     return library.ShardedDataLoader(
-        seed=0,
-        shard_sampler=library.ShuffledShardSampler(sampler),
-        dataloader_factory=library.DataLoaderFactory(
-            ShardOf(source), sampler_generator=RandomSampler, batch_size=BATCH_SIZE
-        ),
-        num_shard_prefetches=NUM_WORKERS,
-        **setting,
+        seed=0, shard_sampler=sampler, dataloader_factory=factory, num_shard_prefetches=NUM_WORKERS, **setting
     )
 
 
@@ -115,25 +103,23 @@ def spdl_processes(source: Source, **setting: Any) -> Any:
 
 
 def _imported(library: str) -> Any:
-    import_module("stand_ins").stand_in(library)  # of scripts/bench, which only cells have on their path
-    return import_module(library)
+    return import_module("stand_ins").imported(library)  # of scripts/bench, which only cells have on their path
 
 
-def _that_reads(dataset_type: Any, source: Source) -> Any:
-    """Return a type of dataset whose samples are the source's, by the numbers in its files."""
+def _of_files(library: Any, source: Source, setting: dict[str, Any], **options: Any) -> Any:
+    """Return a loader of a dataset whose samples are the source's, by the numbers in its files."""
 
-    class Samples(dataset_type):
+    class Samples(library.StreamingDataset):
         def __getitem__(self, index: Any) -> Any:
             return source.sample(super().__getitem__(index)["number"])
 
-    return Samples
+    samples = Samples(shuffle=True, **options)
+    return library.StreamingDataLoader(samples, batch_size=BATCH_SIZE, num_workers=NUM_WORKERS, **setting)
 
 
 def mosaicml(source: Source, data: str, **setting: Any) -> Any:
     """MosaicML's ``StreamingDataset`` and ``StreamingDataLoader``, with local shards."""
-    library = _imported("streaming")
-    samples = _that_reads(library.StreamingDataset, source)(local=data, shuffle=True, batch_size=BATCH_SIZE)
-    return library.StreamingDataLoader(samples, batch_size=BATCH_SIZE, num_workers=NUM_WORKERS, **setting)
+    return _of_files(_imported("streaming"), source, setting, local=data, batch_size=BATCH_SIZE)
 
 
 def write_mds(data: str) -> None:
@@ -144,9 +130,7 @@ def write_mds(data: str) -> None:
 
 def litdata(source: Source, data: str, **setting: Any) -> Any:
     """litdata's ``StreamingDataset`` and ``StreamingDataLoader``, with local chunks."""
-    library = _imported("litdata")
-    samples = _that_reads(library.StreamingDataset, source)(data, shuffle=True)
-    return library.StreamingDataLoader(samples, batch_size=BATCH_SIZE, num_workers=NUM_WORKERS, **setting)
+    return _of_files(_imported("litdata"), source, setting, input_dir=data)
 
 
 def write_chunks(data: str) -> None:

@@ -1,6 +1,7 @@
 """The faults: each is what a trainer does, in the few lines that a user would write."""
 
 import contextlib
+import functools
 import itertools
 import os
 import random
@@ -25,14 +26,13 @@ _LARGE_VALUES = (8 << 20) // 8
 
 
 def _undisturbed(run: "Trainer") -> None:
-    for _ in run.batches(run.loader()):
-        pass
+    run.finish(run.loader())
 
 
 def _kill_a_worker(run: "Trainer") -> None:
     for step, _ in enumerate(run.batches(run.loader())):
         if step == _STRIKE:
-            workers = run.workers()
+            workers = run.source.workers()
             if os.getpid() in workers:
                 run.note("unsupported", why="no worker processes")
                 return
@@ -134,8 +134,7 @@ def _break_off(run: "Trainer") -> None:
                 run.note("struck")
                 break
     for _ in range(2):
-        for _ in run.batches(loader):
-            pass
+        run.finish(loader)
 
 
 def _save_at_random(run: "Trainer") -> None:
@@ -145,21 +144,15 @@ def _save_at_random(run: "Trainer") -> None:
     dice = random.Random(0)
     steps = [dice.randrange(1, num_batches - 1), *(num_batches + dice.randrange(1, num_batches - 1) for _ in range(2))]
     for _ in range(2):
-        run.note("epoch")
         iterator = iter(loader)
-        for batch in iterator:
-            run.record(batch)
+        for _ in run.batches(iterator):
             step += 1
             if step in steps:
                 run.save(loader, iterator, f"state-{steps.index(step) + 1}")
 
 
 def _resume(run: "Trainer", name: str) -> None:
-    loader = run.loader()
-    iterator = run.resumed(loader, name)
-    run.note("epoch")
-    for batch in iterator:
-        run.record(batch)
+    run.finish(run.resumed(run.loader(), name))
 
 
 class Fault(NamedTuple):
@@ -212,11 +205,6 @@ FAULTS = {
     "broken-off": Fault("break, and iterate again", (_break_off,)),
     "resumed": Fault(
         "resume at three random steps",
-        (
-            _save_at_random,
-            lambda run: _resume(run, "state-1"),
-            lambda run: _resume(run, "state-2"),
-            lambda run: _resume(run, "state-3"),
-        ),
+        (_save_at_random, *(functools.partial(_resume, name=f"state-{number}") for number in (1, 2, 3))),
     ),
 }

@@ -42,7 +42,7 @@ class Trainer:
         self._events = os.open(folder / f"events-{life}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self._lock = threading.Lock()
         (folder / "workers").mkdir(exist_ok=True)
-        self._source = Source(str(folder), self._fault.in_sample, self._fault.num_values)
+        self.source = Source(str(folder), self._fault.in_sample, self._fault.num_values)
 
     def run(self) -> None:
         self.note("began", version=version(self._contestant.package))
@@ -64,16 +64,17 @@ class Trainer:
         np.random.seed(0)  # noqa: NPY002 - a contestant may draw from it
         torch.manual_seed(0)
         setting = self._contestant.settings[self._name] if self._fault.is_with_setting else {}
-        return self._contestant.loader(self._source, str(self._folder / "data"), **setting)
-
-    def workers(self) -> list[int]:
-        return self._source.workers()
+        return self._contestant.loader(self.source, str(self._folder / "data"), **setting)
 
     def batches(self, loader: Any) -> Iterator[Any]:
         self.note("epoch")
         for batch in loader:
             self.record(batch)
             yield batch
+
+    def finish(self, loader: Any) -> None:
+        for _ in self.batches(loader):
+            pass
 
     def record(self, batch: Any) -> None:
         numbers, values = np.asarray(batch["number"]), np.asarray(batch["values"])

@@ -6,20 +6,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise, takewhile
 from typing import Any, NamedTuple
 
+_SHOUTED = ("lost", "repeated", "wrong data", "crashes", "hangs")
 #: What a cell can say, best first.
-KINDS = (
-    "exact",
-    "clear error",
-    "unclear error",
-    "ignores it",
-    "leaves",
-    "lost",
-    "repeated",
-    "wrong data",
-    "crashes",
-    "hangs",
-    "not supported",
-)
+KINDS = ("exact", "clear error", "unclear error", "ignores it", "leaves", *_SHOUTED, "not supported")
 
 
 class Life(NamedTuple):
@@ -242,8 +231,6 @@ _SPECIAL: dict[str, Callable[[str, Sequence[int], Sequence[Life]], Verdict]] = {
     "resumed": _of_resumed,
     "trainer-killed": _of_killed_trainer,
 }
-
-_SHOUTED = ("lost", "repeated", "wrong data", "hangs", "crashes")
 
 
 def text_of(verdict: Verdict) -> str:
