@@ -30,24 +30,16 @@ _PEERS_PYTHON = Path(__file__).resolve().parents[2] / ".venvs" / "bench" / "bin"
 
 def main() -> None:
     options = _options()
-    settings = Settings(
-        repeats=options.repeats or 5,
-        scale=options.scale,
-        is_together=options.together,
-        workloads=tuple(options.workloads),
-        contestants=tuple(options.contestants),
-        workers=tuple(options.workers),
-        peers=_PEERS_PYTHON if _PEERS_PYTHON.exists() else None,
-        trials=[],
-    )
+    chosen = {name: getattr(options, name) for name in ("scale", "workloads", "contestants", "workers")}
+    chosen |= {"is_together": options.together, "peers": _PEERS_PYTHON if _PEERS_PYTHON.exists() else None}
     report: dict[str, Any] = {"machine": machine(), "options": vars(options) | {"json": None}, "trials": {}}
     print(_heading(report["machine"]), flush=True)
     for name in options.only:
-        repeats = options.repeats or _REPEATS.get(name, settings.repeats)
+        repeats = options.repeats or _REPEATS.get(name, 5)
         print(f"\n`{name}`: medians of {repeats}, in turn", flush=True)
         report["trials"][name] = []
-        own = settings._replace(repeats=repeats, trials=report["trials"][name])
-        for table in importlib.import_module(BENCHMARKS[name]).run(own):
+        settings = Settings(repeats=repeats, trials=report["trials"][name], **chosen)
+        for table in importlib.import_module(BENCHMARKS[name]).run(settings):
             print(f"\n{table.markdown()}", flush=True)
         if options.json:
             options.json.write_text(json.dumps(report, indent=1), encoding="utf-8")

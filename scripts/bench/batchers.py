@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
-from items import BATCH_SIZE, ShardLoaders, Source
+from items import BATCH_SIZE, Source
 from torch.utils.data import DataLoader, default_collate
 
 #: Batches ahead of the caller, for those that have no default of their own.
@@ -33,7 +33,7 @@ def _ours(source: Source, workers: int, ahead: int | None, kind: Any = "processe
     with loader_type(
         0,
         [str(number) for number in range(source.num_shards)],
-        ShardLoaders(source),
+        source,
         num_shard_prefetches=1,
         num_microbatch_prefetches=-1 if ahead is None else ahead,
         num_workers_per_shard=workers,

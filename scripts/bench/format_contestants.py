@@ -165,17 +165,20 @@ def _write_tar(path: Path, workload: str, count: int) -> None:
     for file, numbers in _files(count):
         with tarfile.open(path / f"{file:05}.tar", "w") as archive:
             for number in numbers:
-                row = sample(workload, number)
-                buffer = io.BytesIO()
+                row, buffer = sample(workload, number), io.BytesIO()
                 if workload == "tokens":
                     np.save(buffer, row["tokens"])
                 else:
                     buffer.write(json.dumps(row).encode())
                 suffix = "npy" if workload == "tokens" else "json"
-                member = tarfile.TarInfo(f"{number:08d}.{suffix}")
-                member.size = buffer.tell()
-                buffer.seek(0)
-                archive.addfile(member, buffer)
+                add_member(archive, f"{number:08d}.{suffix}", buffer.getvalue())
+
+
+def add_member(archive: tarfile.TarFile, name: str, data: bytes) -> None:
+    """Add a file to a tar."""
+    member = tarfile.TarInfo(name)
+    member.size = len(data)
+    archive.addfile(member, io.BytesIO(data))
 
 
 def _write_litdata(path: Path, workload: str, count: int) -> None:

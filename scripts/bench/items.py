@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from format_contestants import add_member
 from PIL import Image
 from torch.utils.data import ConcatDataset, DataLoader, Dataset
 
@@ -50,25 +51,18 @@ class Source(NamedTuple):
 
     def shard(self, number: int) -> Dataset[Any]:
         if self.kind in {"waiting", "slow"}:
-            return _Waiting(self.shard_size, self.wait_s, is_uneven=self.kind == "slow")
+            return _Waiting(self)
         if self.kind == "windows":
             return _Windows(self.folder)
-        reader = _Tar(self.folder, number) if self.kind == "tar" else _Files(self.folder)
-        return _Images(reader, is_normalized=self.kind == "normalized")
+        return _Tar(self.folder, number) if self.kind == "tar" else _Files(self.folder, self.kind == "normalized")
+
+    def __call__(self, number: str) -> DataLoader[Any]:
+        """Return a torch DataLoader over a shard: the factory for ShardedDataLoader."""
+        return DataLoader(self.shard(int(number)), batch_size=BATCH_SIZE)
 
     def whole(self) -> Dataset[Any]:
         """Return all shards in a row."""
         return ConcatDataset([self.shard(number) for number in range(self.num_shards)])
-
-
-class ShardLoaders:
-    """A factory for ShardedDataLoader: a torch DataLoader a shard. Shards are named by their numbers."""
-
-    def __init__(self, source: Source) -> None:
-        self._source = source
-
-    def __call__(self, number: str) -> DataLoader[torch.Tensor]:
-        return DataLoader(self._source.shard(int(number)), batch_size=BATCH_SIZE)
 
 
 def make_jpegs(folder: str, kind: str, shard_size: int, num_shards: int) -> None:
@@ -84,9 +78,7 @@ def make_jpegs(folder: str, kind: str, shard_size: int, num_shards: int) -> None
         if kind == "tar":
             with tarfile.open(path, "w") as tar:
                 for name, data in some:
-                    member = tarfile.TarInfo(name)
-                    member.size = len(data)
-                    tar.addfile(member, io.BytesIO(data))
+                    add_member(tar, name, data)
             continue
         # The peers' environment does not have it.
         with importlib.import_module("fkat_data.streaming").MDSWriter(out=str(path), columns={"jpeg": "bytes"}) as mds:
@@ -101,17 +93,15 @@ def make_tokens(folder: str, num_windows: int) -> None:
 
 
 class _Waiting(Dataset[torch.Tensor]):
-    def __init__(self, count: int, wait_s: float, *, is_uneven: bool) -> None:
-        self._count = count
-        self._wait_s = wait_s
-        self._is_uneven = is_uneven
+    def __init__(self, source: Source) -> None:
+        self._source = source
 
     def __len__(self) -> int:
-        return self._count
+        return self._source.shard_size
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        is_slow = self._is_uneven and (1 + index // BATCH_SIZE) % _SLOW == 0
-        time.sleep(self._wait_s * (_SLOW if is_slow else 1))
+        is_slow = self._source.kind == "slow" and (1 + index // BATCH_SIZE) % _SLOW == 0
+        time.sleep(self._source.wait_s * (_SLOW if is_slow else 1))
         return torch.full((2048,), index)
 
 
@@ -135,18 +125,6 @@ class _Windows(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         return window[:-1], window[1:]
 
 
-class _Images(Dataset[torch.Tensor]):
-    def __init__(self, reader: Any, *, is_normalized: bool) -> None:
-        self._reader = reader
-        self._is_normalized = is_normalized
-
-    def __len__(self) -> int:
-        return len(self._reader)
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return cropped(self._reader.read(index), index, is_normalized=self._is_normalized)
-
-
 def cropped(jpeg: bytes, index: int, *, is_normalized: bool) -> torch.Tensor:
     """Decode an image, and return a crop of it."""
     image = Image.open(io.BytesIO(jpeg)).convert("RGB")
@@ -159,18 +137,19 @@ def cropped(jpeg: bytes, index: int, *, is_normalized: bool) -> torch.Tensor:
     return tensor.float().div_(255).sub_(_MEANS).div_(_DEVIATIONS) if is_normalized else tensor
 
 
-class _Files:
-    def __init__(self, folder: str) -> None:
+class _Files(Dataset[torch.Tensor]):
+    def __init__(self, folder: str, is_normalized: bool) -> None:
         self._paths = sorted(str(path) for path in Path(folder).glob("*.jpg"))
+        self._is_normalized = is_normalized
 
     def __len__(self) -> int:
         return len(self._paths)
 
-    def read(self, index: int) -> bytes:
-        return Path(self._paths[index]).read_bytes()
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return cropped(Path(self._paths[index]).read_bytes(), index, is_normalized=self._is_normalized)
 
 
-class _Tar:
+class _Tar(Dataset[torch.Tensor]):
     """The members of a tar, by number; the file is opened where it is read."""
 
     def __init__(self, folder: str, number: int) -> None:
@@ -185,11 +164,11 @@ class _Tar:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_descriptor": None}
 
-    def read(self, index: int) -> bytes:
+    def __getitem__(self, index: int) -> torch.Tensor:
         if self._descriptor is None:
             self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         offset, size = self._members[index]
-        return os.pread(self._descriptor, size, offset)
+        return cropped(os.pread(self._descriptor, size, offset), index, is_normalized=False)
 
 
 @functools.cache

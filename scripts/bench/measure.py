@@ -47,9 +47,9 @@ class Settings(NamedTuple):
     repeats: int
     scale: float
     is_together: bool
-    workloads: tuple[str, ...]
-    contestants: tuple[str, ...]
-    workers: tuple[int, ...]
+    workloads: Sequence[str]
+    contestants: Sequence[str]
+    workers: Sequence[int]
     peers: Path | None
     trials: Trials
 
@@ -118,19 +118,23 @@ def workers() -> list[psutil.Process]:
     return psutil.Process().children(recursive=True)
 
 
+def all_processes() -> list[psutil.Process]:
+    """Return this process, and all its descendants."""
+    return [psutil.Process(), *workers()]
+
+
 def memory() -> dict[str, float]:
     """Return the memory of the trainer and the workers.
 
     In the proportional set size (PSS), a page that n processes map counts 1/n for each. So the sum over all processes
     is what they take together, including shared memory.
     """
-    processes = [psutil.Process(), *workers()]
-    own, *others = (process.memory_full_info() for process in processes)
+    own, *others = (process.memory_full_info() for process in all_processes())
     worker_pss_mib = sum(other.pss for other in others) / _MEBIBYTE
     return {
         "pss_mib": own.pss / _MEBIBYTE + worker_pss_mib,
         "worker_pss_mib": worker_pss_mib,
-        "peak_rss_mib": sum(peak_rss_mib(process.pid) for process in processes),
+        "peak_rss_mib": sum(peak_rss_mib(process.pid) for process in all_processes()),
     }
 
 

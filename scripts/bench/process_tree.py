@@ -6,6 +6,7 @@ import time
 from typing import Self
 
 import psutil
+from measure import all_processes
 
 _INTERVAL_S = 0.2
 # Looking costs CPU. Rest this many times as long, so that it takes at most 3 % of a core.
@@ -33,7 +34,7 @@ class ProcessTree:
     def cpu_s(self) -> float:
         """Return what all processes have used so far."""
         found = -self._own_cpu_s
-        for process in _all():
+        for process in all_processes():
             with contextlib.suppress(psutil.Error):  # it has ended meanwhile
                 found += sum(process.cpu_times()[:4])
         return found
@@ -54,11 +55,7 @@ class ProcessTree:
     def _look(self) -> None:
         with self._lock:
             found = 0
-            for process in _all():
+            for process in all_processes():
                 with contextlib.suppress(psutil.Error):
                     found += process.memory_full_info().pss
             self._peak_bytes = max(self._peak_bytes, found)
-
-
-def _all() -> list[psutil.Process]:
-    return [psutil.Process(), *psutil.Process().children(recursive=True)]

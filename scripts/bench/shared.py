@@ -9,12 +9,13 @@ as there are cores keep busy.
 import os
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import measure
 from contestants import PREFETCHED, ours, torchs
 from measure import Settings, Table, Usage, medians
-from workloads import ShardDataLoader, ShardSamples
+from workloads import ShardSamples, shard_loader
 
 #: Microbatches a shard: ours, torch.
 _SIZES = {"tiny": (5_000, 400), "tokens": (4_000, 300), "images": (80, 20)}
@@ -48,15 +49,11 @@ def run(settings: Settings) -> list[Table]:
     rates: list[list[str]] = []
     costs: list[list[str]] = []
     for workload in settings.wanted_workloads(_SIZES):
-        sizes = {
-            name: settings.count(size, at_least=8)
+        variants = {
+            name: {"contestant": name, "workload": workload, "shard_size": settings.count(size, at_least=8)}
             for name, size in zip(("ours", "torch"), _SIZES[workload], strict=True)
         }
-        variants = {
-            name: {"contestant": name, "workload": workload, "shard_size": size} for name, size in sizes.items()
-        }
-        found = measure.in_turn(settings, "shared", variants)
-        both = [medians(found[name]) for name in ("ours", "torch")]
+        both = [medians(done) for done in measure.in_turn(settings, "shared", variants).values()]
         rates.append([workload])
         costs.append([workload])
         for load in _LOADS:
@@ -84,7 +81,7 @@ def _opened(contestant: str, workload: str, shard_size: int) -> AbstractContextM
         return torchs(ShardSamples(workload, _NUM_OPENED * shard_size))
     shards = [f"shard {number}" for number in range(_NUM_OPENED)]
     options = {"num_shard_prefetches": 1, "num_microbatch_prefetches": PREFETCHED}
-    return ours(ShardDataLoader(workload, shard_size), shards, **options)
+    return ours(partial(shard_loader, workload, shard_size), shards, **options)
 
 
 def _num_cores() -> int:

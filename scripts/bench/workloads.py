@@ -88,13 +88,6 @@ class ShardSamples(Dataset[Any]):
         return tuple(tensor.clone() for tensor in self._microbatch)
 
 
-class ShardDataLoader:
-    """A factory for ShardedDataLoader: a torch DataLoader over the shard's samples."""
-
-    def __init__(self, workload: str, count: int) -> None:
-        self._workload = workload
-        self._count = count
-
-    def __call__(self, shard: Any) -> DataLoader[Any]:
-        del shard
-        return DataLoader(ShardSamples(self._workload, self._count), batch_size=None)
+def shard_loader(workload: str, count: int, _shard: Any) -> DataLoader[Any]:
+    """Return a torch DataLoader over a shard's samples; with a workload and a count, a factory for ShardedDataLoader."""
+    return DataLoader(ShardSamples(workload, count), batch_size=None)
