@@ -117,6 +117,16 @@ class Restarting(Counting):
         self.next = state["next"]
 
 
+class Strand(IterableDataset):
+    """These values, whoever reads them."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def __iter__(self):
+        return iter(self.values)
+
+
 class Rows(IterableDataset):
     """Every nth number, for the nth of all ranks' workers."""
 
@@ -153,37 +163,28 @@ class Row:
         self.index = state["index"]
 
 
-class Growing(Dataset):
-    """Says how often this copy of it was asked, and what `mark` is."""
+class Growing(Counted, Dataset):
+    """Says which process has it, and what `mark` is."""
 
-    def __init__(self):
-        self.mark = 0
-
-    def __len__(self):
-        return 4
+    mark = 0
 
     def __getitem__(self, index):
         return self.mark, os.getpid()
 
 
-class Told(Dataset):
+class Told(Counted, Dataset):
     """What a dataset is told of its worker."""
 
-    def __init__(self):
+    def __init__(self, count):
+        super().__init__(count)
         self.entered = []
-
-    def __len__(self):
-        return 8
 
     def __getitem__(self, index):
         info = get_worker_info()
         return None if info is None else (info.id, info.num_workers, tuple(info.dataset.entered), info.dataset is self)
 
 
-class Slow(Dataset):
-    def __len__(self):
-        return 2
-
+class Slow(Counted, Dataset):
     def __getitem__(self, index):
         time.sleep(60)
 

@@ -154,10 +154,6 @@ def check_trip(kind, num_samples, size, trip, *, drop_last=False, even_batches=T
     assert [list(loader) for loader in last.loaders] == [list(loader) for loader in fresh.loaders]
 
 
-def flat_batches(of_ranks):
-    return [batch for batches in of_ranks for batch in batches]
-
-
 @pytest.mark.long
 @settings(max_examples=90)
 @given(
@@ -212,7 +208,7 @@ def test_ranks_in_step_have_a_state_that_says_so_and_goes_on_from_the_next_batch
     assert [len(loader) for loader in three.loaders] == [9] * 3
     # The epoch knows no ranks: what three get, round by round, are the batches that one would have got.
     rounds = zip(*Job("shuffled", 50, 2, 3, state).deliver([4] * 3), strict=True)
-    assert flat_batches(rounds) == whole[12:24]
+    assert list(chain.from_iterable(rounds)) == whole[12:24]
 
 
 def test_the_state_of_one_rank_is_refused_on_another_number_with_the_way_out():

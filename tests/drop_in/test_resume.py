@@ -373,15 +373,12 @@ def test_a_sampler_that_gives_another_order_after_an_interruption_is_an_error_in
         next(rest)
 
 
-def events_of(path):
-    return [event for event in json.loads(path.read_text()) if "args" in event]
-
-
 def test_all_strands_are_in_one_timeline(processes, tmp_path):
     with DataLoader(Counting(6), num_workers=2, trace=tmp_path / "run.json") as loader:
         list(loader)
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
-    assert {"worker 0", "worker 1"} <= {event["args"].get("name") for event in events_of(tmp_path / "run.json")}
+    events = json.loads((tmp_path / "run.json").read_text())
+    assert {"worker 0", "worker 1"} <= {event.get("args", {}).get("name") for event in events}
 
 
 def bucketed(view=None, **options):

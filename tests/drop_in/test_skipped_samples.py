@@ -7,6 +7,7 @@ from itertools import chain, islice
 
 import pytest
 import torch
+from drop_in_examples import Counted
 from hypothesis import given
 from hypothesis import strategies as st
 from own_workers import worker_pids
@@ -26,15 +27,12 @@ from fkat_data.datasets import JsonDataset
 from fkat_data.streaming import StreamingDataLoader, StreamingDataset, World
 
 
-class Broken:
+class Broken(Counted):
     """Numbers, some of which cannot be read."""
 
-    def __init__(self, num_samples, bad):
-        self.num_samples = num_samples
+    def __init__(self, count, bad):
+        super().__init__(count)
         self.bad = frozenset(bad)
-
-    def __len__(self):
-        return self.num_samples
 
     def __getitem__(self, index):
         if index in self.bad:

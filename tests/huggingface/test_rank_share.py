@@ -5,7 +5,7 @@ import pickle
 import pytest
 import torch
 from accelerate.data_loader import BatchSamplerShard
-from drop_in_examples import Uneven
+from drop_in_examples import Strand, Uneven
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, RandomSampler
@@ -88,13 +88,9 @@ def test_ranks_share_one_shuffle_and_any_rank_loads_the_state_of_another(order):
 
 
 def test_what_cannot_be_dealt_out_says_why():
-    class Endless(torch.utils.data.IterableDataset):
-        def __iter__(self):
-            return iter(range(9))
-
     with pytest.raises(ConfigurationError, match="dp_rank"):
-        DataLoader(Endless()).deal_out(2, 0)
-    DataLoader(Endless(), dp_rank=0).deal_out(2, 0)
+        DataLoader(Strand(range(9))).deal_out(2, 0)
+    DataLoader(Strand(range(9)), dp_rank=0).deal_out(2, 0)
     with pytest.raises(ConfigurationError, match="a multiple of 2"):
         DataLoader(range(9), 3).deal_out(2, 0, split_batches=True)
     sampler = BatchSampler(range(9), 3, drop_last=False)

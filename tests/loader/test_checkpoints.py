@@ -3,6 +3,7 @@
 from itertools import chain, islice, repeat
 
 import pytest
+from drop_in_examples import Counted
 from elastic_examples import inside, outside, rank_loader, rest
 from loader_examples import make
 from walks import gathered
@@ -109,10 +110,7 @@ def rows_of(samples):
     return [(sample, row) for sample in samples for row in range(sample % 3)]
 
 
-class Indices:
-    def __len__(self):
-        return 60
-
+class Indices(Counted):
     def __getitem__(self, index):
         return index
 
@@ -129,9 +127,9 @@ DATA_LOADERS = {
         range(60), 3, shuffle=True, seed=1, window_fn=rows_of, window_size=8, collate_fn=list
     ),
     "skipped samples": lambda: DataLoader(
-        Broken(), 3, shuffle=True, seed=1, on_sample_error="skip", window_size=8, collate_fn=list
+        Broken(60), 3, shuffle=True, seed=1, on_sample_error="skip", window_size=8, collate_fn=list
     ),
-    "own sampler": lambda: DataLoader(Indices(), 1, sampler=OwnSampler(), seed=1, collate_fn=list),
+    "own sampler": lambda: DataLoader(Indices(60), 1, sampler=OwnSampler(), seed=1, collate_fn=list),
     "shuffled": lambda: DataLoader(range(60), 3, shuffle=True, seed=1, collate_fn=list),
 }
 

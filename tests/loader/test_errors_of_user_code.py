@@ -5,8 +5,9 @@ import time
 
 import pytest
 import torch
+from drop_in_examples import Strand
 from loader_examples import make
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 from walks import both_modes
 
 from fkat_data import ConfigurationError, WorkerDiedError, WorkerError
@@ -93,11 +94,6 @@ def test_a_worker_whose_pipe_closes_before_it_ends_is_reported_with_its_own_exit
     assert caught.value.exit_code == 4
 
 
-class Counting(IterableDataset):
-    def __iter__(self):
-        return iter(range(10))
-
-
 class LoaderOfItsOwn(DataLoader):
     def __iter__(self):
         yield from super().__iter__()
@@ -117,7 +113,7 @@ def test_stop_iteration_of_a_collate_fn_does_not_cut_an_iterable_dataset_short(
     multiprocessing, kind, num_nested, processes
 ):
     def factory(shard):
-        return kind(Counting(), batch_size=2, collate_fn=stopping, num_workers=num_nested)
+        return kind(Strand(range(10)), batch_size=2, collate_fn=stopping, num_workers=num_nested)
 
     got = []
     with (

@@ -1,27 +1,13 @@
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from drop_in_examples import Strand
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
 from fkat_data import ConfigurationError, DataLoaderFactory
 
 
-class Squares:
-    def __init__(self, shard):
-        self.shard = shard
-
-    def __len__(self):
-        return 5
-
-    def __getitem__(self, index):
-        return index * index
-
-
-class Stream(IterableDataset):
-    def __init__(self, shard):
-        self.shard = shard
-
-    def __iter__(self):
-        return iter(range(5))
+def squares(shard):
+    return [index * index for index in range(5)]
 
 
 @pytest.mark.parametrize(
@@ -40,12 +26,12 @@ class Stream(IterableDataset):
             },
             [[0, 1, 4]],
         ),
-        ({"dataset_generator": Stream, "batch_size": 4}, [[0, 1, 2, 3], [4]]),
+        ({"dataset_generator": lambda shard: Strand(range(5)), "batch_size": 4}, [[0, 1, 2, 3], [4]]),
     ],
     ids=["default", "size", "sampler", "samples as they are", "batches of the dataset", "of the sampler", "stream"],
 )
 def test_samples_are_batched_as_the_arguments_say(options, made):
-    product = DataLoaderFactory(**{"dataset_generator": Squares, **options})("shard")
+    product = DataLoaderFactory(**{"dataset_generator": squares, **options})("shard")
     assert type(product) is DataLoader
     assert [torch.as_tensor(microbatch).tolist() for microbatch in product] == made
 
@@ -57,11 +43,11 @@ def test_a_users_dataloader_is_called_as_documented():
         calls.append((type(dataset), batch_size, shuffle, type(sampler), type(batch_sampler)))
         return []
 
-    DataLoaderFactory(Squares, RandomSampler, None, generate, 3)("s")
-    DataLoaderFactory(Squares, RandomSampler, lambda sampler: [[0]], generate, 3)("s")
+    DataLoaderFactory(squares, RandomSampler, None, generate, 3)("s")
+    DataLoaderFactory(squares, RandomSampler, lambda sampler: [[0]], generate, 3)("s")
     assert calls == [
-        (Squares, 3, None, RandomSampler, type(None)),
-        (Squares, 1, None, type(None), list),
+        (list, 3, None, RandomSampler, type(None)),
+        (list, 1, None, type(None), list),
     ]
 
 
@@ -80,4 +66,4 @@ def test_a_users_dataloader_is_called_as_documented():
 )
 def test_arguments_are_checked_by_name(arguments, argument):
     with pytest.raises(ConfigurationError, match=f"^{argument} = "):
-        DataLoaderFactory(**{"dataset_generator": Squares, **arguments})
+        DataLoaderFactory(**{"dataset_generator": squares, **arguments})

@@ -6,7 +6,7 @@ import weakref
 from pathlib import Path
 
 import pytest
-import torch
+from drop_in_examples import Strand
 from test_path import calls_of
 
 import fkat_data
@@ -21,11 +21,6 @@ TABLE = [
 ]
 
 
-class Iterated(torch.utils.data.IterableDataset):
-    def __iter__(self):
-        yield from range(8)
-
-
 def stored(folder):
     with MDSWriter(out=str(folder), columns={"x": "int"}) as writer:
         for number in range(8):
@@ -38,7 +33,7 @@ FACES = {
         0, ["shard"], DataLoaderFactory(lambda shard: range(8), batch_size=4), multiprocessing=False
     ),
     "`DataLoader`, indices": lambda folder: DataLoader(range(8), batch_size=4),
-    "`DataLoader`, iterable": lambda folder: DataLoader(Iterated(), batch_size=4),
+    "`DataLoader`, iterable": lambda folder: DataLoader(Strand(range(8)), batch_size=4),
     "`StreamingDataLoader`": lambda folder: StreamingDataLoader(stored(folder), batch_size=4),
 }
 
@@ -80,7 +75,7 @@ DATA = {
         lambda factory: ShardedDataLoader(0, ["a"], factory, multiprocessing=False),
     ),
     "indices": (lambda folder: Numbers(range(8)), lambda dataset: DataLoader(dataset, batch_size=4)),
-    "iterable": (lambda folder: Iterated(), lambda dataset: DataLoader(dataset, batch_size=4)),
+    "iterable": (lambda folder: Strand(range(8)), lambda dataset: DataLoader(dataset, batch_size=4)),
     "stream": (stored, lambda dataset: StreamingDataLoader(dataset, batch_size=4)),
 }
 

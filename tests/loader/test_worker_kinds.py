@@ -9,8 +9,9 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from drop_in_examples import Strand
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import Dataset, IterableDataset, RandomSampler
+from torch.utils.data import Dataset, RandomSampler
 
 from fkat_data import DataLoader, DataLoaderFactory, ShardedDataLoader, item_generators
 from fkat_data.errors import ConfigurationError
@@ -135,15 +136,10 @@ def test_a_shuffled_shard_with_windows_is_that_of_the_callers_thread():
     assert found[0] == found[1]
 
 
-class Strand(IterableDataset):
-    def __iter__(self):
-        return iter(range(9))
-
-
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda: threads(Strand()), r"iterable dataset.*get_worker_info\(\)"),
+        (lambda: threads(Strand(range(9))), r"iterable dataset.*get_worker_info\(\)"),
         (lambda: threads(Numbers(), worker_init_fn=print), "worker_init_fn"),
         (lambda: threads(Numbers(), num_threads_per_worker=2), "num_threads_per_worker"),
         (lambda: DataLoader(Numbers(), workers="fibers"), "'processes', 'threads'"),
@@ -166,7 +162,7 @@ def test_threads_within_threads_are_refused():
 
 
 def test_an_iterable_dataset_in_the_callers_thread_needs_no_threads():
-    assert len(list(DataLoader(Strand(), 2, workers="threads"))) == 5
+    assert len(list(DataLoader(Strand(range(9)), 2, workers="threads"))) == 5
 
 
 def is_running(name):

@@ -3,6 +3,7 @@ import threading
 import time
 
 import torch
+from drop_in_examples import Counted
 from loader_examples import epoch, make
 from walks import at_state, begun, both_modes, wait_until
 
@@ -27,17 +28,14 @@ def generate_slowly():
         yield torch.full((1000,), index)
 
 
-class SlowAtFirst(torch.utils.data.Dataset):
-    def __len__(self):
-        return 4
-
+class SlowAtFirst(Counted, torch.utils.data.Dataset):
     def __getitem__(self, index):
         time.sleep(0.1 if index == 0 else 0)
         return torch.tensor(index)
 
 
 def test_a_slow_microbatch_in_process_counts_when_it_is_made_and_not_with_the_next():
-    with make(["a"], lambda shard: torch.utils.data.DataLoader(SlowAtFirst()), multiprocessing=False) as loader:
+    with make(["a"], lambda shard: torch.utils.data.DataLoader(SlowAtFirst(4)), multiprocessing=False) as loader:
         next(iter(loader))
         making = loader.statistics().making
     assert making.num == 1

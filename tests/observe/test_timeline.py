@@ -73,22 +73,17 @@ def test_spans_of_a_track_follow_or_contain_each_other(multiprocessing, tmp_path
             open_until.append(span["ts"] + span["dur"])
 
 
-class SlowToClose:
+def slow_to_close(shard):
     """A shard that takes longer to close than a loader waits for the last events."""
-
-    def __init__(self, shard):
-        del shard
-
-    def __iter__(self):
-        try:
-            yield from (torch.full((1000,), index) for index in range(1000))
-        finally:
-            time.sleep(0.5)
+    try:
+        yield from (torch.full((1000,), index) for index in range(1000))
+    finally:
+        time.sleep(0.5)
 
 
 @pytest.mark.parametrize(
     ("shard", "factory"),
-    [("list-a-100000", mixed), ("a", SlowToClose)],
+    [("list-a-100000", mixed), ("a", slow_to_close)],
     ids=["many items to free", "slow to close"],
 )
 def test_what_workers_do_is_drawn_up_to_the_end(remote, shard, factory, tmp_path):

@@ -3,6 +3,7 @@ import time
 
 import pytest
 import torch
+from drop_in_examples import Counted
 from hypothesis import given
 from hypothesis import strategies as st
 from loader_examples import make
@@ -163,14 +164,10 @@ def test_any_numbers_have_a_verdict(statistics):
 # --- real loops --------------------------------------------------------------------------------------------------
 
 
-class LazilyOpened(torch.utils.data.Dataset):
+class LazilyOpened(Counted, torch.utils.data.Dataset):
     """Its first item takes long in each worker, as a download or an import does."""
 
-    def __init__(self):
-        self.is_open = False
-
-    def __len__(self):
-        return 30
+    is_open = False
 
     def __getitem__(self, index):
         time.sleep(0.005 if self.is_open else 1.5)
@@ -179,7 +176,7 @@ class LazilyOpened(torch.utils.data.Dataset):
 
 
 def test_a_slow_first_microbatch_is_a_cause_of_its_own_though_others_are_waited_for_too(processes):
-    with fkat_data.DataLoader(LazilyOpened(), 1, num_workers=1) as loader:
+    with fkat_data.DataLoader(LazilyOpened(30), 1, num_workers=1) as loader:
         for _ in loader:
             pass
         statistics = loader.statistics()

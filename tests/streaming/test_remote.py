@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from proxy import FaultServer
 from proxy.faults import ENDING_KINDS, RandomPlan, fault
 from streaming_examples import numbers, write
+from walks import wait_until
 
 from fkat_data import ShardedDataLoader
 from fkat_data.errors import ConfigurationError, DownloadError, ShardNotFoundError
@@ -126,7 +127,7 @@ def test_shards_are_fetched_before_they_are_needed(data, serve, tmp_path):
     )
     samples = iter(dataset)
     assert next(samples)["number"] == 0
-    _until(lambda: set(gets(server, data)) == {1})
+    wait_until(lambda: set(gets(server, data)) == {1})
     assert [sample["number"] for sample in samples] == list(range(1, COUNT))
 
 
@@ -379,7 +380,7 @@ def test_two_jobs_on_a_cache_of_a_tenth_read_rightly_whoever_is_killed(larger, s
     dataset = StreamingDataset(remote=server.url, local=str(local), cache_limit=limit, **OPTIONS)
     assert not list(Path(local, ".fkat_data", "making").iterdir())
     assert sorted(itertools.chain(*numbers(StreamingDataLoader(dataset)))) == list(range(LARGER_COUNT))
-    _until(lambda: dataset.cache_usage <= limit)
+    wait_until(lambda: dataset.cache_usage <= limit)
 
 
 def test_nodes_fetch_the_shards_of_their_own_part(data, serve, tmp_path):
@@ -389,13 +390,6 @@ def test_nodes_fetch_the_shards_of_their_own_part(data, serve, tmp_path):
     # Both need the shard at the edge of their parts, and one needs the sample that fills up the other's end.
     assert sum(gets(server, data)) <= len(shards(data)) + 2
     assert set(gets(server, data)) <= {1, 2}
-
-
-def _until(condition):
-    deadline = time.monotonic() + 30
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert condition()
 
 
 def named_in(place, name):

@@ -54,10 +54,6 @@ class Checked(HTMLParser):
         self.words.append(data)
 
 
-def text_of_style(text):
-    return text[text.index("<style>") : text.index("</style>")]
-
-
 def checked(text):
     parser = Checked()
     parser.feed(text)
@@ -75,7 +71,8 @@ def test_a_run_becomes_one_page_that_needs_nothing_else(multiprocessing, tmp_pat
     assert run.statistics.delivered == statistics.delivered == 48
     assert run.statistics.as_dict() == pytest.approx(statistics.as_dict(), rel=0.5, abs=10)
     assert run.statistics.making == statistics.making
-    found = checked(page(run, "run.json"))
+    html = page(run, "run.json")
+    found = checked(html)
     text = "".join(found.words)
     assert "The trainer waited" in text
     assert ("worker 1" in text) == multiprocessing
@@ -83,8 +80,7 @@ def test_a_run_becomes_one_page_that_needs_nothing_else(multiprocessing, tmp_pat
     assert len([tag for tag, _ in found.seen if tag == "svg"]) == (8 if multiprocessing else 7)
     drawn = {attributes["class"] for tag, attributes in found.seen if tag == "rect"}
     assert {"step", "wait", "produce"} <= drawn
-    style = text_of_style(page(run, "run.json"))
-    assert all(f"rect.{name}{{fill:" in style for name in drawn)
+    assert all(f"rect.{name}{{fill:" in html.partition("</style>")[0] for name in drawn)
     assert re.search(r"making_p50_s[\d.]+ ms", text)
 
 

@@ -36,16 +36,6 @@ def test_a_directory_that_is_made_is_its_users_alone_and_one_that_is_there_is_le
     assert stat.S_IMODE(there.stat().st_mode) == 0o755
 
 
-def test_what_another_program_put_there_is_taken_if_its_size_is_right(cache, directory):
-    (directory / "right.mds").write_bytes(b"12345")
-    (directory / "cut.mds").write_bytes(b"1234")
-    calls = []
-    assert get(cache, "right.mds", 5, calls).read_bytes() == b"12345"
-    get(cache, "cut.mds", 5, calls)
-    assert calls == ["cut.mds"]
-    assert is_right(directory / "cut.mds", "cut.mds", 5)
-
-
 def test_a_file_that_is_replaced_or_removed_is_read_on_by_whoever_has_it_open(cache, directory):
     (directory / "a.mds").write_bytes(b"old")
     with (directory / "a.mds").open("rb") as old:
