@@ -213,29 +213,21 @@ def test_an_epoch_of_failures_alone_is_no_empty_epoch():
 # --- workers that fall silent ------------------------------------------------------------------------------------
 
 
-def hanging(shard):
-    yield torch.tensor(0)
-    if shard == "b":
-        holding_the_lock_in_c()
-    yield torch.tensor(1)
-
-
 def holding_the_lock_in_c():
     sum(range(3 * 10**8))
 
 
-def sleeping(shard):
-    yield torch.tensor(0)
-    if shard == "b":
-        time.sleep(60)
-    yield torch.tensor(1)
+def sleeping():
+    time.sleep(60)
 
 
-@pytest.mark.parametrize("factory", [hanging, sleeping])
-def test_a_silent_worker_is_reported_with_its_stack_and_at_last_ended(processes, factory, caplog, tmp_path):
+@pytest.mark.parametrize("fall_silent", [holding_the_lock_in_c, sleeping], ids=["hanging", "sleeping"])
+def test_a_silent_worker_is_reported_with_its_stack_and_at_last_ended(processes, fall_silent, caplog, tmp_path):
     def begun(shard):
         (tmp_path / "begun").touch()
-        return factory(shard)
+        yield torch.tensor(0)
+        fall_silent()
+        yield torch.tensor(1)
 
     options = {"multiprocessing": True, "stall_warning_s": 0.25, "stall_timeout_s": 1.0}
     with make(["b"], begun, **options) as loader:
@@ -251,7 +243,7 @@ def test_a_silent_worker_is_reported_with_its_stack_and_at_last_ended(processes,
         assert "microbatch 1 of shard 'b'" in warnings[0] or "microbatch 0 of shard 'b'" in warnings[0]
         assert "is working on; tasks under way: 1, no microbatch is ready" in warnings[-1]
         for text in (warnings[-1], caught.value.stack):
-            assert f"in {'holding_the_lock_in_c' if factory is hanging else 'sleeping'}" in text
+            assert f"in {fall_silent.__name__}" in text
 
 
 def test_a_stopped_worker_is_told_of_as_such_and_replaced_at_the_timeout(remote, caplog):

@@ -27,10 +27,6 @@ class Growing(ShardSampler):
         return [f"{epoch}-{index}" for index in range(self.first + epoch)]
 
 
-def unstopped(first, num_epochs):
-    return [shard for epoch in range(num_epochs) for shard in Growing(first).shards(epoch)]
-
-
 def test_a_loop_is_an_epoch_and_the_epoch_can_be_chosen():
     sampler = Growing(2)
     next(iter(sampler))
@@ -86,7 +82,7 @@ def test_resuming_anywhere_again_and_again_equals_no_stop(first, stops):
         sampler = at_state(Growing(first), state)
         assert sampler.state_dict() == state
     taken += following(sampler, 5)
-    assert taken == unstopped(first, 12)[: len(taken)]
+    assert taken == [shard for epoch in range(12) for shard in Growing(first).shards(epoch)][: len(taken)]
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda sampler: pickle.loads(pickle.dumps(sampler))])

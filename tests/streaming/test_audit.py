@@ -96,20 +96,6 @@ def test_a_state_keeps_what_is_skipped_and_the_place(two):
     assert numbers(resumed) == whole[1:4] + whole[6:]
 
 
-@pytest.mark.parametrize(
-    "skip",
-    [
-        [{"samples": [-1]}],
-        [{"epoch": 0, "batches": [1]}],
-        [{"batches": [1, 2]}],
-        [{"samples": [97]}],
-    ],
-)
-def test_a_skip_that_says_nothing_is_refused(two, skip):
-    with pytest.raises(ConfigurationError, match="skip"):
-        make(two, skip=skip)
-
-
 def test_weights_change_as_a_schedule_says(two):
     schedule = [{"from_sample": 0, "weights": [3, 1]}, {"from_sample": 80, "weights": [0, 1]}]
     dataset = make(two, epoch_size=40, weight_schedule=schedule)
@@ -181,18 +167,23 @@ def test_the_rest_of_an_epoch_that_has_begun_is_settled(two):
 
 
 @pytest.mark.parametrize(
-    "schedule",
+    ("argument", "value"),
     [
-        [{"from_sample": 0, "weights": [1]}],
-        [{"from_sample": 0, "weights": [0, 0]}],
-        [{"from_sample": 0, "weights": [1, 1]}, {"from_sample": 30, "weights": [1, 2]}],
-        [{"from_sample": 0, "weights": [1, 1]}, {"from_sample": 41, "weights": [1, 2]}],
-        [{"from_sample": 0, "weights": [1, 1]}, {"from_sample": 0, "weights": [1, 2]}],
+        ("skip", [{"samples": [-1]}]),
+        ("skip", [{"samples": [97]}]),
+        ("skip", [{"epoch": 0, "batches": [1]}]),
+        ("skip", [{"batches": [1, 2]}]),
+        ("weight_schedule", [{"from_sample": 0, "weights": [1]}]),
+        ("weight_schedule", [{"from_sample": 0, "weights": [0, 0]}]),
+        *(
+            ("weight_schedule", [{"from_sample": 0, "weights": [1, 1]}, {"from_sample": start, "weights": [1, 2]}])
+            for start in (30, 41, 0)
+        ),
     ],
 )
-def test_a_schedule_that_cannot_be_followed_is_refused(two, schedule):
-    with pytest.raises(ConfigurationError, match="weight_schedule"):
-        make(two, epoch_size=40, weight_schedule=schedule)
+def test_what_says_nothing_or_cannot_be_followed_is_refused(two, argument, value):
+    with pytest.raises(ConfigurationError, match=argument):
+        make(two, **{"epoch_size": 40, argument: value} if argument == "weight_schedule" else {argument: value})
 
 
 def test_a_schedule_beside_weights_is_refused(two):

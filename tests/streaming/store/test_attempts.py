@@ -9,6 +9,7 @@ import socket
 import time
 from email.utils import formatdate
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 from scripted import ScriptedClient, store_of
@@ -104,11 +105,6 @@ def caused(error, cause):
     return error
 
 
-class Response:
-    def __init__(self, status_code):
-        self.status_code = status_code
-
-
 PASSING, MISSING, REFUSED = "tried again", ShardNotFoundError, DownloadError
 STATUSES = {PASSING: (500, 503, 429, 408, 204), MISSING: (404, 410), REFUSED: (403, 401, 400)}
 CASES = {
@@ -139,7 +135,7 @@ CASES = {
     "obstore missing": (lambda: named("NotFoundError"), MISSING),
     "obstore denied": (lambda: named("PermissionDeniedError"), REFUSED),
     "obstore generic": (lambda: named("GenericError"), PASSING),
-    "hub 404": (lambda: named("HfHubHTTPError", OSError, response=Response(404)), MISSING),
+    "hub 404": (lambda: named("HfHubHTTPError", OSError, response=SimpleNamespace(status_code=404)), MISSING),
     "gcsfs 403 in words": (lambda: OSError("Forbidden: https://host/o/x\nno access"), REFUSED),
     "gcsfs 403": (lambda: named("HttpError", code="403"), REFUSED),
     "azure 503": (lambda: named("HttpResponseError", status_code=503), PASSING),
