@@ -36,7 +36,7 @@ class Source(NamedTuple):
     """Where items come from.
 
     Attributes:
-        kind: ``waiting``, ``slow``, ``files``, ``normalized`` (files as well), ``tar`` or ``windows``.
+        kind: ``waiting``, ``far``, ``ready``, ``slow``, ``files``, ``normalized`` (files as well), ``tar`` or ``windows``.
         folder: Where the images, or the tokens, are.
         shard_size: The items of a shard.
         num_shards: The number of shards; images begin again where they end.
@@ -50,7 +50,7 @@ class Source(NamedTuple):
     wait_s: float
 
     def shard(self, number: int) -> Dataset[Any]:
-        if self.kind in {"waiting", "slow"}:
+        if self.kind in {"waiting", "slow", "far", "ready"}:
             return _Waiting(self)
         if self.kind == "windows":
             return _Windows(self.folder)

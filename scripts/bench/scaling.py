@@ -1,6 +1,6 @@
 """Measure how production scales with the number of workers: ours and torch's ``DataLoader``, in turn.
 
-Ours are measured in threads, too, beside peers that have them, and in actors of a local Ray cluster.
+Ours are measured in threads, too, beside peers that have them.
 
 - ``waiting``: 32 items that wait 2 ms each, at most 16 microbatches ahead.
 - ``tar``: 32 JPEGs, decoded, cropped and resized to (3, 224, 224), from shards of 512, each library's default look-ahead.
@@ -13,7 +13,7 @@ together. The rate is that of the microbatches after the start.
 
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import measure
@@ -63,6 +63,10 @@ KINDS = {
         wait_s=0.0005,
         targets={8: "2 times torch's"},
     ),
+    "far": _Kind("Items that wait 10 ms, 16 microbatches ahead", (12, 20, 40, 80, 160), 40 * BATCH_SIZE, 0.01, 16),
+    "ready": _Kind(
+        "Items that are ready, 16 microbatches ahead", (500, 500, 500, 500, 500), 200 * BATCH_SIZE, ahead=16
+    ),
 }
 
 
@@ -94,16 +98,23 @@ def trial(contestant: str, kind: str, workers: int, count: int, folder: str, sha
 
 
 def run(settings: Settings) -> list[Table]:
+    names = ["ours", "ours, threads", "torch", *BATCHER_PEERS]
+    return tables(settings, ("waiting", "tar", "slow"), names, BATCHER_PEERS, WORKERS)
+
+
+def tables(
+    settings: Settings, kinds: Iterable[str], contestants: list[str], peers: Iterable[str], numbers: tuple[int, ...]
+) -> list[Table]:
     tables: list[Table] = []
     with tempfile.TemporaryDirectory(prefix="fkat_data_bench_") as folder:
-        for kind in settings.wanted_workloads(KINDS):
+        for kind in settings.wanted_workloads(kinds):
             shard_size = KINDS[kind].shard_size if settings.scale >= 0.1 else 2 * BATCH_SIZE
             if kind == "tar":
                 make_jpegs(folder, kind, shard_size, _NUM_SHARDS)
-            peers = () if kind == "slow" else BATCHER_PEERS
-            names = settings.wanted_contestants(["ours", "ours, threads", "ours, actors", "torch", *peers], peers)
+            left_out = peers if kind == "slow" else ()
+            names = settings.wanted_contestants([name for name in contestants if name not in left_out], peers)
             found: dict[int, dict[str, Trials]] = {}
-            for workers in settings.workers or WORKERS:
+            for workers in settings.workers or numbers:
                 nearest = min(range(len(WORKERS)), key=lambda place: abs(WORKERS[place] - workers))
                 count = settings.count(KINDS[kind].counts[nearest])
                 arguments = {"kind": kind, "workers": workers, "count": count, "folder": folder}
