@@ -22,19 +22,20 @@ CONTESTANTS = {
     "state": {"10 shards", "10,000 shards", "10,000 shards, redistributed"},
     "shared": {"ours", "torch"},
     "scaling": {"ours", "torch"},
+    "elsewhere": {"ours", "torch"},
     "import": {"ours", "torch"},
 }
 RUNS = (
     ["peers", "overlap", "state"],
     ["latency", "start", "formats", "cache", "language"],
-    ["plans", "shared", "scaling", "import"],
+    ["plans", "shared", "scaling", "elsewhere", "import"],
 )
 
 
 @pytest.mark.parametrize("benchmarks", [RUNS[0], *(pytest.param(names, marks=pytest.mark.slow) for names in RUNS[1:])])
 def test_every_benchmark_runs_and_prints_its_tables(processes, tmp_path, benchmarks):
     command = [sys.executable, str(BENCH), "--scale", "0.001", "--repeats", "1", "--together", "--json", "report.json"]
-    command += ["--only", *benchmarks, "--workers", "1", "--workloads", "tokens", "waiting", "windows"]
+    command += ["--only", *benchmarks, "--workers", "1", "--workloads", "tokens", "waiting", "windows", "ready"]
     command += ["--contestants", "ours", "torch", "ours, MDS", "ours, Parquet"]
     with (tmp_path / "printed").open("w") as printed:
         subprocess.run(command, cwd=tmp_path, stdout=printed, check=True, timeout=200)
