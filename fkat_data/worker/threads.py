@@ -63,7 +63,7 @@ _logger = logging.getLogger(__name__)
 _STOPPED_WITHIN_S = 1.0
 # Jobs that are handed out and not done: more would only wait.
 _MOST_JOBS = 1024
-# Microbatches that the caller's thread makes: the first, and some where a generator has moved while it waited.
+# Microbatches that are made alone where a generator has moved while the caller waited; twice as many the next time.
 _MORE_PROBES = 8
 _BETWEEN_LOOKS_S = 0.1
 
@@ -308,8 +308,8 @@ class Threads:
 class ThreadWorker(WorkerOfThisProcess):
     """Makes a group's microbatches in threads of this process; hands them on in order.
 
-    The caller's thread opens shards, draws their indices, and makes a first microbatch, to see that the dataset leaves
-    the global random generators alone: the threads share them with the program.
+    The caller's thread opens shards and draws their indices. A first microbatch is made alone, while the caller waits for
+    it, to see that the dataset leaves the global random generators alone: the threads share them with the program.
 
     Args:
         producer: How tasks are produced.
@@ -317,7 +317,7 @@ class ThreadWorker(WorkerOfThisProcess):
         clocks: Measure the threads, one each, and the caller's thread as the last.
         limit_bytes: Microbatches that may lie ready, by their bytes.
         names: What the threads are called.
-        num_probes: Microbatches that the caller's thread makes first.
+        num_probes: Microbatches that are made alone, first.
         is_digested: Whether to digest each microbatch.
     """
 
@@ -348,7 +348,12 @@ class ThreadWorker(WorkerOfThisProcess):
         self._tasks: deque[Work] = deque()
         self._inbox: deque[_News] = deque()
         self._mean_bytes: float | None = None
-        self._num_probes = num_probes
+        self._num_probes, self._more_probes = num_probes, _MORE_PROBES
+        # The ticket and the number of the one that is made alone, and what has moved in a wait for it.
+        self._probe: tuple[int, int] | None = None
+        self._has_moved = ""
+        # Those at the beginning of the wait that the caller is in, while probes are to be made.
+        self._states: tuple[object, object, object] | None = None
         self._looked_s = 0.0
         self._carries_in: dict[int, SimpleQueue[bytes | None]] = {}
         self._shared = shared = self._threads(len(threads), is_digested=is_digested)
@@ -439,9 +444,13 @@ class ThreadWorker(WorkerOfThisProcess):
         if message is not None or timeout_s == 0:
             return message
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
-        before = self._look()
+        is_probing = self._num_probes > 0
+        before = generator_states() if is_probing else self._look()
         began_s = time.perf_counter()
         try:
+            if is_probing:
+                self._states = before
+                self._hand_out()
             while message is None:
                 left_s = None if deadline_s is None else deadline_s - time.monotonic()
                 if left_s is not None and left_s <= 0:
@@ -457,9 +466,13 @@ class ThreadWorker(WorkerOfThisProcess):
                 message = self._take()
         finally:
             self._sink.waited(began_s, time.perf_counter())
-        if before is not None and before != generator_states():
+            if self._states is not None:
+                self._has_moved = self._has_moved or moved_generators(self._states)
+                self._states = None
+        if before is not None and not is_probing and before != generator_states():
             # A thread of the program's may have drawn, or one of these: the next microbatches show it.
-            self._num_probes = _MORE_PROBES
+            self._num_probes = self._more_probes
+            self._more_probes *= 2
         return message
 
     def kill(self) -> None:
@@ -528,6 +541,8 @@ class ThreadWorker(WorkerOfThisProcess):
         work = next((work for work in self._tasks if work.task.ticket == ticket), None)
         if work is None:
             return
+        if self._probe == (ticket, index):
+            message = self._probed(work.task, message)
         if isinstance(message, _Paused):
             work.is_busy, work.next_job = False, message.next_index
             return
@@ -539,6 +554,8 @@ class ThreadWorker(WorkerOfThisProcess):
 
     def _end(self, work: Work) -> None:
         self._carries_in.pop(work.task.ticket, None)
+        if self._probe is not None and self._probe[0] == work.task.ticket:
+            self._probe = None
         work.cancel()
         if work.shard is not None:
             work.shard.close()
@@ -561,14 +578,15 @@ class ThreadWorker(WorkerOfThisProcess):
 
     def _hand_out_of(self, work: Work) -> None:
         shared, limit = self._shared, self._limit(work)
+        is_probed = self._is_probed(work)
+        if is_probed:
+            if self._states is None or self._probe is not None:
+                return  # the program may draw now, or it is in work
+            limit = min(limit, work.next_job + 1)
         if work.generator is not None:
             if not work.is_busy and work.next_job < limit:
-                if self._is_probed(work):
-                    self._probe(work, functools.partial(shared.next_of, work, work.next_job))
-                    work.next_job += 1
-                    if work.is_exhausted:
-                        return
                 work.limit, work.is_busy = limit, True
+                self._begin_probe(work, work.next_job, is_probed=is_probed)
                 self._put(work, shared.follow, work)
             return
         shard = work.shard
@@ -584,11 +602,9 @@ class ThreadWorker(WorkerOfThisProcess):
                 parts = [*self._parts(work, shard, limit)]
             finally:
                 stack.close()
-        probes = min(self._num_probes, len(parts)) if self._is_probed(work) else 0
-        for job in parts[probes:]:
+        for job in parts:
+            self._begin_probe(work, job[1], is_probed=is_probed)
             self._put(work, shared.make, *job)
-        for job in parts[:probes]:
-            self._probe(work, functools.partial(shared.made, *job))
 
     def _parts(self, work: Work, shard: OpenShard, limit: int) -> "Iterator[tuple[Work, int, Part, Part | None]]":
         """Yield how the next microbatches are made, up to a limit; where there are no more, say so."""
@@ -650,27 +666,22 @@ class ThreadWorker(WorkerOfThisProcess):
         # One that waits for what the task before leaves would wait for its caller.
         return self._num_probes > 0 and not draws_nothing(work.task.shard) and work.task.carry is not None
 
-    def _probe(self, work: Work, make: Callable[[], Item | End | Failure]) -> None:
-        """Make a microbatch in the caller's thread, and see whether a global generator has moved."""
-        with ExitStack() as stack:
-            self._enter(stack)
-            try:
-                with seeding_nothing():
-                    states = generator_states()
-                    message = work.context.copy().run(make)
-                    moved = moved_generators(states)
-            finally:
-                leave_place()
-                stack.close()
+    def _begin_probe(self, work: Work, index: int, *, is_probed: bool) -> None:
+        if is_probed:
+            self._probe, self._has_moved = (work.task.ticket, index), ""
+
+    def _probed(self, task: Task, message: "Message | _Paused") -> "Message | _Paused":
+        """Return the message of a microbatch that was made alone, or an error where a global generator has moved."""
+        self._probe = None
         self._num_probes -= 1
-        index = message.num_microbatches if isinstance(message, End) else message.microbatch_index
-        if moved and not isinstance(message, Failure):
-            expected = (
-                f"'processes', for a dataset that draws from a generator that threads share with the program: {moved}; "
-                "or let it draw from fkat_data.item_generators()"
-            )
-            message = failure_of(work.task, ConfigurationError("workers", "threads", expected), index)
-        self._sort(work.task.ticket, index, message)
+        moved = self._has_moved or ("" if self._states is None else moved_generators(self._states))
+        if not moved or not isinstance(message, Item):
+            return message
+        expected = (
+            f"'processes', for a dataset that draws from a generator that threads share with the program: {moved}; "
+            "or let it draw from fkat_data.item_generators()"
+        )
+        return failure_of(task, ConfigurationError("workers", "threads", expected), message.microbatch_index)
 
     def _look(self) -> tuple[object, object, object] | None:
         """Return the states of the global generators where a wait begins; None: it is too soon since the last look."""

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, RandomSampler
 
 from fkat_data import DataLoader, DataLoaderFactory, ShardedDataLoader, item_generators
-from fkat_data.errors import ConfigurationError
+from fkat_data.errors import ConfigurationError, WorkerStalledError
 from fkat_data.testing.contracts import WorkerContract
 
 
@@ -191,6 +191,14 @@ def test_a_thread_that_does_not_end_is_named_with_its_stack_when_the_loader_is_c
         (True, True)
     ]
     is_closed.set()
+
+
+def test_a_first_microbatch_that_does_not_come_is_an_error_too():
+    is_over = threading.Event()
+    with threads(Numbers(lambda _: is_over.wait(30)), timeout=1) as loader:
+        with pytest.raises(WorkerStalledError, match=r"(?s)microbatch 0 .*in fetch"):
+            next(iter(loader))
+        is_over.set()
 
 
 def test_what_may_lie_ready_is_bounded_by_its_bytes():
