@@ -9,6 +9,7 @@ import logging
 import os
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 from fkat_data import arguments
@@ -28,6 +29,7 @@ __all__ = ["Actors"]
 _logger = logging.getLogger(__name__)
 _RAY: Any = ray  # which leaves its types open
 _LONGEST_LOOK_S = 2.0
+_LAST_BYTES = 4096
 # Of the actors of this process: no two have one name, and a successor starts before its predecessor is gone.
 _numbers = itertools.count()
 _STRATEGIES = {"spread": "SPREAD", "near": "DEFAULT"}
@@ -118,6 +120,11 @@ class _Maker(RemoteMaker):
     """What an actor is."""
 
     @_RAY.method(concurrency_group="beside")
+    def errors(self) -> tuple[str, str]:
+        """Return the node, and the file that Ray writes this process's stderr to."""
+        return _RAY.get_runtime_context().get_node_id(), str(Path("/proc/self/fd/2").resolve())
+
+    @_RAY.method(concurrency_group="beside")
     def answer(self) -> None:
         """Show that this actor is there, while another call runs."""
 
@@ -132,6 +139,16 @@ class _Maker(RemoteMaker):
         return super().stack()
 
 
+@_RAY.remote(num_cpus=0)
+def _end_of(path: str) -> str:
+    """Return the last lines of a file of the node that this runs on."""
+    with Path(path).open("rb") as file:
+        if file.seek(max(0, Path(path).stat().st_size - _LAST_BYTES)):
+            file.readline()  # a part of one
+        lines = file.read().decode(errors="replace").splitlines()
+    return "\n".join(line for line in lines if not line.startswith((":job_id:", ":actor_name:")))
+
+
 class _Actor:
     """A worker that is an actor.
 
@@ -143,6 +160,8 @@ class _Actor:
     def __init__(self, actor: Any, name: str) -> None:
         self._actor = actor
         self._name = name
+        # Known here once it is said: the actor cannot be asked behind its end.
+        self._errors = actor.errors.remote()
 
     def call(self, method: str, *given: Any) -> Any:
         """Return what a method returns.
@@ -153,7 +172,17 @@ class _Actor:
         try:
             return _RAY.get(getattr(self._actor, method).remote(*given))
         except genuine(_RAY.exceptions.RayError) as error:
-            raise PlaceLost(f"{type(error).__name__}: {error}") from error
+            raise PlaceLost(f"{type(error).__name__}: {error}{self._last_words()}") from error
+
+    def _last_words(self) -> str:
+        """Return what the actor wrote to stderr in the end, if its node is there."""
+        try:
+            node, path = _RAY.get(self._errors, timeout=0)
+            on_it = _RAY.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
+            words = _RAY.get(_end_of.options(scheduling_strategy=on_it).remote(path), timeout=_LONGEST_LOOK_S)
+        except genuine(_RAY.exceptions.RayError, TimeoutError):
+            return ""
+        return f"\n{words}" if words else ""
 
     def ask(self) -> Any:
         """Return a reference to its answer, or to the error of an actor that is gone."""

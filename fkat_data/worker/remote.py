@@ -28,7 +28,9 @@ from fkat_data.worker.threads import Threads, ThreadWorker, Work
 
 # Microbatches that are asked for ahead, for each worker, of a shard whose end is not known: behind it are none.
 _MOST_AHEAD = 8
-# A call costs some 0.7 ms: microbatches that are small, and quickly made, come together.
+# What a call costs: microbatches that are small, and quickly made, come together, and of fewer workers.
+_CALL_S = 0.0005
+_FEWEST_CALLS = 2
 _MOST_TOGETHER = 32
 _TOGETHER_S = 0.01
 _TOGETHER_BYTES = 4 << 20
@@ -97,6 +99,8 @@ class _RemoteThreads(Threads):
         """Places of the workers that are gone."""
         self.num_together: int = 1
         """Microbatches to ask for in one call."""
+        self.num_calls: int = len(self.asked)
+        """Calls that keep the caller busy."""
 
     def begin(self, work: Work) -> None:
         """Open a task, and go on with it where one worker makes all of its microbatches."""
@@ -135,10 +139,11 @@ class _RemoteThreads(Threads):
         if made is None:
             return None
         num_replies = len(made.replies)
-        each_s = (time.perf_counter() - began_s) / num_replies
+        each_s = made.spent_s / num_replies
         each_bytes = sum(len(reply.content) for reply in made.replies if isinstance(reply, Made)) // num_replies
         most = min(_TOGETHER_S / each_s, _TOGETHER_BYTES / max(1, each_bytes), _MOST_TOGETHER)
         self.num_together = max(1, int(most))
+        self.num_calls = _FEWEST_CALLS + int(each_s / _CALL_S)
         return first + num_replies - 1, self._sent(work, first, made, began_s)
 
     def _sent(self, work: Work, first: int, made: Replies, began_s: float) -> Message:
@@ -341,7 +346,8 @@ class RemoteWorker(ThreadWorker):
             work.is_exhausted = limit == begun.num_microbatches
         shared = self._asking
         # Each thread has some of what may lie ready.
-        together = max(1, min(shared.num_together, (limit - work.next_out) // self._num_threads))
+        num_calls = min(shared.num_calls, self._num_threads)
+        together = max(1, min(shared.num_together, (limit - work.next_out) // num_calls))
         while work.next_job < limit:
             count = min(together, limit - work.next_job)
             is_waited_for = work.next_job == work.next_out + len(work.early)

@@ -159,7 +159,7 @@ class Stuck(Dataset):
         return index
 
 
-@pytest.mark.parametrize(("how", "timeout_s"), [("die", 0), ("wait", 40)])  # a new actor may take half a minute
+@pytest.mark.parametrize(("how", "timeout_s"), [("die", 0), ("wait", 25)])  # a new actor may take half a minute
 def test_the_actors_beside_one_that_is_lost_go_on(cluster, tmp_path, how, timeout_s):
     file = tmp_path / how
     file.touch()
@@ -286,6 +286,16 @@ def test_an_error_names_the_machine_that_it_was_raised_on(cluster):
     ):
         list(made)
     assert any("raised in process" in note for note in caught.value.__notes__)
+
+
+def test_what_an_actor_wrote_last_is_in_the_error(cluster):
+    def bad(shard):
+        print("no more", shard, file=sys.stderr, flush=True)
+        os._exit(1)
+
+    died = pytest.raises(WorkerDiedError, match=r"(?s)Its last output on stderr:.*no more a$")
+    with ShardedDataLoader(0, ["a"], bad, workers=actors()) as made, died:
+        list(made)
 
 
 EXAMPLE = Path(__file__).parents[2] / "docs/examples/cluster/train.py"
