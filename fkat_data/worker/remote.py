@@ -4,6 +4,7 @@ So the trainer's own thread does what it does with threads: it hands out numbers
 """
 
 import ctypes
+import math
 import os
 import struct
 import time
@@ -99,6 +100,7 @@ class _RemoteThreads(Threads):
         """Places of the workers that are gone."""
         self.num_together: int = 1
         """Microbatches to ask for in one call."""
+        self._each_s = math.inf
         self.num_calls: int = len(self.asked)
         """Calls that keep the caller busy."""
 
@@ -139,7 +141,8 @@ class _RemoteThreads(Threads):
         if made is None:
             return None
         num_replies = len(made.replies)
-        each_s = made.spent_s / num_replies
+        # Where workers wait for a CPU, all seem slow, and more calls would make them slower.
+        each_s = self._each_s = min(made.spent_s / num_replies, 1.1 * self._each_s)
         each_bytes = sum(len(reply.content) for reply in made.replies if isinstance(reply, Made)) // num_replies
         most = min(_TOGETHER_S / each_s, _TOGETHER_BYTES / max(1, each_bytes), _MOST_TOGETHER)
         self.num_together = max(1, int(most))

@@ -6,6 +6,7 @@ A contestant imports its library only when it is opened, because the peers' envi
 import contextlib
 import functools
 import importlib
+import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -120,6 +121,7 @@ def _ray_data(source: Source, workers: int, ahead: int | None) -> Generator[_Epo
         indices = importlib.import_module("ray.data").range(len(dataset), override_num_blocks=-(-len(dataset) // 256))
         batches = indices.map_batches(made, batch_size=BATCH_SIZE, concurrency=workers)
         yield lambda: batches.iter_torch_batches(batch_size=BATCH_SIZE, prefetch_batches=ahead or _AHEAD)
+        time.sleep(5)  # its own threads end some time after their iterator, and may not outlive the cluster
 
 
 #: By name: a function of source, workers (or threads) and microbatches ahead of the caller; None: its default.

@@ -101,7 +101,8 @@ class _Waiting(Dataset[torch.Tensor]):
 
     def __getitem__(self, index: int) -> torch.Tensor:
         is_slow = self._source.kind == "slow" and (1 + index // BATCH_SIZE) % _SLOW == 0
-        time.sleep(self._source.wait_s * (_SLOW if is_slow else 1))
+        if self._source.wait_s:
+            time.sleep(self._source.wait_s * (_SLOW if is_slow else 1))
         return torch.full((2048,), index)
 
 

@@ -87,6 +87,7 @@ def trial(contestant: str, kind: str, workers: int, count: int, folder: str, sha
             measure.take(microbatches, count)
             wall_s, cpu_s = time.perf_counter() - began_s, tree.cpu_s() - began_cpu_s
             peak_mb = tree.peak_mb()
+            del microbatches  # until then, Ray Data goes on, also where its cluster is gone
     return {
         "wall_s": wall_s,
         "per_s": count / wall_s,

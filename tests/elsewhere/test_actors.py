@@ -288,16 +288,6 @@ def test_an_error_names_the_machine_that_it_was_raised_on(cluster):
     assert any("raised in process" in note for note in caught.value.__notes__)
 
 
-def test_what_an_actor_wrote_last_is_in_the_error(cluster):
-    def bad(shard):
-        print("no more", shard, file=sys.stderr, flush=True)
-        os._exit(1)
-
-    died = pytest.raises(WorkerDiedError, match=r"(?s)Its last output on stderr:.*no more a$")
-    with ShardedDataLoader(0, ["a"], bad, workers=actors()) as made, died:
-        list(made)
-
-
 EXAMPLE = Path(__file__).parents[2] / "docs/examples/cluster/train.py"
 
 

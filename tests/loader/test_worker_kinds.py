@@ -28,6 +28,8 @@ class TestProcesses(WorkerContract):
 
 
 class TestThreads(WorkerContract):
+    can_die = False
+
     def options(self):
         return {"workers": "threads"}
 

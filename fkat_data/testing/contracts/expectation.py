@@ -27,8 +27,10 @@ def expect_same(found: Any, expected: Any, what: str) -> None:
     expect(difference is None, f"{what} differs from what is expected at {difference}")
 
 
-def expect_error(kinds: type[Exception] | tuple[type[Exception], ...], action: Callable[[], Any], what: str) -> None:
-    """Expect an action to raise an exception.
+def expect_error(
+    kinds: type[Exception] | tuple[type[Exception], ...], action: Callable[[], Any], what: str
+) -> Exception:
+    """Expect an action to raise an exception, and return it.
 
     Args:
         kinds: Its type.
@@ -41,7 +43,7 @@ def expect_error(kinds: type[Exception] | tuple[type[Exception], ...], action: C
     """
     try:
         found = action()
-    except kinds:
-        return
+    except kinds as error:
+        return error
     names = kinds.__name__ if isinstance(kinds, type) else " or ".join(kind.__name__ for kind in kinds)
     raise AssertionError(f"{what}: expected {names}, but it returned {found!r:.200}")

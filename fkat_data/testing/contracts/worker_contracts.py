@@ -1,17 +1,20 @@
 """What workers must do, in processes, in threads, on other machines."""
 
 import gc
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
 import torch
 from torch.utils import data as torch_data
 
 from fkat_data.drop_in.data_loader import DataLoader
-from fkat_data.errors import WorkerStalledError
+from fkat_data.errors import WorkerDiedError, WorkerStalledError
 from fkat_data.loader.sharded import ShardedDataLoader
 from fkat_data.seeding import item_generators
 from fkat_data.testing.contracts.expectation import expect, expect_error, expect_same
@@ -19,17 +22,21 @@ from fkat_data.testing.contracts.expectation import expect, expect_error, expect
 _SIZES = {"a": 5, "empty": 0, "b": 1, "c": 9}
 _BATCH_SIZE = 2
 _SETTLED_WITHIN_S = 10.0
+_DEADLY = 17
 
 
 class _Samples(torch_data.Dataset[Any]):
-    """Samples that say where they come from, with a draw; one raises, or one waits."""
+    """Samples that say where they come from, with a draw; one raises, or waits, or ends its process if a file is there."""
 
-    def __init__(self, name: str, size: int, bad: int = -1, slow: int = -1, slow_s: float = 0.0) -> None:
+    def __init__(
+        self, name: str, size: int, bad: int = -1, slow: int = -1, slow_s: float = 0.0, deadly: Path | None = None
+    ) -> None:
         self._name = name
         self._size = size
         self._bad = bad
         self._slow = slow
         self._slow_s = slow_s
+        self._deadly = deadly
         self._numbers = torch.arange(size)
 
     def __len__(self) -> int:
@@ -40,6 +47,10 @@ class _Samples(torch_data.Dataset[Any]):
             raise ValueError(f"sample {index} is bad")
         if index == self._slow:
             time.sleep(self._slow_s)
+        if index == _DEADLY and self._deadly is not None and self._deadly.exists():
+            self._deadly.unlink()
+            os.write(2, b"no more of it\n")
+            os._exit(3)
         return {"name": self._name, "number": self._numbers[index], "drawn": item_generators().python.random()}
 
 
@@ -83,9 +94,11 @@ class WorkerContract:
 
     Attributes:
         stall_timeout_s: How long a worker may say nothing; longer than one takes to start.
+        can_die: Whether a worker may end without the program.
     """
 
     stall_timeout_s: ClassVar[float] = 0.5
+    can_die: ClassVar[bool] = True
 
     def options(self) -> Mapping[str, Any]:
         """Return the arguments of a loader that ask for the workers, but for how many."""
@@ -179,6 +192,25 @@ class WorkerContract:
         with self._loader(**slow, max_worker_restarts=9) as loader:
             expect_error(WorkerStalledError, lambda: list(loader), "a microbatch that stalls two workers")
 
+    def test_a_worker_that_dies_is_named_with_its_last_words_or_replaced(self) -> None:
+        """What it had made is delivered; with a restart, the bits are those of an epoch without a death."""
+        if not self.can_die:
+            return
+        expected = list(self._loader(options={}))
+        with TemporaryDirectory() as folder:
+            deadly = Path(folder, "deadly")
+            deadly.touch()
+            with self._loader(deadly=deadly) as loader:
+                found: list[Any] = []
+                error = expect_error(WorkerDiedError, lambda: found.extend(loader), "a worker that dies")
+            expect("no more of it" in str(error), f"the error lacks what the worker wrote last: {error}")
+            expect_same(found, expected[: len(found)], "what came before the death")
+            deadly.touch()
+            with self._loader(deadly=deadly, max_worker_restarts=1) as loader:
+                expect_same(list(loader), expected, "an epoch with a worker that was replaced")
+                num_restarts = loader.statistics().worker_restarts
+            expect(num_restarts == 1, f"{num_restarts} restarts were counted, and one worker was replaced")
+
     def test_nothing_is_left_of_a_loader(self) -> None:
         """Neither of a closed one, nor of one that was dropped within an epoch."""
         self._settle("before the test")
@@ -216,10 +248,11 @@ class WorkerContract:
         bad: int = -1,
         slow: int = -1,
         slow_s: float = 0.0,
+        deadly: Path | None = None,
         options: Mapping[str, Any] | None = None,
         **others: Any,
     ) -> DataLoader[Any]:
-        dataset = _Samples("only", 30, bad, slow, slow_s)
+        dataset = _Samples("only", 30, bad, slow, slow_s, deadly)
         if options is not None:
             num_workers = 0
         found = self.options() if options is None else options
