@@ -100,7 +100,8 @@ class _RemoteThreads(Threads):
         """Places of the workers that are gone."""
         self.num_together: int = 1
         """Microbatches to ask for in one call."""
-        self._each_s = math.inf
+        # What a microbatch takes: on average, and where its worker does not wait.
+        self._mean_s, self._quick_s = 0.0, math.inf
         self.num_calls: int = len(self.asked)
         """Calls that keep the caller busy."""
 
@@ -140,14 +141,17 @@ class _RemoteThreads(Threads):
         made: Replies | None = self._asked(work, method, first, count)
         if made is None:
             return None
-        num_replies = len(made.replies)
-        # Where workers wait for a CPU, all seem slow, and more calls would make them slower.
-        each_s = self._each_s = min(made.spent_s / num_replies, 1.1 * self._each_s)
-        each_bytes = sum(len(reply.content) for reply in made.replies if isinstance(reply, Made)) // num_replies
-        most = min(_TOGETHER_S / each_s, _TOGETHER_BYTES / max(1, each_bytes), _MOST_TOGETHER)
-        self.num_together = max(1, int(most))
-        self.num_calls = _FEWEST_CALLS + int(each_s / _CALL_S)
-        return first + num_replies - 1, self._sent(work, first, made, began_s)
+        sizes = [len(reply.content) for reply in made.replies if isinstance(reply, Made)]
+        if sizes:  # behind the last microbatch, an answer takes no time
+            took_s = made.spent_s / len(sizes)
+            self._mean_s += (took_s - self._mean_s) / 8
+            # Where workers wait for a CPU, all seem slow, and more calls would make them slower.
+            self._quick_s = min(took_s, 1.1 * self._quick_s)
+            each_s = max(self._quick_s, self._mean_s / 8)
+            most = min(_TOGETHER_S / each_s, _TOGETHER_BYTES * len(sizes) / max(1, sum(sizes)), _MOST_TOGETHER)
+            self.num_together = max(1, int(most))
+            self.num_calls = _FEWEST_CALLS + int(each_s / _CALL_S)
+        return first + len(made.replies) - 1, self._sent(work, first, made, began_s)
 
     def _sent(self, work: Work, first: int, made: Replies, began_s: float) -> Message:
         """Send the messages of replies to the caller; return the last one."""
