@@ -97,7 +97,7 @@ def _spdl(source: Source, workers: int, ahead: int | None) -> Generator[_Epoch]:
 
 @contextmanager
 def _cluster(num_nodes: int, workers: int) -> Generator[None]:
-    """Have a Ray cluster of so many nodes, with a CPU for each worker, and one more."""
+    """Have a Ray cluster of ``num_nodes`` nodes, with a CPU for each worker, and one more."""
     ray, utils = importlib.import_module("ray"), importlib.import_module("ray.cluster_utils")
     cluster = utils.Cluster()
     for _ in range(num_nodes):
