@@ -50,7 +50,6 @@ if num_ranks > 1:
 settings = {"shuffle": True, "shuffle_algo": "block", "shuffle_seed": 1}
 dataset = StreamingDataset(local="data/windows", batch_size=WINDOWS_PER_STEP // num_ranks, **settings)
 loader = StreamingDataLoader(dataset, num_workers=1, drop_last=True)
-
 torch.manual_seed(1)
 model = Model()
 replica = nn.parallel.DistributedDataParallel(model) if num_ranks > 1 else model
@@ -60,9 +59,8 @@ if Path("checkpoint.pt").exists():
     for name, state in torch.load("checkpoint.pt").items():
         parts[name].load_state_dict(state)
 for batch in loader:
-    halves = NUM_HALVES // num_ranks  # of this rank
+    halves, total = NUM_HALVES // num_ranks, torch.zeros(())  # of this rank
     optimizer.zero_grad()
-    total = torch.zeros(())
     for half in range(halves):
         tokens = batch["tokens"][half::halves].long()
         loss = nn.functional.cross_entropy(replica(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].T.flatten())
