@@ -160,6 +160,7 @@ class _Actor:
     def __init__(self, actor: Any, name: str) -> None:
         self._actor = actor
         self._name = name
+        self._is_ended = False
         # Known here once it is said: the actor cannot be asked behind its end.
         self._errors = actor.errors.remote()
 
@@ -175,7 +176,9 @@ class _Actor:
             raise PlaceLost(f"{type(error).__name__}: {error}{self._last_words()}") from error
 
     def _last_words(self) -> str:
-        """Return what the actor wrote to stderr in the end, if its node is there."""
+        """Return what the actor wrote to stderr in the end, if its node is there and it was not ended."""
+        if self._is_ended or not _RAY.is_initialized():  # a task would start another cluster
+            return ""
         try:
             node, path = _RAY.get(self._errors, timeout=0)
             on_it = _RAY.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
@@ -203,5 +206,6 @@ class _Actor:
 
     def end(self) -> None:
         """End the actor."""
+        self._is_ended = True
         if _RAY.is_initialized() and not sys.is_finalizing():
             _RAY.kill(self._actor, no_restart=True)

@@ -177,7 +177,7 @@ class WorkerPool:
         else:
             for index in range(settings.num_groups):
                 if index == len(self.workers):
-                    self.workers.append(self._worker_of_threads(index, num_probes=index == 0))
+                    self.workers.append(self._worker_of_threads(index, num_probes=int(index == 0)))
                 elif not self.workers[index].is_alive:
                     self._succeed(index, self._worker_of_threads(index, num_probes=0, before=self.workers[index]))
 

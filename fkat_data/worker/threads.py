@@ -444,7 +444,7 @@ class ThreadWorker(WorkerOfThisProcess):
         if message is not None or timeout_s == 0:
             return message
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
-        is_probing = self._num_probes > 0
+        is_probing = any(map(self._is_probed, self._tasks))
         before = generator_states() if is_probing else self._look()
         began_s = time.perf_counter()
         try:
