@@ -20,6 +20,8 @@ from fkat_data.testing.contracts import WorkerContract
 
 @pytest.mark.usefixtures("processes")
 class TestProcesses(WorkerContract):
+    stall_timeout_s = 2.0
+
     def options(self):
         return {"workers": "processes"}
 
