@@ -381,6 +381,11 @@ class StreamingDataset(Described, DatasetProperties, SampleAccess, IterableDatas
         """Return the samples of a window; their arrays may be written to."""
         return [writable(sample) for sample in self.picked(PickedSamples(np.array(sample_ids, np.int64)))]
 
+    @property
+    def of_files(self) -> Catalog:
+        """What knows, for a state, what the files of tokens were."""
+        return self.catalog
+
     def window_fingerprint(self) -> dict[str, Any]:
         """Return the fields of a state that the order of the windows depends on."""
         return {f"stream_{name}": value for name, value in self.epochs.fingerprint().items()}

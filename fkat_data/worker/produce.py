@@ -42,7 +42,7 @@ _MOST_NUMBERS = 256
 
 @runtime_checkable
 class OfFiles(Protocol):
-    """What knows what a dataset's files were when it was made: the dataset, or its attribute ``catalog``."""
+    """What knows what a dataset's files were when it was made: the dataset, or its attribute ``of_files``."""
 
     paths: list[str]
 
@@ -93,7 +93,7 @@ def _of_files(dataset: object) -> OfFiles | None:
     for _ in range(_MOST_VIEWS):
         if dataset is None:
             break
-        for below in (dataset, getattr(dataset, "catalog", None)):
+        for below in (dataset, getattr(dataset, "of_files", None)):
             # The second question takes long.
             if hasattr(below, "file_digests") and isinstance(below, OfFiles) and below.paths:
                 return below
