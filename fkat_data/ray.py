@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from fkat_data import arguments
 from fkat_data.errors import ConfigurationError
@@ -48,6 +48,8 @@ class Actors:
         resources: Custom resources of an actor, by name.
         runtime_env: Ray's runtime environment of the actors.
         placement: ``"spread"`` over the nodes, or ``"near"``: on as few as Ray likes.
+        start_timeout_s: Seconds that an actor may take to start, while it waits for CPUs, a node or its environment; it
+            is lost then. They do not count to a loader's ``stall_timeout_s``. None: no limit.
 
     Raises:
         ConfigurationError: An argument is invalid.
@@ -59,6 +61,7 @@ class Actors:
         resources: Mapping[str, float] | None = None,
         runtime_env: Mapping[str, Any] | None = None,
         placement: Literal["spread", "near"] = "spread",
+        start_timeout_s: float | None = 600.0,
     ) -> None:
         if not arguments.is_number(num_cpus) or num_cpus < 0:
             raise ConfigurationError("num_cpus", num_cpus, "a number of at least 0")
@@ -66,6 +69,9 @@ class Actors:
         self.resources: dict[str, float] | None = None if resources is None else dict(resources)
         self.runtime_env: dict[str, Any] = {} if runtime_env is None else dict(runtime_env)
         self.placement: str = arguments.choice("placement", placement, tuple(_STRATEGIES))
+        if start_timeout_s is not None:
+            start_timeout_s = arguments.positive("start_timeout_s", start_timeout_s, "seconds, more than 0; or None")
+        self.start_timeout_s: float | None = start_timeout_s
 
     def __repr__(self) -> str:
         return f"Actors(num_cpus={self.num_cpus}, resources={self.resources}, placement={self.placement!r})"
@@ -94,7 +100,19 @@ class Actors:
             max_task_retries=0,
             name=f"fkat_data {name}, pid {os.getpid()}, start {next(_numbers)}",
         )
-        return _Actor(kind.remote(import_paths(), shipment, worker_index), name)
+        return _Actor(kind.remote(import_paths(), shipment, worker_index), name, self)
+
+    def shortage(self) -> str:
+        """Return what an actor needs, and what of it the cluster has."""
+        wanted = {"CPU": self.num_cpus, **(self.resources or {})}
+        try:
+            has, free = _RAY.cluster_resources(), _RAY.available_resources()
+        except genuine(Exception) as error:  # such as of a cluster that has gone
+            return f"the cluster does not say what it has: {type(error).__name__}: {error}"
+        several = (
+            f"{size:g} {name} ({free.get(name, 0):g} free of {has.get(name, 0):g})" for name, size in wanted.items()
+        )
+        return f"an actor needs {' and '.join(several)} on one node"
 
     def living(self, places: "list[_Actor | None]") -> "list[_Actor | None]":
         """Return the actors, with None for those that are known to be gone: with a node, all that it had."""
@@ -155,14 +173,30 @@ class _Actor:
     Args:
         actor: The actor.
         name: What messages call it.
+        wanted: What it was started with.
     """
 
-    def __init__(self, actor: Any, name: str) -> None:
+    def __init__(self, actor: Any, name: str, wanted: Actors) -> None:
         self._actor = actor
         self._name = name
+        self._wanted = wanted
         self._is_ended = False
         # Known here once it is said: the actor cannot be asked behind its end.
         self._errors = actor.errors.remote()
+
+    def about(self) -> tuple[int, str]:
+        """Return its process and machine, once it has started.
+
+        Raises:
+            PlaceLost: The actor is gone, or does not start.
+        """
+        try:
+            return cast("tuple[int, str]", _RAY.get(self._actor.about.remote(), timeout=self._wanted.start_timeout_s))
+        except genuine(TimeoutError):
+            limit = f"within {self._wanted.start_timeout_s:g} s (start_timeout_s)"
+            raise PlaceLost(f"it did not start {limit}: {self._wanted.shortage()}") from None
+        except genuine(_RAY.exceptions.RayError) as error:
+            raise self._gone(error) from error
 
     def call(self, method: str, *given: Any) -> Any:
         """Return what a method returns.
@@ -173,7 +207,10 @@ class _Actor:
         try:
             return _RAY.get(getattr(self._actor, method).remote(*given))
         except genuine(_RAY.exceptions.RayError) as error:
-            raise PlaceLost(f"{type(error).__name__}: {error}{self._last_words()}") from error
+            raise self._gone(error) from error
+
+    def _gone(self, error: Exception) -> PlaceLost:
+        return PlaceLost(f"{type(error).__name__}: {error}{self._last_words()}")
 
     def _last_words(self) -> str:
         """Return what the actor wrote to stderr in the end, if its node is there and it was not ended."""
@@ -200,9 +237,7 @@ class _Actor:
         try:
             return str(_RAY.get(self._actor.stack.remote(), timeout=_LONGEST_LOOK_S))
         except genuine(_RAY.exceptions.RayError, TimeoutError) as error:
-            return (
-                f"the actor of {self._name} says nothing: {type(error).__name__}; it may be starting, or wait for CPUs"
-            )
+            return f"the actor of {self._name} says nothing: {type(error).__name__}; {self._wanted.shortage()}"
 
     def end(self) -> None:
         """End the actor."""

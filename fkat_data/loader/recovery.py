@@ -4,7 +4,9 @@ It counts and decides; the prefetcher acts.
 """
 
 import logging
+import math
 import socket
+import time
 from enum import Enum
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
@@ -28,8 +30,8 @@ _SHORTEST_S = 0.001
 class WaitClock:
     """Measures one wait for one worker, in pieces of ``interval_s``.
 
-    Only waiting counts: the trainer never waits for a worker that is idle because the caller is slow. The first report
-    comes after ``warning_s``, each further one after twice the interval before it.
+    Only waiting counts: the trainer never waits for a worker that is idle because the caller is slow. To the timeout,
+    only the time counts in which the worker had started: another machine may be on its way. The first report comes after ``warning_s``, each further one after twice the interval before it.
 
     Args:
         warning_s: Seconds before the first report.
@@ -38,7 +40,7 @@ class WaitClock:
     """
 
     def __init__(self, warning_s: float, timeout_s: float | None, display: WaitDisplay) -> None:
-        self._timeout_s = timeout_s
+        self._left_s = math.inf if timeout_s is None else timeout_s
         self._display = display
         self._waited_s = 0.0
         self._report_interval_s = warning_s
@@ -64,6 +66,7 @@ class WaitClock:
         """
         passed_s = self.interval_s
         self._waited_s += passed_s
+        self._left_s -= max(0.0, min(passed_s, time.monotonic() - worker.started_s))
         self._until_report_s -= passed_s
         self._until_shown_s -= passed_s
         if self._until_report_s <= 0:
@@ -79,14 +82,12 @@ class WaitClock:
         self._display.end()
 
     def _next_report_s(self) -> float:
-        if self._timeout_s is None:
-            return self._report_interval_s
-        return max(_SHORTEST_S, min(self._report_interval_s, self._timeout_s - self._waited_s))
+        return max(_SHORTEST_S, min(self._report_interval_s, self._left_s))
 
     def _report(self, worker: Worker, task: Task, microbatch_index: int, num_in_work: int) -> None:
         stack = worker.stack()
         # Not compared with 0: sums of pieces are not exact.
-        if self._timeout_s is not None and self._timeout_s - self._waited_s < _SHORTEST_S:
+        if self._left_s < _SHORTEST_S:
             raise WorkerStalledError(
                 worker.pid, self._waited_s, task.shard, task.epoch, microbatch_index, stack, socket.gethostname()
             )
@@ -115,8 +116,9 @@ def activity_of(worker: Worker, task: Task) -> Activity:
     """Return what a worker does while the trainer waits for it."""
     times = worker.times()
     shard = shard_name(task.shard)
-    if not worker.has_begun(task.ticket):
-        is_new = not times.stage and not times.produced
+    is_starting = worker.started_s == math.inf
+    if is_starting or not worker.has_begun(task.ticket):
+        is_new = is_starting or (not times.stage and not times.produced)
         return Activity("the worker is starting" if is_new else f"the worker has not begun {shard} yet")
     match times.stage:
         case "replay":

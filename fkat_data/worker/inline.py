@@ -42,6 +42,7 @@ class WorkerOfThisProcess:
     """What a worker is that has no process of its own, no pipe and no shared memory."""
 
     descriptors: tuple[int, ...] = ()
+    started_s: float = 0.0
     held_bytes: int = 0
     num_segments: int = 0
     segment_bytes: int = 0

@@ -8,7 +8,7 @@ import math
 import os
 import struct
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, cast
 
 import torch
@@ -43,6 +43,14 @@ class PlaceLost(Exception):  # noqa: N818 - becomes a WorkerDiedError where shar
 
 class Place(Protocol):
     """One worker elsewhere. Calls wait for it, and come one after the other."""
+
+    def about(self) -> tuple[int, str]:
+        """Return its process and machine, once it has started.
+
+        Raises:
+            PlaceLost: It is gone, or does not start.
+        """
+        ...
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Return what a method of its ``RemoteMaker`` returns.
@@ -94,6 +102,8 @@ class _RemoteThreads(Threads):
         self._give_carry = give_carry
         self.about: list[tuple[int, str]] = [(0, "")] * len(places)
         """Process and machine of each worker, once it has answered."""
+        self.started_s: list[float] = [math.inf] * len(places)
+        """When it has, by ``time.monotonic()``."""
         self.asked: list[tuple[int, int] | None] = [None] * (THREADS_A_PLACE * len(places))
         """Ticket and number of what each thread waits for."""
         self.lost: set[int] = set()
@@ -177,7 +187,7 @@ class _RemoteThreads(Threads):
         self.here.clock.mark("", index)
         try:
             if not self.about[place][0]:
-                self.about[place] = self._places[place].call("about")
+                self.about[place], self.started_s[place] = self._places[place].about(), time.monotonic()
             work.packed = work.packed or pack_task(task, 0)
             return None if work.is_cancelled else self._places[place].call(method, work.packed, *numbers)
         except PlaceLost as error:
@@ -239,6 +249,11 @@ class RemoteWorker(ThreadWorker):
         return self._lost is None and super().is_alive
 
     @property
+    def started_s(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride] - others are there at once
+        """When what the caller waits for had started, by ``time.monotonic()``; infinity: it has not."""
+        return max(self._asking.started_s[place] for place in self._awaited())
+
+    @property
     def pid(self) -> int:
         """The process that was lost; else this one."""
         return os.getpid() if self._lost is None else self._lost.pid
@@ -275,17 +290,21 @@ class RemoteWorker(ThreadWorker):
 
     def kill(self) -> None:
         """End the worker that the microbatch is waited for from; the others, too, if that is not known."""
-        shared, asked = self._asking, list(self._asking.asked)
+        for place in self._awaited():
+            self._asking.lost.add(place)
+            self._places[place].end()
+        self._lost = _Lost(os.getpid(), "", "it has stalled")
+
+    def _awaited(self) -> Collection[int]:
+        """Return the workers that the next microbatch is waited for from; all, if that is not known."""
+        asked = list(self._asking.asked)
         work = self._tasks[0] if self._tasks else None
         first = max(
             (each for each in asked if work is not None and each and each <= (work.task.ticket, work.next_out)),
             default=None,
         )
-        stalled = {number // THREADS_A_PLACE for number, each in enumerate(asked) if each is not None and each == first}
-        for place in stalled or range(len(self._places)):
-            shared.lost.add(place)
-            self._places[place].end()
-        self._lost = _Lost(os.getpid(), "", "it has stalled")
+        found = {number // THREADS_A_PLACE for number, each in enumerate(asked) if each is not None and each == first}
+        return found or range(len(self._places))
 
     def hand_over(self) -> list[Place | None]:
         """Return the workers that live, for a successor, in their places; they do not end with this one any more."""

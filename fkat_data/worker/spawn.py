@@ -77,6 +77,7 @@ class ProcessWorker:
     """
 
     works_ahead: bool = True
+    started_s: float = 0.0
     made_on: Mapping[str, Durations] = MappingProxyType({})
 
     def __init__(

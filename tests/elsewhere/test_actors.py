@@ -121,7 +121,7 @@ def test_actors_make_the_same_bits_and_a_killed_one_is_named_or_replaced(cluster
         made.load_state_dict(state)
         iterator = iter(made)
         found.append(plain(next(iterator)))
-        _kill_one(made)
+        _kill_one()
         with caplog.at_level(logging.WARNING):
             found += [plain(microbatch) for microbatch in iterator]
         assert made.statistics().worker_restarts == 1
@@ -130,15 +130,15 @@ def test_actors_make_the_same_bits_and_a_killed_one_is_named_or_replaced(cluster
     with loader(num_workers=1, workers=actors(), prefetch_factor=1) as made:
         iterator = iter(made)
         next(iterator)
-        _kill_one(made)
+        _kill_one()
         with pytest.raises(WorkerDiedError, match=r"microbatch \d+ of the dataset"):
             list(iterator)
     assert settled()
 
 
-def _kill_one(made):
-    [worker] = made._engine.pool.workers
-    os.kill(worker._places[0].call("about")[0], signal.SIGKILL)
+def _kill_one():
+    [there] = (each for each in all_actors().values() if each["State"] == "ALIVE")
+    os.kill(there["Pid"], signal.SIGKILL)
 
 
 class Stuck(Dataset):
@@ -159,7 +159,7 @@ class Stuck(Dataset):
         return index
 
 
-@pytest.mark.parametrize(("how", "timeout_s"), [("die", 0), ("wait", 25)])  # a new actor may take half a minute
+@pytest.mark.parametrize(("how", "timeout_s"), [("die", 0), ("wait", 3)])
 def test_the_actors_beside_one_that_is_lost_go_on(cluster, tmp_path, how, timeout_s):
     file = tmp_path / how
     file.touch()
@@ -172,6 +172,28 @@ def test_the_actors_beside_one_that_is_lost_go_on(cluster, tmp_path, how, timeou
     assert len([*tmp_path.glob("pid *")]) <= 4 + 1  # and this one
     assert statistics.worker_restarts == 1
     assert [making.num for making in statistics.made_on.values()] == [statistics.produced]
+    assert settled()
+
+
+class Late(Samples):
+    """Takes two seconds to come to an actor."""
+
+    def __setstate__(self, state):
+        time.sleep(2)
+        vars(self).update(state)
+
+
+def test_the_start_of_an_actor_is_no_stall_and_has_a_limit_of_its_own(cluster):
+    options = {"num_workers": 2, "timeout": 1, "max_worker_restarts": 0, "collate_fn": together}
+    late = Late()
+    late.field = 1  # an object without a field has no state to set
+    with DataLoader(late, 4, workers=actors(), **options) as made:
+        assert len(list(made)) == 15
+    never = Actors(num_cpus=1000, start_timeout_s=1)
+    with DataLoader(Samples(), 4, workers=never, **options) as made:
+        words = r"it did not start within 1 s \(start_timeout_s\): an actor needs 1000 CPU \([\d.]+ free of 12\) on one node"
+        with pytest.raises(WorkerDiedError, match=words):
+            list(made)
     assert settled()
 
 
@@ -306,7 +328,12 @@ def test_the_example_loses_a_node_and_no_bit(cluster, processes):
 
 
 @pytest.mark.parametrize(
-    ("options", "argument"), [({"num_cpus": -1}, "num_cpus"), ({"placement": "anywhere"}, "placement")]
+    ("options", "argument"),
+    [
+        ({"num_cpus": -1}, "num_cpus"),
+        ({"placement": "anywhere"}, "placement"),
+        ({"start_timeout_s": 0}, "start_timeout_s"),
+    ],
 )
 def test_actors_that_cannot_be_are_refused_by_the_argument(options, argument):
     with pytest.raises(ConfigurationError, match=f"^{argument} = "):
@@ -316,7 +343,7 @@ def test_actors_that_cannot_be_are_refused_by_the_argument(options, argument):
 @pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
 class TestActors(WorkerContract):
-    stall_timeout_s = 20.0
+    stall_timeout_s = 3.0
 
     def options(self):
         return {"workers": actors()}
