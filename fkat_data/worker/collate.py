@@ -9,7 +9,7 @@ formats, and all that is an error.
 
 import math
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -18,9 +18,6 @@ from torch.utils import data as torch_data
 from fkat_data.interruption import genuine
 from fkat_data.sample_errors import collated
 from fkat_data.transport.codec import aligned
-
-if TYPE_CHECKING:  # Windows has no segments
-    from fkat_data.transport.segment import Segment
 
 Batch: TypeAlias = "list[Any] | tuple[Any, ...]"
 
@@ -63,12 +60,12 @@ class SegmentCollate:
     """Does what ``default_collate`` does, into memory that it asks for.
 
     Args:
-        allocate: Called with a number of bytes; returns a segment of at least that size, or None where fresh memory
-            is to be used. What it raises is raised.
+        allocate: Called with a number of bytes; returns memory of at least that size, or None where fresh memory is to
+            be used. What it raises is raised.
         smallest_bytes: A microbatch of at most this size is made in fresh memory.
     """
 
-    def __init__(self, allocate: "Callable[[int], Segment | None]", smallest_bytes: int) -> None:
+    def __init__(self, allocate: Callable[[int], memoryview | None], smallest_bytes: int) -> None:
         self._allocate = allocate
         self._smallest_bytes = smallest_bytes
 
@@ -87,8 +84,8 @@ class SegmentCollate:
             return collated(batch)
         memory = None
         if plan.size_bytes > self._smallest_bytes:
-            segment = self._allocate(plan.size_bytes + plan.envelope_bytes())
-            memory = None if segment is None else _Memory(segment.view)
+            room = self._allocate(plan.size_bytes + plan.envelope_bytes())
+            memory = None if room is None else _Memory(room)
         try:
             return form(memory)
         except genuine(Exception):  # default_collate raises its own, or succeeds where only the views do not
@@ -97,10 +94,10 @@ class SegmentCollate:
     def stack(self, shape: tuple[int, ...], *, dtype: torch.dtype) -> torch.Tensor:
         """Return memory for a microbatch that is one tensor; raise what ``allocate`` raises."""
         size_bytes = math.prod(shape) * dtype.itemsize
-        segment = self._allocate(size_bytes) if size_bytes > self._smallest_bytes else None
-        if segment is None:
+        memory = self._allocate(size_bytes) if size_bytes > self._smallest_bytes else None
+        if memory is None:
             return torch.empty(shape, dtype=dtype)
-        return torch.frombuffer(segment.view, dtype=dtype, count=math.prod(shape)).view(shape)
+        return torch.frombuffer(memory, dtype=dtype, count=math.prod(shape)).view(shape)
 
 
 class FreshCollate:

@@ -16,11 +16,15 @@ import torch
 
 from fkat_data.launch import adopt_group
 from fkat_data.plan.place import ShardTerms, Task
-from fkat_data.transport.codec import encode, write
+from fkat_data.transport.codec import encode, lies_at, write
 from fkat_data.transport.digest import digest_of
+from fkat_data.worker.collate import SegmentCollate
 from fkat_data.worker.messages import content_of, pack_failure, unpack_task
 from fkat_data.worker.produce import OpenShard, Produced, Producer, name_place
 from fkat_data.worker.settings import WorkerSettings, enter_worker
+
+_COPIED_BYTES = 1 << 14
+_NOTHING: Any = np.empty(0, np.uint8)
 
 
 class Made(NamedTuple):
@@ -114,11 +118,14 @@ class RemoteMaker:
         self._terms = ShardTerms()
         self._carry: bytes | None = None
         self._carries: dict[int, SimpleQueue[bytes]] = {}
+        # What the newest microbatch was collated into: it travels without another copy.
+        self._collated: Any = _NOTHING
         self._producer = Producer(
             self._settings.factory,
             self._settings.seed,
             self._settings.dp_rank,
             mark=_mark_nothing,
+            collate=SegmentCollate(self._room_to_collate, _COPIED_BYTES),
             report=self._report,
             take_carry=self._take_carry,
             give_carry=self._give_carry,
@@ -215,13 +222,19 @@ class RemoteMaker:
             if produced is None:
                 return Over(index)
             encoded = encode(produced.microbatch)
-            content = np.empty(encoded.size_bytes, np.uint8)
-            write(encoded.parts, memoryview(cast("Any", content)), content.ctypes.data, 0)
+            content, self._collated = self._collated[: encoded.size_bytes], _NOTHING
+            if len(content) < encoded.size_bytes or not lies_at(encoded.parts, content.ctypes.data):
+                content = np.empty(encoded.size_bytes, np.uint8)
+                write(encoded.parts, memoryview(cast("Any", content)), content.ctypes.data, 0)
             digest = digest_of(content_of(produced.microbatch)) if self._settings.is_digested else 0
             return Made(produced.microbatch_index, produced.is_last, encoded.envelope, encoded.layout, content, digest)
         except Exception as error:  # noqa: BLE001 - raised in the trainer
             place = name_place(error, task, index, is_open=True)
             return Failed(index, pack_failure(error, place))
+
+    def _room_to_collate(self, size_bytes: int) -> memoryview:
+        self._collated = np.empty(size_bytes, np.uint8)
+        return memoryview(self._collated)
 
     def _report(self, ticket: int, terms: ShardTerms) -> None:
         del ticket

@@ -96,7 +96,7 @@ class Server:
         self._finish = finish
         self._channel = channel
         self._producer = producer._replace(
-            collate=SegmentCollate(self._segment_to_collate, _INLINE_BYTES),
+            collate=SegmentCollate(self._room_to_collate, _INLINE_BYTES),
             report=self._report,
             take_carry=self._take_carry,
             give_carry=self._give_carry,
@@ -349,12 +349,13 @@ class Server:
         write(parts, segment.view, segment.address, 0)
         return segment
 
-    def _segment_to_collate(self, size_bytes: int) -> Segment | None:
+    def _room_to_collate(self, size_bytes: int) -> memoryview | None:
         self._give_back_collated()
         # One that can never be had is an error of the microbatch, once it is made.
-        if size_bytes <= self._limit_bytes:
-            self._collated = self._take_segment(self._tasks[0], size_bytes)
-        return self._collated
+        if size_bytes > self._limit_bytes:
+            return None
+        self._collated = self._take_segment(self._tasks[0], size_bytes)
+        return self._collated.view
 
     def _give_back_collated(self) -> None:
         """Give back a segment whose microbatch was not sent: it was made again to compare, or raised an error."""

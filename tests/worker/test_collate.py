@@ -5,7 +5,6 @@ import ctypes
 import enum
 import sys
 import typing
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -41,7 +40,7 @@ class Color(enum.IntEnum):
 
 
 class Memory:
-    """What a server gives: one segment at a time, of the size that was asked for."""
+    """What a server gives: one piece of memory at a time, of the size that was asked for."""
 
     def __init__(self):
         self.asked = []
@@ -50,9 +49,8 @@ class Memory:
         self.asked.append(size_bytes)
         self.array = np.full(size_bytes + ALIGNMENT, 0xAA, dtype=np.uint8)
         start = -self.array.ctypes.data % ALIGNMENT
-        view = memoryview(self.array)[start : start + size_bytes]
         self.address = self.array.ctypes.data + start
-        return SimpleNamespace(view=view, address=self.address, size_bytes=size_bytes)
+        return memoryview(self.array)[start : start + size_bytes]
 
 
 def outcome(function, batch):
