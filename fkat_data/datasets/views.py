@@ -360,6 +360,10 @@ class MapDataset(_Mapped, Dataset[Any]):
     def __len__(self) -> int:
         return len(self.dataset)
 
+    def __iter__(self) -> Iterator[Any]:
+        # By indices alone, an IndexError of the function's would end the samples in silence.
+        return (self[index] for index in range(len(self)))
+
     def __getitem__(self, index: Any) -> Any:
         sample = self.dataset[index]
         try:
@@ -406,7 +410,8 @@ class IterableMapDataset(_Mapped, IterableDataset[Any]):
         super().__init__(dataset, fn)
 
     def __iter__(self) -> Iterator[Any]:
-        return self._of_placed() if says_places(self.dataset) else map(self.fn, self.dataset)
+        # Not a map, which would take a StopIteration of the function's for its end.
+        return self._of_placed() if says_places(self.dataset) else (self.fn(sample) for sample in self.dataset)
 
     def _of_placed(self) -> Iterator[Any]:
         for sample, place in self.dataset.placed_samples():

@@ -91,7 +91,8 @@ class SampleAccess:
         if make is None:
             yield from made_of
         elif picks.places is None:
-            yield from map(make, made_of)
+            for given in made_of:  # a map would take a StopIteration of the user's for its end
+                yield make(given)
         else:
             for place, given in zip(picks.places.tolist(), made_of, strict=True):
                 yield call_at_place(picks.seed, place, make, given)
@@ -181,6 +182,10 @@ class LocalDataset(Described, SampleAccess, Dataset[Any]):
         yield "split", self.split
         yield "num_samples", self._catalog.num_samples
         yield "num_shards", len(self._catalog.entries)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the samples in order; by indices alone, an ``IndexError`` of ``transform`` would end them in silence."""
+        return (self[index] for index in range(len(self)))
 
     def __len__(self) -> int:
         """Return the number of samples."""

@@ -401,7 +401,8 @@ def batch_maker(
     """Return what makes the batches of some picks; where a batch fails, those before it come first."""
     if is_plain(dataset, collate):
         return lambda batches: dataset.collated([picks.ids for picks in batches])
-    return lambda batches: _Collated(dataset, collate_of_samples(collate), batches)
+    make = collate_of_samples(collate)
+    return lambda batches: (make(list(dataset.picked(picks))) for picks in batches)
 
 
 def collate_of_samples(
@@ -426,20 +427,3 @@ def writable(sample: Any) -> Any:
     if type(sample) in (list, tuple):
         return type(sample)(map(own_array, sample))
     return own_array(sample)
-
-
-class _Collated(Sequence[Any]):
-    """Batches that a function makes from samples, one when it is indexed."""
-
-    def __init__(
-        self, dataset: "StreamingDataset", collate: Callable[[list[Any]], Any], batches: Sequence[PickedSamples]
-    ) -> None:
-        self._dataset = dataset
-        self._collate = collate
-        self._batches = batches
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._collate(list(self._dataset.picked(cast("PickedSamples", self._batches[index]))))

@@ -91,3 +91,13 @@ def test_each_generator_gets_what_the_last_one_made():
     expected = list(map(list, BufferSortedDataset(documents_of("3-20"), 8, 2, 1)))
     assert list(map(list, chain("3-20"))) == expected
     assert list(map(list, pickle.loads(pickle.dumps(chain))("3-20"))) == expected
+
+
+@pytest.mark.parametrize("kind", [MapDataset, IterableMapDataset])
+@pytest.mark.parametrize("error", [IndexError, StopIteration])
+def test_an_error_of_the_function_ends_no_samples_in_silence(kind, error):
+    def refuse(_sample):
+        raise error
+
+    with pytest.raises((IndexError, RuntimeError)):
+        list(kind([1, 2, 3], refuse))

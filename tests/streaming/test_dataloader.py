@@ -57,6 +57,38 @@ def test_threads_make_the_draws_of_a_transform(data):
     assert found[0] == found[1]
 
 
+def of_a_few(sample):
+    """Fail as code of a user's does that looks up what is not there."""
+    return {**sample, "name": ["one", "two"][sample["number"] // 40]}
+
+
+def collated_of_a_few(samples):
+    return [of_a_few(sample) for sample in samples]
+
+
+ROUTES = {
+    "here": list,
+    "skip": lambda loader: list(loader.skip(1)),
+    "microbatch": lambda loader: [loader.microbatch(index) for index in range(len(loader))],
+    "state": lambda loader: list(at_state(loader, {**loader.state_dict(), "sample_in_epoch": 4})),
+}
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize(("transform", "collate"), [(of_a_few, default_collate), (None, collated_of_a_few)])
+def test_an_error_that_looks_like_an_end_reaches_the_caller(data, route, transform, collate):
+    loader = StreamingDataLoader(make(data, transform=transform), collate_fn=collate)
+    with loader, pytest.raises(IndexError, match="list index"):
+        ROUTES[route](loader)
+
+
+@pytest.mark.parametrize("workers", WORKERS, ids=str)
+def test_workers_hide_no_error_that_looks_like_an_end(processes, data, workers):
+    loader = StreamingDataLoader(make(data, transform=of_a_few), **workers)
+    with loader, pytest.raises(IndexError, match="list index"):
+        list(loader)
+
+
 @pytest.mark.parametrize("workers", WORKERS, ids=str)
 def test_workers_change_nothing(processes, data, workers):
     plain, parallel = StreamingDataLoader(make(data)), StreamingDataLoader(make(data), **workers)

@@ -106,6 +106,17 @@ def test_local_datasets_are_overridden_too(options):
         StreamingDataset(**options, transform="x")
 
 
+@pytest.mark.parametrize("kind", [IndexError, StopIteration])
+def test_an_error_of_a_transform_ends_no_samples_in_silence(options, kind):
+    def refuse(_sample):
+        raise kind
+
+    dataset = LocalDataset(options["local"], transform=refuse)
+    for read in (lambda: dataset[[3, 5]], lambda: dataset.__getitems__([3, 5]), lambda: list(dataset)):
+        with pytest.raises((IndexError, RuntimeError)):
+            read()
+
+
 @pytest.mark.parametrize("kind", EXACT_ANYWHERE)
 def test_draws_follow_the_place_in_the_order_in_any_world(options, kind):
     def draws(nodes, ranks, batch_size, state=None):
