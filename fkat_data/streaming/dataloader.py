@@ -76,13 +76,6 @@ class StreamingDataLoader(DataLoader[Any]):
             return 0
         return self._plan.num_samples_before(self._engine.position)
 
-    def __len__(self) -> int:
-        """Return the number of batches of a whole epoch on this rank."""
-        if not self._is_of_batches:
-            return super().__len__()
-        whole, rest = divmod(len(cast("StreamingDataset", self.dataset)), cast("int", self.batch_size))
-        return whole + (rest > 0 and not self.drop_last)
-
     def __iter__(self) -> Any:
         """Begin the next epoch, or continue the one of a loaded state.
 
@@ -99,7 +92,7 @@ class StreamingDataLoader(DataLoader[Any]):
         """Return what a copy begins with: the same options, and the next epoch of the dataset, or what was loaded."""
         return {name: value for name, value in super().__getstate__().items() if name not in _OF_NUMBERED}
 
-    def skip(self, count: int) -> "_RestOfEpoch":
+    def skip(self, count: int) -> Iterator[Any]:
         """Return the batches of the next epoch after the first ``count``, which are not read.
 
         A ``ShardedDataLoader`` whose factory returns this loader uses it to resume exactly.
@@ -109,7 +102,7 @@ class StreamingDataLoader(DataLoader[Any]):
         """
         if not isinstance(self.dataset, StreamingDataset):
             raise ConfigurationError("dataset", self.dataset, "a StreamingDataset")
-        return _RestOfEpoch(self._made_here, self.dataset, integer("count", count, minimum=0))
+        return self._made_here(self.dataset, integer("count", count, minimum=0))
 
     @property
     def begin_near(self) -> Callable[[int, Any], tuple[int, Iterator[Any]]]:
@@ -228,17 +221,3 @@ class StreamingDataLoader(DataLoader[Any]):
         num_together = None if dataset.cache_limit is None else dataset.num_together
         for _, part in dataset.follow(in_groups(wanted, at_first, together, num_together), ids_of):
             yield from make(part)
-
-
-class _RestOfEpoch:
-    """The batches of an epoch from one of them on."""
-
-    def __init__(
-        self, begin: Callable[[StreamingDataset, int], Iterator[Any]], dataset: StreamingDataset, first: int
-    ) -> None:
-        self._begin = begin
-        self._dataset = dataset
-        self._first = first
-
-    def __iter__(self) -> Iterator[Any]:
-        return self._begin(self._dataset, self._first)
