@@ -57,39 +57,14 @@ class World:
         return self.num_nodes * self.ranks_per_node
 
     @property
-    def num_workers(self) -> int:
-        """Number of workers of all ranks."""
-        return self.num_ranks * self.workers_per_rank
-
-    @property
-    def workers_per_node(self) -> int:
-        """Workers on each node."""
-        return self.ranks_per_node * self.workers_per_rank
-
-    @property
     def rank(self) -> int:
         """Index of this worker's rank among the ranks of all nodes."""
         return self.worker // self.workers_per_rank
 
     @property
-    def node(self) -> int:
-        """Index of this worker's node."""
-        return self.worker // self.workers_per_node
-
-    @property
-    def rank_of_node(self) -> int:
-        """Index of this worker's rank within its node."""
-        return self.rank % self.ranks_per_node
-
-    @property
     def worker_of_rank(self) -> int:
         """Index of this worker within its rank."""
         return self.worker % self.workers_per_rank
-
-    @property
-    def worker_of_node(self) -> int:
-        """Index of this worker within its node."""
-        return self.worker % self.workers_per_node
 
     def with_workers(self) -> "World":
         """Return this rank's world as a worker of torch's DataLoader sees it; unchanged outside of one."""
