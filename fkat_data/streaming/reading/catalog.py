@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from fkat_data.errors import ConfigurationError, DownloadError, ShardCorruptError, ShardError, ShardNotFoundError
 from fkat_data.files.formats import check_safe
 from fkat_data.files.index import INDEX_NAME
-from fkat_data.files.shard import MapRegister, ShardEntry
+from fkat_data.files.shard import ShardEntry
 from fkat_data.files.tar import with_decoders
 from fkat_data.files.token_shards import WindowsOfPart, check_windowing
 from fkat_data.interruption import genuine, suppress
@@ -30,62 +30,8 @@ from fkat_data.streaming.store.store import open_store
 _LONGEST_LOOK_S = 60.0
 
 
-class ShardSource(Protocol):
-    """The source of a stream's shards. It pickles, and many threads and processes may use it at a time.
-
-    Attributes:
-        is_immediate: Whether shards need no fetching.
-        directory: The directory of the index, and of the raw files of uncompressed shards.
-        map_register: Records which files are mapped; None if no file is evicted.
-        read_commit: What the index was read of, if the store has commits; else None.
-    """
-
-    is_immediate: bool
-    directory: Path
-    map_register: MapRegister | None
-    read_commit: ReadCommit | None
-
-    @property
-    def index_bytes(self) -> int:
-        """Bytes that the copy of the index takes in a cache."""
-        ...
-
-    def kept_bytes(self, entry: ShardEntry) -> int:
-        """Return the most bytes that a shard takes in a cache."""
-        ...
-
-    def read_index(self) -> list[ShardEntry]:
-        """Return what the index says about the shards, in its order."""
-        ...
-
-    def fetch(self, entry: ShardEntry, *, wait: bool = True) -> Path | None:
-        """Fetch a shard's raw files unless they are there; return the directory of their basenames.
-
-        Args:
-            entry: The shard.
-            wait: Whether to wait while another process fetches the shard; if not, None is returned instead.
-        """
-        ...
-
-    def confirm(self, entry: ShardEntry) -> None:
-        """Check, once a shard that was fetched is open, that its files belong to the index.
-
-        Raises:
-            ShardCorruptError: The dataset was written again.
-        """
-        ...
-
-    def touch(self, entry: ShardEntry) -> None:
-        """Mark a shard as used now."""
-        ...
-
-    def is_there(self, entry: ShardEntry) -> bool:
-        """Return whether a shard that was fetched has not been evicted."""
-        ...
-
-    def evict(self, entry: ShardEntry) -> int:
-        """Remove a shard's files if they can be fetched again; return their size in bytes."""
-        ...
+#: The source of a stream's shards. It pickles, and many threads and processes may use it at a time.
+ShardSource: TypeAlias = CachedSource | DirectorySource
 
 
 class _Planned(NamedTuple):

@@ -127,7 +127,11 @@ class DirectorySource:
         return self.directory
 
     def confirm(self, entry: ShardEntry) -> None:
-        """Check that the index is the one that was read; see ``ShardSource``."""
+        """Check, once a shard is open, that the index is the one that was read.
+
+        Raises:
+            ShardCorruptError: The dataset was written again.
+        """
         del entry
         if self._index is not None:
             self._index.check_in_place(self.directory)
@@ -237,7 +241,7 @@ class DecompressedSource(DirectorySource):
         return self._cache.directory
 
     def confirm(self, entry: ShardEntry) -> None:
-        """Check that the index is the one that was read, if the shard was opened in place; see ``ShardSource``."""
+        """Check that the index is the one that was read, if the shard was opened in place."""
         if self._is_in_place(entry):
             super().confirm(entry)
 
