@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from fkat_data.datasets import IterableJsonDataset, JsonDataset
 from fkat_data.errors import ConfigurationError, ShardCorruptError
-from fkat_data.files import LineIndex
+from fkat_data.files.lines import LineIndex
 
 COMPRESSIONS = {
     "plain": lambda text: text,

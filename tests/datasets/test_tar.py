@@ -11,7 +11,7 @@ from walks import at_state, recorded
 from fkat_data import DataLoaderFactory, ShardedDataLoader
 from fkat_data.datasets import TarDataset
 from fkat_data.errors import ConfigurationError, ShardCorruptError
-from fkat_data.files import RangedFile
+from fkat_data.files.opening import RangedFile
 
 
 def write(path, first, count, size=10):

@@ -5,7 +5,7 @@ import tarfile
 
 __all__ = ["END", "archive", "header", "index", "padded", "pax"]
 
-from fkat_data.files import TarIndex
+from fkat_data.files.tar import TarIndex
 
 END = bytes(1024)
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from fkat_data.files import decompress_file, read_index
+from fkat_data.files.index import read_index
+from fkat_data.files.stored import decompress_file
 
 SHARDS = Path(__file__).parents[1] / "golden" / "streaming" / "shards"
 #: Those of which every sample's value is given.

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
-from fkat_data.files import COMPRESSIONS, FAMILIES, FileInfo, compress, decompress_file, extension_of
+from fkat_data.files.shard import FileInfo
+from fkat_data.files.stored import COMPRESSIONS, FAMILIES, compress, decompress_file, extension_of
 
 #: What packs best, by each family.
 BOMBS = {

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 from PIL import Image
 
-from fkat_data.files import ENCODINGS, SCALAR_DTYPES, EncodingError, encoding_of
+from fkat_data.files.encoding import SCALAR_DTYPES, EncodingError
+from fkat_data.files.encodings import ENCODINGS, encoding_of
 
 
 def there_and_back(name, value):

@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from fkat_data.files import is_same_place
+from fkat_data.files.stored import is_same_place
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,9 @@ from golden_shards import SHARDS
 from PIL import Image
 
 from fkat_data.errors import ConfigurationError, ShardError
-from fkat_data.files import decompress_file, open_shard, read_index, validate_file
+from fkat_data.files.formats import open_shard
+from fkat_data.files.index import read_index
+from fkat_data.files.stored import decompress_file, validate_file
 
 NUM_CASES = 500
 NUM_CASES_SLOW = 100_000

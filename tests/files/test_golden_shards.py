@@ -7,7 +7,10 @@ import numpy as np
 import pytest
 from golden_shards import CASES, SHARDS, WITH_SAMPLES, assert_is, expected_of, unpacked, value_of
 
-from fkat_data.files import HASHES, encoding_of, open_shard, read_index, validate_file
+from fkat_data.files.encodings import encoding_of
+from fkat_data.files.formats import open_shard
+from fkat_data.files.index import read_index
+from fkat_data.files.stored import HASHES, validate_file
 
 
 @pytest.fixture

@@ -8,7 +8,8 @@ import pytest
 from golden_shards import SHARDS
 
 from fkat_data.errors import ShardCorruptError, ShardNotFoundError
-from fkat_data.files import Column, parse_index, read_index
+from fkat_data.files.index import parse_index, read_index
+from fkat_data.files.shard import Column
 
 
 def index_of(case):

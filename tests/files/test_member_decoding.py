@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from fkat_data.errors import ConfigurationError, ShardCorruptError
-from fkat_data.files import DECODERS, UNSAFE, checked_decode, decoder_names
+from fkat_data.files.tar import DECODERS, UNSAFE, checked_decode, decoder_names
 
 
 def saved(array, **options):

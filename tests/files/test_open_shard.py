@@ -13,17 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
-from fkat_data.files import (
-    Column,
-    FileInfo,
-    ShardEntry,
-    decompress_file,
-    hash_of,
-    num_maps,
-    open_shard,
-    read_index,
-    validate_file,
-)
+from fkat_data.files.formats import open_shard
+from fkat_data.files.index import read_index
+from fkat_data.files.mapping import num_maps
+from fkat_data.files.shard import Column, FileInfo, ShardEntry
+from fkat_data.files.stored import decompress_file, hash_of, validate_file
 
 TOKENS = (Column("tokens", "ndarray:uint16:3", 6),)
 MIXED = (Column("a", "str"), Column("b", "int", 8), Column("c", "bytes"), Column("d", "ndarray:float32:2", 8))

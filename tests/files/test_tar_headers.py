@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fkat_data.errors import ConfigurationError, ShardCorruptError
-from fkat_data.files import members_of
+from fkat_data.files.tar_headers import members_of
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
 FILE = header("a.txt", 5) + padded(b"hello")

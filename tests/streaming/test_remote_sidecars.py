@@ -8,7 +8,7 @@ import pytest
 
 from fkat_data import ConfigurationError
 from fkat_data.datasets import JsonDataset, read_lengths, write_lengths
-from fkat_data.files import FileVersion, RangedFile
+from fkat_data.files.opening import FileVersion, RangedFile
 from fkat_data.files.sidecar import read_sidecar, write_sidecar
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from fkat_data.testing import first_difference
-from fkat_data.transport import ALIGNMENT, copied_size, decode, encode, write
+from fkat_data.transport.codec import ALIGNMENT, copied_size, decode, encode, write
 
 
 class Pair(NamedTuple):

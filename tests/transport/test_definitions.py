@@ -6,7 +6,7 @@ import types
 
 import cloudpickle
 
-from fkat_data.transport import dump_shipment, is_importable
+from fkat_data.transport.definitions import dump_shipment, is_importable
 
 SCRIPT = """
 class Item:

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fkat_data.transport import digest_of
+from fkat_data.transport.digest import digest_of
 
 
 class Pair(NamedTuple):

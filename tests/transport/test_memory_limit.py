@@ -1,7 +1,7 @@
 import psutil
 import pytest
 
-from fkat_data.transport import available_bytes, default_limit_bytes, group_bytes
+from fkat_data.transport.memory_limit import available_bytes, default_limit_bytes, group_bytes
 
 GIB, MIB = 1 << 30, 1 << 20
 VERSION_1 = "9:name=systemd:/\n4:memory:{path}\n0::/\n"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from torch.utils.data import default_collate
 
-from fkat_data.transport import ALIGNMENT, decode, encode, lies_at
+from fkat_data.transport.codec import ALIGNMENT, decode, encode, lies_at
 from fkat_data.worker.collate import SegmentCollate
 
 
