@@ -2,9 +2,9 @@
 
 import copy
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
-from typing import Any, NamedTuple, Protocol, Self, TypeAlias, cast, runtime_checkable
+from typing import Any, NamedTuple, Protocol, Self, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -96,23 +96,6 @@ class DealtBatches(DealtOrder, Protocol):
 def is_part(order: object) -> bool:
     """Return whether an object gives a rank's part, and not all of a plan."""
     return isinstance(order, DealtOrder) and order.dp_size > 1
-
-
-def is_of_old_order(state: object) -> bool:
-    """Return whether a state of a ``DealtBatches`` is of several ranks, whose number shaped the plan."""
-    if not isinstance(state, Mapping):
-        return False
-    fields = cast("Mapping[str, Any]", state)
-    return fields.get("version") == 1 and "max_tokens" in fields and fields.get("world_size", 1) != 1
-
-
-def old_order_error(num_ranks: object) -> StateMismatchError:
-    """Return the error for a state within an epoch whose order the number of ranks shaped."""
-    hint = (
-        "the order of several ranks has changed, so that this epoch cannot go on: finish it with the version of "
-        "fkat_data that saved the state, or begin the next epoch"
-    )
-    return StateMismatchError("version", f"<1, of {num_ranks} ranks>", "<2>", hint)
 
 
 Layout: TypeAlias = Sequence[int | None]

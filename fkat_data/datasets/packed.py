@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 
 from fkat_data.arguments import choice, integer, saved_integer
 from fkat_data.datasets.best_fit import best_fit, count_bins
-from fkat_data.datasets.dealt_order import Windows, halved, old_order_error
+from fkat_data.datasets.dealt_order import Windows, halved
 from fkat_data.datasets.item_index import counted_from_start, is_map_style, items_at
 from fkat_data.datasets.lengths import as_lengths
 from fkat_data.datasets.resumable import base_state, checked_state, load_base_state
@@ -280,8 +280,7 @@ class PackedDataset(Described, Dataset[dict[str, torch.Tensor]]):
         """Switch to the packing that ``state_dict`` describes.
 
         Raises:
-            StateMismatchError: The state has other settings or documents, or another seed than ``seed``; or it is of
-                several ranks, whose order was another one until the plan was the same for any number of ranks. Between
+            StateMismatchError: The state has other settings or documents, or another seed than ``seed``. Between
                 epochs, call ``set_epoch`` instead of loading it.
         """
         state = checked_state(_renewed(state_dict, self._too_long), self.state_dict(), "seed", "epoch")
@@ -486,16 +485,10 @@ _RAGGED = "cu_seqlens"
 
 
 def _renewed(state_dict: object, too_long: str) -> object:
-    """Return a state of version 1, or one that does not say what was done with long documents, as one of today.
-
-    Raises:
-        StateMismatchError: It is of several ranks.
-    """
+    """Return a state of one rank of version 1, or one that does not say what was done with long documents, as one of today."""
     if not isinstance(state_dict, Mapping):
         return state_dict
     state = {"too_long": too_long, **cast("Mapping[str, Any]", state_dict)}
-    if state.get("version") != 1 or "world_size" not in state:
+    if state.get("version") != 1 or state.get("world_size") != 1:
         return state
-    if state["world_size"] != 1:
-        raise old_order_error(state["world_size"])
     return {**state, "version": _STATE_VERSION}

@@ -10,7 +10,7 @@ import numpy as np
 from torch.utils.data import Sampler
 
 from fkat_data.arguments import choice, integer, saved_integer
-from fkat_data.datasets.dealt_order import Layout, PlannedBatch, Windows, old_order_error, rounds
+from fkat_data.datasets.dealt_order import Layout, PlannedBatch, Windows, rounds
 from fkat_data.datasets.lengths import as_lengths
 from fkat_data.datasets.resumable import checked_state
 from fkat_data.errors import ConfigurationError, StaleIteratorError, StateMismatchError
@@ -246,8 +246,7 @@ class TokenBudgetBatchSampler(Described, Sampler[list[int]]):
 
         Raises:
             StateMismatchError: The state has other settings, another seed than ``seed``, or a position past the end of
-                the epoch's batches; or it is within an epoch of several ranks, whose order was another one until the
-                plan was the same for any number of ranks. The position then stays unchanged.
+                the epoch's batches. The position then stays unchanged.
         """
         free = ("epoch", "index", "seed", "world_size", "dealt")
         state = checked_state(_renewed(state_dict, self._settings), self.state_dict(), *free)
@@ -335,18 +334,12 @@ class TokenBudgetBatchSampler(Described, Sampler[list[int]]):
 
 
 def _renewed(state_dict: object, settings: Mapping[str, Any]) -> object:
-    """Return a state of version 1 as one of today: it did not say what the lengths were.
-
-    Raises:
-        StateMismatchError: It is within an epoch of several ranks.
-    """
+    """Return a state of version 1, which did not say what the lengths were, as one of today if it is of one rank."""
     if not isinstance(state_dict, Mapping):
         return state_dict
     state = cast("Mapping[str, Any]", state_dict)
-    if state.get("version") != 1 or "world_size" not in state or "index" not in state:
+    if state.get("version") != 1 or state.get("world_size") != 1:
         return state
-    if state["world_size"] != 1 and state["index"] != 0:
-        raise old_order_error(state["world_size"])
     return {**state, "version": _STATE_VERSION, "dealt": (), "lengths": settings["lengths"]}
 
 

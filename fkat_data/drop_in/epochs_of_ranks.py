@@ -13,9 +13,7 @@ from fkat_data.datasets.dealt_order import (
     DealtBatches,
     DealtItems,
     DealtOrder,
-    is_of_old_order,
     is_part,
-    old_order_error,
 )
 from fkat_data.distributed import gather, rank_and_world_size
 from fkat_data.drop_in.drawn_plan import DrawnPlan
@@ -280,7 +278,6 @@ class EpochsOfRanks(AccelerateSide):
             checked = checked_loader_state(state, self._fingerprint(), self.seed, kind)
             if checked["batch_size"] is None and self.batch_size is None:
                 checked["batch_size"] = self._size_of_batches  # older states do not know that of a batch sampler
-            self._check_is_of_new_order(checked)
             self._check_size_of_batches(checked, layout)
             return checked
 
@@ -399,16 +396,6 @@ class EpochsOfRanks(AccelerateSide):
         own = {} if dealing is None else {"dealt_ranks": dealing.dp_size, "dealt_rank": dealing.dp_rank}
         return {**ranks, **own}
 
-    def _check_is_of_new_order(self, state: Mapping[str, Any]) -> None:
-        """Raise if a state's epoch was dealt out in an order of several ranks that there no longer is."""
-        ordered = self._ordered_dataset()
-        if not state["step"] or self._is_iterable:
-            return
-        if any(is_of_old_order(each) for each in state["sampler"].get("samplers", ())):
-            raise old_order_error("several")
-        if isinstance(ordered, DealtOrder) and "dataset_ranks" not in state and ordered.dp_size > 1:
-            raise old_order_error(ordered.dp_size)
-
     def _with_order_of_dataset(self, state: dict[str, Any]) -> dict[str, Any]:
         """Have the dataset give the order of a state, and return it.
 
@@ -417,7 +404,7 @@ class EpochsOfRanks(AccelerateSide):
         """
         ordered = self._ordered_dataset()
         if isinstance(ordered, DealtOrder) and state["step"]:
-            saved, present = state.get("dataset_ranks", ordered.dp_size), ordered.dp_size
+            saved, present = state.get("dataset_ranks", 1), ordered.dp_size
             if saved != present:
                 hint = "go on with as many ranks as the epoch began with, or begin the next epoch"
                 raise StateMismatchError("dataset_ranks", saved, present, hint)
