@@ -4,7 +4,7 @@ import copy
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
-from typing import Any, NamedTuple, Protocol, Self, TypeAlias, runtime_checkable
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -12,91 +12,6 @@ import numpy.typing as npt
 from fkat_data.arguments import boolean, integer, saved_integer
 from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.permutation import drawn_seed, permutation
-
-
-@runtime_checkable
-class DealtOrder(Protocol):
-    """One rank's part of a plan that knows no ranks. ``for_rank(1, 0)`` is the plan itself."""
-
-    @property
-    def dp_size(self) -> int:
-        """Number of ranks that the plan is dealt out to."""
-        ...
-
-    @property
-    def dp_rank(self) -> int:
-        """Index of this rank."""
-        ...
-
-    def for_rank(self, dp_size: int, dp_rank: int) -> Self:
-        """Return an equal object for rank ``dp_rank`` of ``dp_size``; this one stays unchanged.
-
-        Raises:
-            ConfigurationError: The rank does not exist, or there are fewer samples than ranks.
-        """
-        ...
-
-
-@runtime_checkable
-class DealtItems(DealtOrder, Protocol):
-    """A dataset that deals out what any number of ranks have left of an epoch."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: Any, /) -> Any: ...
-
-    def rest(
-        self,
-        earlier: Sequence[tuple[Sequence[int | None], int]],
-        *,
-        drop_last: bool = False,
-        order: Sequence[int] | None = None,
-    ) -> Sequence[Any]:
-        """Return what this rank gets of what other ranks have left of the epoch: indices of this dataset, in order.
-
-        Args:
-            earlier: How many batches each rank had when the number of ranks or the size of batches changed, each time, and
-                that size; None: all.
-            drop_last: Whether ranks left out a last batch that was smaller.
-            order: The order in which each of the first ranks took its items; None: one after the other.
-        """
-        ...
-
-
-@runtime_checkable
-class DealtBatches(DealtOrder, Protocol):
-    """A batch sampler that has a position, and deals out what any number of ranks have left of an epoch.
-
-    Its state is that of all ranks. ``load_state_dict`` takes the state of any number of ranks.
-    """
-
-    def __iter__(self) -> Iterator[list[int]]: ...
-
-    def rest(self, earlier: Sequence[Sequence[int | None]] = ()) -> Iterator[list[int]]:
-        """Iterate as ``iter()`` does, but over this rank's batches of what other ranks have left of the epoch.
-
-        Args:
-            earlier: How many batches each rank had when the number of ranks changed, each time; None: all.
-        """
-        ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the position, and what the plan depends on."""
-        ...
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go to the position of a state.
-
-        Raises:
-            StateMismatchError: The state belongs to another plan.
-        """
-        ...
-
-
-def is_part(order: object) -> bool:
-    """Return whether an object gives a rank's part, and not all of a plan."""
-    return isinstance(order, DealtOrder) and order.dp_size > 1
-
 
 Layout: TypeAlias = Sequence[int | None]
 """Batches that each rank had of what the layout before had left; None: all of the epoch."""

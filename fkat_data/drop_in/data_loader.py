@@ -12,7 +12,8 @@ from torch.utils import data as torch_data
 
 from fkat_data import arguments
 from fkat_data.arguments import STATE_VERSION
-from fkat_data.datasets.dealt_order import DealtBatches, DealtItems
+from fkat_data.datasets.packed import PackedDataset
+from fkat_data.datasets.token_budget import TokenBudgetBatchSampler
 from fkat_data.device.accelerator import device_of
 from fkat_data.distributed import gather, rank_and_world_size
 from fkat_data.drop_in.dataset_plan import DatasetPlan, Provenance
@@ -469,7 +470,9 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         self._follow_ranks()
         loaded = self._with_order_of_dataset(self._own_part(state_dict))
         self._go_to(loaded)
-        is_known = not self._is_iterable and (self._is_free_of_states() or isinstance(self._dealing(), DealtBatches))
+        is_known = not self._is_iterable and (
+            self._is_free_of_states() or isinstance(self._dealing(), TokenBudgetBatchSampler)
+        )
         if is_known and self._plan_to_begin().is_over(loaded):
             self.end_epoch()  # a caller's set_epoch(), and what an iteration draws, are for the next one
 
@@ -663,13 +666,13 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
                 order, self.window_size, self._share, self._ends, is_batched=is_batched, max_skipped=limit
             )
         if is_numbered(self.sampler, self.batch_sampler):
-            dataset = dealing if isinstance(dealing, DealtItems) else None
+            dataset = dealing if isinstance(dealing, PackedDataset) else None
             is_stacked = self.batch_sampler is not None and stacks_items(self.dataset, self.collate_fn)
             order = self.sampler, self.batch_sampler
             return NumberedPlan(*order, self._known_seed(), self._share, self._layers, dataset, is_stacked=is_stacked)
         order = self.sampler if self.batch_sampler is None else self.batch_sampler
         seed, dp_rank = self._known_seed(), self._known_dp_rank()
-        dealt = dealing if isinstance(dealing, DealtBatches) else None
+        dealt = dealing if isinstance(dealing, TokenBudgetBatchSampler) else None
         shared: dict[str, Any] = {"share": self._share, "layers": self._layers, "dealt": dealt}
         return DrawnPlan(order, seed, dp_rank, is_ahead=self.num_workers > 0, **shared)
 

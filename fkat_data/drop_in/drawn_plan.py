@@ -19,7 +19,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from fkat_data.datasets.dealt_order import DealtBatches
+from fkat_data.datasets.token_budget import TokenBudgetBatchSampler
 from fkat_data.drop_in.checked_order import CheckedOrder, check_order, checks_in
 from fkat_data.drop_in.dataset_plan import IndexPlan
 from fkat_data.drop_in.layers_of_ranks import (
@@ -102,7 +102,7 @@ class DrawnPlan(IndexPlan):
         is_ahead: bool,
         share: RankShare | None = None,
         layers: Sequence[Layer] = (),
-        dealt: DealtBatches | None = None,
+        dealt: TokenBudgetBatchSampler | None = None,
     ) -> None:
         self._sampler = sampler
         self._dealt = dealt
@@ -308,7 +308,7 @@ class DrawnPlan(IndexPlan):
         num_own = num_left if share is None else share.num_batches(num_left, drop_last=self._drop_last)
         return first_step(self._layers, epoch) + num_own
 
-    def _num_dealt(self, dealt: DealtBatches, layers: Sequence[Layer], epoch: int) -> int:
+    def _num_dealt(self, dealt: TokenBudgetBatchSampler, layers: Sequence[Layer], epoch: int) -> int:
         if self._known_length is None or self._known_length[0] != epoch:
             step = first_step(self._layers, epoch)
             other = dealt.for_rank(dealt.dp_size, dealt.dp_rank)

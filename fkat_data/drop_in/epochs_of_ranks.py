@@ -4,17 +4,13 @@ import logging
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from functools import cached_property
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 from torch.utils.data import BatchSampler, Subset
 
 from fkat_data import arguments
-from fkat_data.datasets.dealt_order import (
-    DealtBatches,
-    DealtItems,
-    DealtOrder,
-    is_part,
-)
+from fkat_data.datasets.packed import PackedDataset
+from fkat_data.datasets.token_budget import TokenBudgetBatchSampler
 from fkat_data.distributed import gather, rank_and_world_size
 from fkat_data.drop_in.drawn_plan import DrawnPlan
 from fkat_data.drop_in.equal_ends import EndsOfRanks
@@ -40,39 +36,22 @@ from fkat_data.worker.produce import check_files, files_field
 _MOST_VIEWS = 16  # a dataset may name itself
 
 
-@runtime_checkable
-class SeededOrder(Protocol):
-    """A dataset whose order follows from a seed and an epoch, both of which are in its state."""
+def seeded_order_below(dataset: object) -> Any:
+    """Return the dataset that decides on the order, below views such as ``Subset`` and ``MapDataset``; None: none does.
 
-    @property
-    def is_seed_drawn(self) -> bool:
-        """Whether the dataset drew the seed: another process draws another one."""
-        ...
-
-    def follow_epoch(self, epoch: int) -> None:
-        """Switch to the order of a loader's epoch, unless the caller has said an epoch by ``set_epoch``."""
-        ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return seed and epoch, and what the order depends on besides."""
-        ...
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Switch to the order of a state.
-
-        Raises:
-            StateMismatchError: The state belongs to another dataset, or the caller gave this one another seed.
-        """
-        ...
-
-
-def seeded_order_below(dataset: object) -> SeededOrder | None:
-    """Return the dataset that decides on the order, below views such as ``Subset`` and ``MapDataset``; None: none does."""
+    Its order follows from a seed and an epoch, both of which are in its state. Has ``follow_epoch`` and ``is_seed_drawn``.
+    """
     for _ in range(_MOST_VIEWS):
-        if dataset is None or isinstance(dataset, SeededOrder):
+        # Of the class: a view that passes attributes on is not the dataset.
+        if dataset is None or hasattr(type(dataset), "follow_epoch"):
             return dataset
         dataset = getattr(dataset, "dataset", None)
     return None
+
+
+def is_part(order: object) -> bool:
+    """Return whether an object gives a rank's part, and not all of a plan."""
+    return isinstance(order, PackedDataset | TokenBudgetBatchSampler) and order.dp_size > 1
 
 
 _logger = logging.getLogger(__name__)
@@ -291,7 +270,9 @@ class EpochsOfRanks(AccelerateSide):
             raise StateMismatchError("strand_numbers", own["strand_numbers"], "<all strands>", hint)
         check_share(own, self._share)
         dealing = self._dealing()
-        if isinstance(dealing, DealtBatches) and "resplits" in own:  # what is left follows from its state alone
+        if (
+            isinstance(dealing, TokenBudgetBatchSampler) and "resplits" in own
+        ):  # what is left follows from its state alone
             dealing.for_rank(dealing.dp_size, dealing.dp_rank).load_state_dict(own["sampler"]["samplers"][-1])
         return own
 
@@ -325,15 +306,15 @@ class EpochsOfRanks(AccelerateSide):
             return Layout(size, sampler.num_replicas, sampler.rank, dealt_by="sampler")
         return None if self._has_ranks else Layout(size)
 
-    def _dealing(self) -> DealtItems | DealtBatches | None:
+    def _dealing(self) -> PackedDataset | TokenBudgetBatchSampler | None:
         """Return what deals itself out to ranks, by arguments of its own: the dataset or the batch sampler."""
         if self._share is not None or self._is_iterable or self._stream is not None or self._windowed is not None:
             return None
         below: object = self._ordered_dataset()
         order = self.sampler if self.batch_sampler is None else self.batch_sampler
-        if isinstance(order, DealtBatches):
+        if isinstance(order, TokenBudgetBatchSampler):
             return None if is_part(below) else order
-        if not isinstance(below, DealtItems) or not is_numbered(self.sampler, self.batch_sampler):
+        if not isinstance(below, PackedDataset) or not is_numbered(self.sampler, self.batch_sampler):
             return None
         # A view has to pass indices on as they are.
         dataset: Any = self.dataset
@@ -377,7 +358,7 @@ class EpochsOfRanks(AccelerateSide):
             if callable(tell):
                 tell(epoch)
 
-    def _ordered_dataset(self) -> SeededOrder | None:
+    def _ordered_dataset(self) -> Any:
         return None if self._is_iterable else seeded_order_below(self.dataset)
 
     def _order_of_dataset(self) -> dict[str, Any]:
@@ -392,7 +373,7 @@ class EpochsOfRanks(AccelerateSide):
     def _terms_of_dealing(self) -> dict[str, Any]:
         """Return the fields of a state that say to how many ranks a dataset or a batch sampler deals itself out."""
         ordered, dealing = self._ordered_dataset(), self._dealing()
-        ranks = {"dataset_ranks": ordered.dp_size} if isinstance(ordered, DealtOrder) else {}
+        ranks = {"dataset_ranks": ordered.dp_size} if isinstance(ordered, PackedDataset) else {}
         own = {} if dealing is None else {"dealt_ranks": dealing.dp_size, "dealt_rank": dealing.dp_rank}
         return {**ranks, **own}
 
@@ -403,19 +384,19 @@ class EpochsOfRanks(AccelerateSide):
             StateMismatchError: It cannot; or the state's epoch was dealt out to other ranks than the dataset is.
         """
         ordered = self._ordered_dataset()
-        if isinstance(ordered, DealtOrder) and state["step"]:
+        if isinstance(ordered, PackedDataset) and state["step"]:
             saved, present = state.get("dataset_ranks", 1), ordered.dp_size
             if saved != present:
                 hint = "go on with as many ranks as the epoch began with, or begin the next epoch"
                 raise StateMismatchError("dataset_ranks", saved, present, hint)
         self._load_order_of_dataset(state)
-        if isinstance(ordered, DealtOrder) and state["step"]:
+        if isinstance(ordered, PackedDataset) and state["step"]:
             ordered.follow_epoch(state["epoch"])  # what is left of it has a length
         return state
 
     def _without_length(self, state: dict[str, Any]) -> dict[str, Any]:
         """Return a state without the length of the epoch before, if that of the next one may differ."""
-        if state["step"] or not isinstance(self._ordered_dataset(), DealtOrder):
+        if state["step"] or not isinstance(self._ordered_dataset(), PackedDataset):
             return state
         return {**state, "sampler": {name: value for name, value in state["sampler"].items() if name != "num_samples"}}
 

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
-from fkat_data.datasets.dealt_order import DealtItems
+from fkat_data.datasets.packed import PackedDataset
 from fkat_data.drop_in.dataset_plan import IndexPlan, Provenance
 from fkat_data.drop_in.layers_of_ranks import Layer, LeftOver, first_step, in_the_first, layers_in, left_overs, of_epoch
 from fkat_data.drop_in.rank_share import RankShare
@@ -266,7 +266,7 @@ class NumberedPlan(IndexPlan):
         seed: int,
         share: RankShare | None = None,
         layers: Sequence[Layer] = (),
-        dataset: DealtItems | None = None,
+        dataset: PackedDataset | None = None,
         *,
         is_stacked: bool = False,
     ) -> None:
@@ -359,7 +359,7 @@ class NumberedPlan(IndexPlan):
 
     def _rest_of_dataset(
         self,
-        dataset: DealtItems,
+        dataset: PackedDataset,
         layers: Sequence[Layer],
         epoch: int,
         num_samples: int,
