@@ -1,15 +1,21 @@
-"""One table of the formats: what names their files, and what describes and opens them."""
+"""One table of the formats: what names their files, and what describes and opens them.
+
+The module of a format of files that have no index has two functions. ``describe(file)`` returns what the index keeps of a
+``StoredBytes``, as plain JSON values; it is called in threads, once for each version, and raises ``ShardCorruptError`` if
+the file is not of this format or contradicts itself. ``entries_of(files, columns, windowing, is_in_place=...)`` returns the
+shards of all described files, in their order, and checks that their columns agree. ``columns`` None: all; ``windowing`` is
+how tokens become samples, None for other formats.
+"""
 
 import importlib
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, cast
+from typing import Any, Literal, NamedTuple
 
 from fkat_data import arguments
 from fkat_data.errors import ConfigurationError
 from fkat_data.files.encodings import encoding_of
 from fkat_data.files.kept import DecodedGroups
-from fkat_data.files.shard import DescribedFile, MapRegister, ReadOptions, ShardEntry, ShardReader, StoredBytes
+from fkat_data.files.shard import MapRegister, ReadOptions, ShardEntry, ShardReader
 from fkat_data.files.tar import UNSAFE
 
 
@@ -19,7 +25,7 @@ class Format(NamedTuple):
     Attributes:
         reader: The module and the class that open its shards; "": ``convert`` alone reads such files.
         suffixes: What the names of its files end with, in lower case; none: an index names them.
-        is_listed: Whether a stream reads its files without an index: the reader's module is a ``Describing``.
+        is_listed: Whether a stream reads its files without an index: the reader's module describes them.
         refused: These name files of the format, too, which are refused when they are described, with a message that
             says why.
         indices: These name files that stand beside those with a suffix, and say something of them.
@@ -52,48 +58,13 @@ LISTED_SUFFIXES = ", ".join(suffix for kind in FORMATS.values() if kind.is_liste
 DECODED_LIMIT_BYTES = 512 << 20
 
 
-class Describing(Protocol):
-    """The module of a format of files that have no index."""
-
-    def describe(self, file: StoredBytes) -> Any:
-        """Return what the index keeps of a file, as plain JSON values. Called in threads, once for each version.
-
-        Raises:
-            ShardCorruptError: The file is not of this format, or contradicts itself.
-            ConfigurationError: A package is missing.
-        """
-        ...
-
-    def entries_of(
-        self,
-        files: Sequence[DescribedFile],
-        columns: tuple[str, ...] | None,
-        windowing: Any,
-        *,
-        is_in_place: bool,
-    ) -> list[ShardEntry]:
-        """Return the shards of all files, in the order of the files.
-
-        Args:
-            files: The files, sorted by name.
-            columns: The columns to read; None: all.
-            windowing: How tokens become samples; None for files of other formats.
-            is_in_place: Whether the files are read in place.
-
-        Raises:
-            ConfigurationError: No file has a column of this name.
-            ShardCorruptError: A description is invalid, or the columns of a file differ from those of the first.
-        """
-        ...
-
-
-def describing(name: str) -> Describing:
-    """Return what describes the files of a format that needs no index.
+def describing(name: str) -> Any:
+    """Return the module that describes the files of a format that needs no index.
 
     Raises:
         ConfigurationError: Its package is missing.
     """
-    return cast("Describing", _module(name))
+    return _module(name)
 
 
 def listed_format(file: str) -> str | None:

@@ -54,7 +54,7 @@ _LARGEST_GAP_BYTES = 32 << 10
 
 
 def describe(file: StoredBytes) -> dict[str, Any]:
-    """Return the columns and row groups of a file. Reads its footer alone; see ``FileFormat``.
+    """Return the columns and row groups of a file. Reads its footer alone; see ``formats``.
 
     Raises:
         ShardCorruptError: The file is no Parquet file, is torn, or its footer contradicts itself.
@@ -87,7 +87,7 @@ def describe(file: StoredBytes) -> dict[str, Any]:
 def entries_of(
     files: Sequence[DescribedFile], columns: tuple[str, ...] | None, _: None, *, is_in_place: bool
 ) -> list[ShardEntry]:
-    """Return a shard for each row group that has rows; see ``FileFormat``."""
+    """Return a shard for each row group that has rows; see ``formats``."""
     entries: list[ShardEntry] = []
     types: dict[str, str] = {}
     chosen: tuple[Column, ...] = ()

@@ -300,7 +300,7 @@ _META = (KEY, URL)
 
 
 def describe(file: StoredBytes) -> dict[str, Any]:
-    """Return the number of samples and the extensions of an archive, by one pass over its headers; see ``FileFormat``.
+    """Return the number of samples and the extensions of an archive, by one pass over its headers; see ``formats``.
 
     Raises:
         ShardCorruptError: The archive is torn, contradicts itself, or has members that are refused.
@@ -313,7 +313,7 @@ def describe(file: StoredBytes) -> dict[str, Any]:
 def entries_of(
     files: Sequence[DescribedFile], columns: tuple[str, ...] | None, _: None, *, is_in_place: bool
 ) -> list[ShardEntry]:
-    """Return a shard for each archive that has samples; see ``FileFormat``.
+    """Return a shard for each archive that has samples; see ``formats``.
 
     The columns are the key and the extensions of all archives. A sample without such a member has None there.
     """

@@ -130,7 +130,7 @@ class WindowsOfPart(NamedTuple):
 
 
 def describe(file: StoredBytes) -> dict[str, Any]:
-    """Return what the first bytes of a file say of its tokens, or an index beside it of another file; see ``Describing``.
+    """Return what the first bytes of a file say of its tokens, or an index beside it of another file; see ``formats``.
 
     Raises:
         ShardCorruptError: A header or an index contradicts itself, or does not fit its file.

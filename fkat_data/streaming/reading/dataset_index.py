@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from fkat_data.background import BackgroundCall, in_parallel
 from fkat_data.errors import ConfigurationError, DownloadError, ShardCorruptError, ShardNotFoundError
-from fkat_data.files.formats import LISTED_SUFFIXES, Describing, describing, listed_format
+from fkat_data.files.formats import LISTED_SUFFIXES, describing, listed_format
 from fkat_data.files.index import INDEX_NAME, parse_index
 from fkat_data.files.shard import DescribedFile, ShardEntry, version_prefix
 from fkat_data.files.stored import file_size
@@ -359,7 +359,7 @@ class GeneratedIndex:
         _save(self._path, made)
         return made
 
-    def _described(self, kind: Describing, file: ListedFile) -> DescribedFile:
+    def _described(self, kind: Any, file: ListedFile) -> DescribedFile:
         stored = _StoredFile(self._store, file)
         try:
             description = kind.describe(stored)
