@@ -6,7 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 from fkat_data import arguments
 
@@ -71,13 +71,8 @@ _MOST_FOOTERS = 256
 _NUM_AGAIN = 64
 
 
-class _Group(NamedTuple):
-    value: Any
-    size_bytes: int
-
-
 class DecodedGroups:
-    """Keeps the decoded row groups of open shards, and parsed footers. Thread-safe; pickles without what it keeps.
+    """Keeps the decoded row groups of open shards, and parsed footers, as ``LastUsed`` does. Thread-safe.
 
     Args:
         limit_bytes: What the row groups may take together; the latest one stays in any case.
@@ -86,23 +81,20 @@ class DecodedGroups:
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = arguments.integer("limit_bytes", limit_bytes, minimum=1)
         self._footers: LastUsed[Any] = LastUsed(_MOST_FOOTERS)
-        self._begin()
+        self._process_id = os.getpid()
+        self._groups: OrderedDict[object, tuple[Any, int]] = OrderedDict()  # what was decoded, and its size in bytes
+        self._lock = threading.Lock()
+        self._held_bytes = 0
+        self._dropped: set[object] = set()
+        self._num_again = 0
 
     @contextmanager
     def _locked(self) -> Generator[None]:
         if self._process_id != os.getpid():
             # A thread of the parent may have held the lock when this process was forked.
-            self._begin()
+            self.__init__(self._limit_bytes)
         with self._lock:
             yield
-
-    def _begin(self) -> None:
-        self._process_id = os.getpid()
-        self._groups: OrderedDict[object, _Group] = OrderedDict()
-        self._lock = threading.Lock()
-        self._held_bytes = 0
-        self._dropped: set[object] = set()
-        self._num_again = 0
 
     def group(self, key: object, decode: Callable[[], tuple[Any, int]]) -> Any:
         """Return a decoded row group.
@@ -118,15 +110,15 @@ class DecodedGroups:
             kept = self._groups.get(key)
             if kept is not None:
                 self._groups.move_to_end(key)
-                return kept.value
+                return kept[0]
         value, size_bytes = decode()
         with self._locked():
             if key not in self._groups:
-                self._groups[key] = _Group(value, size_bytes)
+                self._groups[key] = value, size_bytes
                 self._held_bytes += size_bytes
                 while self._held_bytes > self._limit_bytes and len(self._groups) > 1:
-                    dropped, last = self._groups.popitem(last=False)
-                    self._held_bytes -= last.size_bytes
+                    dropped, (_, dropped_bytes) = self._groups.popitem(last=False)
+                    self._held_bytes -= dropped_bytes
                     self._dropped.add(dropped)
                 self._count(key, size_bytes)
         return value
@@ -144,7 +136,7 @@ class DecodedGroups:
         with self._locked():
             kept = self._groups.pop(key, None)
             if kept is not None:
-                self._held_bytes -= kept.size_bytes
+                self._held_bytes -= kept[1]
 
     def _count(self, key: object, size_bytes: int) -> None:
         """Warn once if the same row groups are decoded again and again."""
@@ -160,9 +152,5 @@ class DecodedGroups:
                 size_bytes,
             )
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_limit_bytes": self._limit_bytes, "_footers": self._footers}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._begin()
+    def __reduce__(self) -> tuple[type["DecodedGroups"], tuple[int]]:
+        return type(self), (self._limit_bytes,)
