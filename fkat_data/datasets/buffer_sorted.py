@@ -14,7 +14,7 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from fkat_data.arguments import integer, saved_integer
-from fkat_data.datasets.item_index import counted_from_start, is_map_style, items_at
+from fkat_data.datasets.item_index import EpochOrder, counted_from_start, is_map_style, items_at
 from fkat_data.datasets.resumable import base_state, checked_state, is_foreign, load_base_state
 from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.interruption import genuine
@@ -185,7 +185,7 @@ class DatasetImplementingSortKeyProtocol(Protocol[_Item_co]):
     def __getitem__(self, item: int, /) -> _Item_co: ...
 
 
-class BufferSortedDataset(Described, Dataset[_Item_co]):
+class BufferSortedDataset(EpochOrder, Described, Dataset[_Item_co]):
     """A dataset's items in an order that puts similar sort keys side by side, so that microbatches need little padding.
 
     Each buffer of ``buffer_size`` consecutive items is sorted by sort key, with equal keys in random order, and cut
@@ -206,7 +206,8 @@ class BufferSortedDataset(Described, Dataset[_Item_co]):
     not pickled.
 
     Args:
-        base_dataset: The dataset. Its length and sort keys must not change within an epoch.
+        base_dataset: The dataset. Its length and sort keys must not change within an epoch. If it has ``set_epoch``, that is
+            called, too.
         buffer_size: Number of items to sort together, at least 1. Larger buffers need less padding but are less random.
         pack_size: Number of items in a pack, at least 1. Use the batch size, or the batch size times the number of
             ranks if they take items in turn, as in a ``ShardedDataset`` over this one.
@@ -234,7 +235,6 @@ class BufferSortedDataset(Described, Dataset[_Item_co]):
         self._is_seed_given = init_seed is not None
         self._seed = drawn_seed() if init_seed is None else integer("init_seed", init_seed)
         self._epoch = 0
-        self._is_epoch_given = False
         self._length = len(base_dataset)
         self._orders: dict[int, array[int]] = {}  # buffer -> indices in the buffer, in the order they are served
         self._drawn: DrawnOrder | None = None  # instead of the order of seed and epoch
@@ -270,23 +270,6 @@ class BufferSortedDataset(Described, Dataset[_Item_co]):
             IndexError: An index is out of range.
         """
         return items_at(self._base, [self._base_index(index) for index in indices])
-
-    def set_epoch(self, epoch: int) -> None:
-        """Switch to the order of an epoch, and call ``set_epoch`` of the base dataset if it has one.
-
-        Args:
-            epoch: The epoch, from 0.
-
-        Raises:
-            ConfigurationError: ``epoch`` is negative or not an integer.
-        """
-        self._is_epoch_given = True
-        self._set_epoch(integer("epoch", epoch, minimum=0))
-
-    def follow_epoch(self, epoch: int) -> None:
-        """Do as ``set_epoch``, unless that was called: a ``fkat_data.DataLoader`` calls this before each epoch."""
-        if not self._is_epoch_given:
-            self._set_epoch(epoch)
 
     def _set_epoch(self, epoch: int) -> None:
         set_base_epoch = getattr(self._base, "set_epoch", None)

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 
 from fkat_data.arguments import boolean, function, integer, saved_integer
 from fkat_data.background import BackgroundCall, in_parallel
-from fkat_data.datasets.item_index import counted_from_start, items_at
+from fkat_data.datasets.item_index import EpochOrder, counted_from_start, items_at
 from fkat_data.datasets.resumable import checked_state
 from fkat_data.errors import ConfigurationError, ShardCorruptError
 from fkat_data.interruption import genuine
@@ -45,7 +45,7 @@ class _Entered(NamedTuple):
 _NOWHERE = _Entered(0, 0, 0, None, None, None)
 
 
-class DistributedShardedDataset(Described, Dataset[_Item_co]):
+class DistributedShardedDataset(EpochOrder, Described, Dataset[_Item_co]):
     """The samples of many shards in sequence, of which each rank sees one contiguous block.
 
     In an epoch, the shards are sorted by key or shuffled, and so are the samples of each. The tail of the epoch is
@@ -121,7 +121,6 @@ class DistributedShardedDataset(Described, Dataset[_Item_co]):
             raise ConfigurationError(
                 "world_size", self.world_size, f"at most {sum(self._sizes.values())}, the number of samples"
             )
-        self._is_epoch_given = False
         self._forget()
         self._go_to(0)
 
@@ -227,23 +226,13 @@ class DistributedShardedDataset(Described, Dataset[_Item_co]):
         args, kwargs = self.shard_params[shard_key]
         return self.dataset_type(*args, **kwargs)
 
-    def set_epoch(self, epoch: int) -> None:
-        """Switch to the order of an epoch.
-
-        Args:
-            epoch: The epoch, from 0.
-
-        Raises:
-            ConfigurationError: ``epoch`` is negative or not an integer.
-        """
-        epoch = integer("epoch", epoch, minimum=0)
-        self._is_epoch_given = True
-        if epoch != self._epoch:
-            self._go_to(epoch)
-
     def follow_epoch(self, epoch: int) -> None:
-        """Do as ``set_epoch``, unless that was called: a ``fkat_data.DataLoader`` calls this before each epoch."""
-        if not self._is_epoch_given and epoch != self._epoch and (self.shuffle or self.shuffle_samples):
+        """Do as ``set_epoch``, unless that was called or nothing is shuffled: a ``fkat_data.DataLoader`` calls this."""
+        if self.shuffle or self.shuffle_samples:
+            super().follow_epoch(epoch)
+
+    def _set_epoch(self, epoch: int) -> None:
+        if epoch != self._epoch:
             self._go_to(epoch)
 
     def state_dict(self) -> dict[str, Any]:
@@ -275,7 +264,7 @@ class DistributedShardedDataset(Described, Dataset[_Item_co]):
         return {name: value for name, value in self.__dict__.items() if name not in _OF_THIS_PROCESS}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        vars(self).update(state)
         self._forget()
 
     def _forget(self) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset
 
+from fkat_data.arguments import integer
 from fkat_data.files.counted_file import CountedFile
 from fkat_data.files.opening import Locations, locations_of
 from fkat_data.wording import Described, place_of
@@ -83,6 +84,34 @@ def items_at(dataset: Any, indices: Sequence[int]) -> list[Any]:
     """Return a dataset's items at ``indices``, in one call if it has ``__getitems__``, as torch does."""
     fetch = cast("Callable[[Sequence[int]], list[Any]] | None", getattr(dataset, "__getitems__", None))
     return fetch(indices) if fetch else [dataset[index] for index in indices]
+
+
+class EpochOrder(ABC):
+    """A dataset whose order is that of an epoch, which the caller says or a loader does."""
+
+    _is_epoch_given = False
+
+    def set_epoch(self, epoch: int) -> None:
+        """Switch to the order of an epoch.
+
+        Args:
+            epoch: The epoch, from 0.
+
+        Raises:
+            ConfigurationError: ``epoch`` is negative or not an integer.
+        """
+        epoch = integer("epoch", epoch, minimum=0)
+        self._is_epoch_given = True
+        self._set_epoch(epoch)
+
+    def follow_epoch(self, epoch: int) -> None:
+        """Do as ``set_epoch``, unless that was called: a ``fkat_data.DataLoader`` calls this before each epoch."""
+        if not self._is_epoch_given:
+            self._set_epoch(epoch)
+
+    @abstractmethod
+    def _set_epoch(self, epoch: int) -> None:
+        """Switch to the order of an epoch."""
 
 
 class DatasetOfFiles(Described):

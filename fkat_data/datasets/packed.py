@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from fkat_data.arguments import choice, integer, saved_integer
 from fkat_data.datasets.best_fit import best_fit, count_bins
 from fkat_data.datasets.dealt_order import Windows, halved
-from fkat_data.datasets.item_index import counted_from_start, is_map_style, items_at
+from fkat_data.datasets.item_index import EpochOrder, counted_from_start, is_map_style, items_at
 from fkat_data.datasets.lengths import as_lengths
 from fkat_data.datasets.resumable import base_state, checked_state, load_base_state
 from fkat_data.errors import ConfigurationError
@@ -60,7 +60,7 @@ class SequencePart(NamedTuple):
     stop: int | None = None
 
 
-class PackedDataset(Described, Dataset[dict[str, torch.Tensor]]):
+class PackedDataset(EpochOrder, Described, Dataset[dict[str, torch.Tensor]]):
     """Sequences of ``sequence_length`` tokens, each packed with whole documents of a base dataset.
 
     An epoch is cut into windows. Each window's documents are packed by best fit, the longest first, and the sequences
@@ -139,7 +139,6 @@ class PackedDataset(Described, Dataset[dict[str, torch.Tensor]]):
         ranks = {"rank": rank, "world_size": world_size}
         self._windows = Windows(self._fitting(), window_size, **ranks, shuffle=shuffle, seed=seed)
         self._epoch = 0
-        self._is_epoch_given = False
         self._go_to(self.seed, 0)
 
     def _repr_facts(self) -> Iterable[tuple[str, object]]:
@@ -236,24 +235,7 @@ class PackedDataset(Described, Dataset[dict[str, torch.Tensor]]):
         in_tail = place - length * self._windows.world_size + len(tail)
         return self._planned(place) if in_tail < 0 else self.fragments(tail[in_tail])
 
-    def set_epoch(self, epoch: int) -> None:
-        """Switch to the packing of an epoch.
-
-        Args:
-            epoch: The epoch, from 0.
-
-        Raises:
-            ConfigurationError: ``epoch`` is negative or not an integer.
-        """
-        self._is_epoch_given = True
-        self._go_to_epoch(integer("epoch", epoch, minimum=0))
-
-    def follow_epoch(self, epoch: int) -> None:
-        """Do as ``set_epoch``, unless that was called: a ``fkat_data.DataLoader`` calls this before each epoch."""
-        if not self._is_epoch_given:
-            self._go_to_epoch(epoch)
-
-    def _go_to_epoch(self, epoch: int) -> None:
+    def _set_epoch(self, epoch: int) -> None:
         if epoch != self._epoch:
             self._go_to(self.seed, epoch)
 
