@@ -10,7 +10,7 @@ from torch.utils.data import dataloader as torchs
 
 from fkat_data.distributed import rank_and_world_size
 from fkat_data.drop_in.dataset_plan import DatasetPlan
-from fkat_data.drop_in.worker_side import EpochFactory
+from fkat_data.drop_in.worker_side import EpochFactory, EpochTerms
 from fkat_data.errors import ConfigurationError
 from fkat_data.iteration import EpochIterator, HandOver, Iterations
 from fkat_data.loader.agreement import identity_of
@@ -102,8 +102,7 @@ def engine_of(loader: Any, plan: DatasetPlan, *, seed: int, dp_rank: int, keeps_
     elif plan.has_windows:
         group_size, num_groups = 1, group_size
     num_told = loader.num_workers if num_strands is None else num_strands
-    factory = EpochFactory(
-        loader.dataset,
+    terms = EpochTerms(
         loader.collate_fn,
         loader.worker_init_fn,
         num_workers=num_told,
@@ -128,7 +127,7 @@ def engine_of(loader: Any, plan: DatasetPlan, *, seed: int, dp_rank: int, keeps_
         stall_timeout_s=loader.timeout or None,
     )
     workers = WorkerPoolSettings(
-        factory=factory,
+        factory=EpochFactory(loader.dataset, terms),
         seed=seed,
         dp_rank=dp_rank,
         num_groups=num_groups,
@@ -141,7 +140,12 @@ def engine_of(loader: Any, plan: DatasetPlan, *, seed: int, dp_rank: int, keeps_
         timeline=None if loader.trace is None else open_timeline(loader.trace, *rank_and_world_size()),
         start_method=_start_method(loader),
         num_threads=loader.num_threads_per_worker,
-        users={name: getattr(factory, name) for name in ("dataset", "window_fn", "collate_fn", "worker_init_fn")},
+        users={
+            "dataset": loader.dataset,
+            "window_fn": terms.window_fn,
+            "collate_fn": terms.collate_fn,
+            "worker_init_fn": terms.worker_init_fn,
+        },
         in_process=("num_workers", 0),
     )
     is_ahead = is_multiprocessing and plan.has_parts

@@ -136,41 +136,54 @@ class DatasetMemory:
             dataset.load_state_dict(self._replaced.pop())
 
 
+class EpochTerms(NamedTuple):
+    """What a loader's arguments say of how an epoch's microbatches are made.
+
+    Attributes:
+        collate_fn: The user's, or torch's.
+        worker_init_fn: Called once with a worker's number, where the dataset is; None: nothing is called.
+        num_workers: Workers, as ``get_worker_info`` tells the dataset; 0: the dataset is in no worker.
+        batch_size: Samples of a microbatch, for an iterable dataset; None: its items are microbatches.
+        drop_last: Whether an iterable dataset's smaller last microbatch is left out.
+        is_batched: Whether indices come in batches.
+        keeps_dataset: Whether an iterable dataset stays from epoch to epoch; False: each begins with a copy of what the
+            caller has.
+        snapshot_every_n_steps: Microbatches between two states of an iterable dataset that has one; 0: none is taken
+            within an epoch.
+        seed: The loader's.
+        window_fn: Called one on what the other has returned, the first on a window's samples; none: the samples are
+            the rows.
+        window_size: Samples of a window of an iterable dataset.
+        skips_samples: Whether a sample of a window that raises is left out.
+    """
+
+    collate_fn: Callable[[Any], Any]
+    worker_init_fn: Callable[[int], None] | None
+    num_workers: int
+    batch_size: int | None
+    drop_last: bool
+    is_batched: bool
+    keeps_dataset: bool
+    snapshot_every_n_steps: int
+    seed: int
+    window_fn: Sequence[WindowFunction]
+    window_size: int
+    skips_samples: bool
+
+
 class StrandProduct(NearestProduct):
     """One epoch of a strand.
 
     Args:
         strand: The epoch, and where to go on.
         make: Returns the dataset, and what is remembered of it; None: it is a copy for this epoch alone.
-        collate_fn: The user's, or torch's.
-        batch_size: Samples of a microbatch; None: the dataset's items are microbatches.
-        drop_last: Whether a smaller last microbatch is left out.
-        snapshot_every_n_steps: Microbatches between two states of the dataset; 0: none is taken within an epoch.
-        window_fn: Called one on what the other has returned, the first on a window's samples; none: the samples are
-            the rows.
-        window_size: Samples of a window.
+        terms: The loader's.
     """
 
-    def __init__(
-        self,
-        strand: Strand,
-        make: Callable[[], tuple[Any, DatasetMemory | None]],
-        collate_fn: Callable[[Any], Any],
-        batch_size: int | None,
-        *,
-        drop_last: bool,
-        snapshot_every_n_steps: int,
-        window_fn: Sequence[WindowFunction] = (),
-        window_size: int = 1,
-    ) -> None:
-        self._window_fn = window_fn
-        self._window_size = window_size
+    def __init__(self, strand: Strand, make: Callable[[], tuple[Any, DatasetMemory | None]], terms: EpochTerms) -> None:
         self._strand = strand
         self._make = make
-        self._collate_fn = collate_fn
-        self._batch_size = batch_size
-        self._drop_last = drop_last
-        self._every = snapshot_every_n_steps
+        self._terms = terms
 
     def begin_near(self, first_microbatch: int, collate: Callable[[Any], Any] | None) -> tuple[int, Iterator[Any]]:
         """Return where the dataset begins, at most at ``first_microbatch``, and the microbatches from there.
@@ -195,9 +208,9 @@ class StrandProduct(NearestProduct):
             replaced.load(dataset, partial(_load, dataset, state))
         elif state.get("dataset") is not None:
             _load(dataset, state)
-        watched = self._watched(dataset, state)
+        watched, terms = self._watched(dataset, state), self._terms
         loader = TorchDataLoader(
-            watched, batch_size=self._batch_size, drop_last=self._drop_last, collate_fn=cast("Any", self._collate_fn)
+            watched, batch_size=terms.batch_size, drop_last=terms.drop_last, collate_fn=cast("Any", terms.collate_fn)
         )
         microbatches = direct_iteration(loader, collate)
         if replaced is not None and state.get("dataset") is not None:
@@ -211,9 +224,9 @@ class StrandProduct(NearestProduct):
         return first, self._stamped(first, microbatches, watched, memory)
 
     def _watched(self, dataset: Any, state: Mapping[str, Any]) -> "_Watched":
-        if not self._window_fn:
+        if not self._terms.window_fn:
             return _Watched(dataset)
-        return _WatchedWindows(dataset, self._window_fn, self._window_size, self._strand, state)
+        return _WatchedWindows(dataset, self._terms.window_fn, self._terms.window_size, self._strand, state)
 
     def _snapshot(self, first_microbatch: int, memory: DatasetMemory | None) -> Snapshot | None:
         snapshot = self._strand.snapshot
@@ -226,8 +239,9 @@ class StrandProduct(NearestProduct):
     def _stamped(
         self, first: int, microbatches: Iterator[Any], watched: "_Watched", memory: DatasetMemory | None
     ) -> Iterator[Any]:
+        every = self._terms.snapshot_every_n_steps
         for index, microbatch in enumerate(microbatches, first + 1):
-            is_due = self._every and index % self._every == 0
+            is_due = every and index % every == 0
             yield Marked(microbatch, watched.state()) if is_due else microbatch
         if memory is not None:
             memory.ended = watched.state(is_over=True)
@@ -392,53 +406,13 @@ class EpochFactory:
 
     Args:
         dataset: The user's.
-        collate_fn: The user's, or torch's.
-        worker_init_fn: Called once with a worker's number, where the dataset is; None: nothing is called.
-        num_workers: Workers, as ``get_worker_info`` tells the dataset; 0: the dataset is in no worker.
-        batch_size: Samples of a microbatch, for an iterable dataset; None: its items are microbatches.
-        drop_last: Whether an iterable dataset's smaller last microbatch is left out.
-        is_batched: Whether indices come in batches.
-        keeps_dataset: Whether an iterable dataset stays from epoch to epoch; False: each begins with a copy of what the
-            caller has.
-        snapshot_every_n_steps: Microbatches between two states of an iterable dataset that has one.
-        seed: The loader's.
-        window_fn: Called one on what the other has returned, the first on a window's samples; none: the samples are
-            the rows.
-        window_size: Samples of a window of an iterable dataset.
-        skips_samples: Whether a sample of a window that raises is left out.
+        terms: The loader's.
     """
 
-    def __init__(
-        self,
-        dataset: Any,
-        collate_fn: Callable[[Any], Any],
-        worker_init_fn: Callable[[int], None] | None,
-        *,
-        num_workers: int,
-        batch_size: int | None,
-        drop_last: bool,
-        is_batched: bool,
-        keeps_dataset: bool,
-        snapshot_every_n_steps: int,
-        seed: int,
-        window_fn: Sequence[WindowFunction] = (),
-        window_size: int = 1,
-        skips_samples: bool = False,
-    ) -> None:
+    def __init__(self, dataset: Any, terms: EpochTerms) -> None:
         self._copies: _Copies | None = None
-        self.window_fn = window_fn
-        self._window_size = window_size
-        self._skips_samples = skips_samples
         self.dataset = dataset
-        self.collate_fn = collate_fn
-        self.worker_init_fn = worker_init_fn
-        self._num_workers = num_workers
-        self._batch_size = batch_size
-        self._drop_last = drop_last
-        self._is_batched = is_batched
-        self._keeps_dataset = keeps_dataset
-        self._snapshot_every_n_steps = snapshot_every_n_steps
-        self._seed = seed
+        self._terms = terms
         self._is_stream = isinstance(dataset, BatchStream)
         self._is_entered = False
         self._memory = DatasetMemory()
@@ -457,52 +431,44 @@ class EpochFactory:
         """
         if isinstance(shard, Strand):
             return (
-                self._dataset_for(shard).loader_product(shard, self.collate_fn)
+                self._dataset_for(shard).loader_product(shard, self._terms.collate_fn)
                 if self._is_stream
                 else self._strand(shard)
             )
-        self._enter(current_worker(), self._num_workers)
+        self._enter(current_worker(), self._terms.num_workers)
         if self._copies is not None:
             dataset = self._copies.lend(self.dataset)
             return self._copies.note(dataset, self._product(shard, dataset))
         return self._product(shard, self.dataset)
 
     def _product(self, shard: Any, dataset: Any) -> Any:
+        terms, collate_fn = self._terms, cast("Any", self._terms.collate_fn)
         batches = cast("NumberedBatches", shard)
         if isinstance(shard, Window):
             return WindowProduct(
-                *(shard, dataset, self.window_fn, self.collate_fn, self._batch_size),
-                drop_last=self._drop_last,
-                seed=self._seed,
-                skips=self._skips_samples,
+                *(shard, dataset, terms.window_fn, terms.collate_fn, terms.batch_size),
+                drop_last=terms.drop_last,
+                seed=terms.seed,
+                skips=terms.skips_samples,
             )
         if self._is_stream:
-            return dataset.loader_product(batches, self.collate_fn)
-        if self._is_batched and batches.is_stacked:
+            return dataset.loader_product(batches, collate_fn)
+        if terms.is_batched and batches.is_stacked:
             return StackedBatches(dataset, batches)
-        if self._is_batched:
-            return TorchDataLoader(dataset, batch_sampler=cast("Any", batches), collate_fn=cast("Any", self.collate_fn))
-        return TorchDataLoader(dataset, batch_size=None, sampler=batches, collate_fn=cast("Any", self.collate_fn))
+        if terms.is_batched:
+            return TorchDataLoader(dataset, batch_sampler=cast("Any", batches), collate_fn=collate_fn)
+        return TorchDataLoader(dataset, batch_size=None, sampler=batches, collate_fn=collate_fn)
 
     def _strand(self, strand: Strand) -> StrandProduct:
         def make() -> tuple[Any, DatasetMemory | None]:
-            return self._dataset_for(strand), self._memory if self._keeps_dataset else None
+            return self._dataset_for(strand), self._memory if self._terms.keeps_dataset else None
 
-        return StrandProduct(
-            strand,
-            make,
-            self.collate_fn,
-            self._batch_size,
-            drop_last=self._drop_last,
-            snapshot_every_n_steps=self._snapshot_every_n_steps,
-            window_fn=self.window_fn,
-            window_size=self._window_size,
-        )
+        return StrandProduct(strand, make, self._terms)
 
     def _dataset_for(self, strand: Strand) -> Any:
         """Return the dataset that a strand's epoch is made of: a copy for it alone, unless the dataset stays."""
         pristine = self.dataset
-        if not self._keeps_dataset:
+        if not self._terms.keeps_dataset:
             self.dataset, self._is_entered = copy.deepcopy(pristine), False
         try:
             self._enter(strand.number, strand.num_strands)
@@ -515,9 +481,9 @@ class EpochFactory:
         if self._is_entered or index is None or not num_workers or current_worker() is None:
             return
         self._is_entered = True
-        name = f"{self._seed}/{index}".encode()
+        name = f"{self._terms.seed}/{index}".encode()
         seed = int.from_bytes(hashlib.blake2b(name, digest_size=8, person=b"fkat_data worker").digest(), "little")
         info = _WORKER.WorkerInfo(id=index, num_workers=num_workers, seed=seed, dataset=self.dataset)
         _WORKER._worker_info = info  # noqa: SLF001 - where torch.utils.data.get_worker_info looks
-        if self.worker_init_fn is not None:
-            OwnGenerators(seed).call(self.worker_init_fn, index)
+        if self._terms.worker_init_fn is not None:
+            OwnGenerators(seed).call(self._terms.worker_init_fn, index)
