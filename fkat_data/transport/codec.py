@@ -14,7 +14,7 @@ import io
 import math
 import pickle
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias, cast
 
@@ -61,50 +61,6 @@ def _rebuilt_sparse(layout: torch.layout, data: tuple[Any, ...]) -> torch.Tensor
 def _storage(content: torch.Tensor) -> torch.UntypedStorage:
     storage = content.untyped_storage()
     return storage if storage.nbytes() == content.nbytes else content.clone().untyped_storage()
-
-
-_MOST_KEYS = 4
-_LEAST_DEPTH = 100
-
-
-def is_nested_deep(value: Any) -> bool:
-    """Return whether ``too_deep`` blames lists, tuples or dicts, instead of objects that refer to one another."""
-    return _deepest([value])[1] >= _LEAST_DEPTH
-
-
-def too_deep(value: Any) -> RecursionError:
-    """Return the error of a microbatch at which pickling met the limit of recursion."""
-    path, depth = _deepest([value])
-    if depth < _LEAST_DEPTH:
-        return RecursionError("the objects of a microbatch refer to one another too deep for pickling")
-    shown = "".join(f"[{key!r}]" for key in path[:_MOST_KEYS])
-    return RecursionError(
-        f"{shown}… of a microbatch is lists, tuples or dicts nested {depth:,} deep, too deep for pickling: flatten it"
-    )
-
-
-def _deepest(value: Any) -> tuple[list[Any], int]:
-    """Return the keys and indices on the way to the innermost container, and their number."""
-    # Without recursion, and each container once, at the depth at which it is first met.
-    places: list[tuple[Any, int, Any, int]] = [(value, -1, None, 0)]  # the container, its parent's place, key, depth
-    seen = {id(value)}
-    for place, (container, _, _, depth) in enumerate(places):
-        for key, part in _items(container):
-            if id(part) not in seen:
-                seen.add(id(part))
-                places.append((part, place, key, depth + 1))
-    _, parent, key, depth = max(places, key=lambda found: found[3])
-    path: list[Any] = []
-    while parent >= 0:
-        path.append(key)
-        _, parent, key, _ = places[parent]
-    return path[::-1][1:], depth
-
-
-def _items(container: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield the containers in a container, with their keys or indices."""
-    items = cast("Iterable[tuple[Any, Any]]", container.items() if type(container) is dict else enumerate(container))
-    return ((key, part) for key, part in items if cast("Any", type(part)) in _CONTAINERS)
 
 
 # Of all forms together, some 300 bytes each. A bound on the forms alone would not do where each has a thousand tensors.
@@ -297,10 +253,8 @@ def copied(microbatch: Any) -> tuple[Any, int]:
     """
     try:
         return _copy(microbatch)
-    except genuine(Exception) as error:
-        if isinstance(error, RecursionError) and is_nested_deep(microbatch):
-            raise
-        return _copy_by_parts(microbatch)  # what stays in this process need not be fit for another
+    except genuine(Exception):
+        pass  # what stays in this process need not be fit for another
     except BaseException as raised:
         # Raised again by what is pickled; what a signal has raised here is the caller's.
         try:
@@ -309,6 +263,7 @@ def copied(microbatch: Any) -> tuple[Any, int]:
             if type(again) is type(raised):
                 return _copy_by_parts(microbatch)
         raise
+    return _copy_by_parts(microbatch)  # here, the errors of parts have no context
 
 
 def _copy(microbatch: Any) -> tuple[Any, int]:
@@ -520,12 +475,6 @@ class _InBandPickler(pickle.Pickler):
     def __init__(self, file: io.BytesIO, *, is_staying: bool = False, **options: Any) -> None:
         super().__init__(file, protocol=5, **options)
         self._is_staying = is_staying
-
-    def dump(self, obj: Any) -> None:
-        try:
-            super().dump(obj)
-        except genuine(RecursionError) as error:
-            raise too_deep(obj) from error
 
     def reducer_override(self, obj: Any) -> Any:
         if not is_definition(obj):

