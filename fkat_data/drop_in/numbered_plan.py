@@ -88,9 +88,8 @@ class SampleOrder(NumberedBatches):
     def __repr__(self) -> str:
         return f"<{self._num_samples} samples>"
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        terms = self._num_samples, self._batch_size, self._drop_last, self._shuffle, self._share
-        return _order, (*terms, self._rests, self.first, self._items, self.is_stacked)
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_block": None, "_block_index": -1}
 
     @property
     def _is_even(self) -> bool:
@@ -155,29 +154,6 @@ class SampleOrder(NumberedBatches):
             self._block = permuted(places, sizes, np.repeat(key, len(places)))
             self._block_index = block_index
         return self._block
-
-
-def _order(
-    num_samples: int,
-    batch_size: int | None,
-    drop_last: bool,
-    shuffle: tuple[int, int] | None,
-    share: RankShare | None,
-    rests: tuple[LeftOver, ...],
-    first: int,
-    items: Sequence[Any] | None = None,
-    is_stacked: bool = False,
-) -> SampleOrder:
-    return SampleOrder(
-        *(num_samples, batch_size),
-        drop_last=drop_last,
-        shuffle=shuffle,
-        share=share,
-        rests=rests,
-        first=first,
-        items=items,
-        is_stacked=is_stacked,
-    )
 
 
 class EpochShuffle(RandomSampler):
