@@ -341,11 +341,6 @@ class DrawnPlan(IndexPlan):
             first=first_step(self._layers, epoch),
         )
 
-    def first_microbatch(self, state: Mapping[str, Any]) -> int:
-        """Return where a saved place is in its shard: at the beginning of a part, which is the first one then."""
-        del state
-        return 0
-
     def is_over(self, state: Mapping[str, Any]) -> bool:
         """Return whether an epoch has nothing left at a saved place; if others delivered all before it, for any rank.
 

@@ -390,11 +390,6 @@ class DistributedRest:
         whole, rest = divmod(self._num_own(self._num_left, self._sampler.num_replicas), self._size)
         return self._first_step + whole + (rest > 0 and not self._drop_last)
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing is left; then nothing is for the other ranks either."""
-        return len(self) == self._first_step
-
     def batches(self) -> list[Any]:
         """Return what the rank gets, in order."""
         sampler = self._sampler

@@ -131,11 +131,7 @@ def agreed_state(own: Mapping[str, Any], *, is_seed_given: bool) -> dict[str, An
         ConfigurationError: Ranks were given different seeds.
         RankMismatchError: Ranks have datasets of other lengths.
     """
-    return first_state(gather((dict(own), is_seed_given)))
-
-
-def first_state(of_ranks: Sequence[tuple[dict[str, Any], bool]]) -> dict[str, Any]:
-    """Return the first state of those of all ranks, each with whether its seed was given; raise as ``agreed_state``."""
+    of_ranks = gather((dict(own), is_seed_given))
     seeds = [state["seed"] if is_given else None for state, is_given in of_ranks]
     if len(set(seeds)) > 1:
         raise ConfigurationError("seed", seeds, "the same on all ranks")

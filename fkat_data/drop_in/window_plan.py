@@ -378,11 +378,6 @@ class WindowPlan(IndexPlan):
         self._kept.clear()
         self._epoch = epoch
 
-    def first_microbatch(self, state: Mapping[str, Any]) -> int:
-        """Return 0: a place is where a task begins."""
-        del state
-        return 0
-
     def place_of(self, state: Mapping[str, Any]) -> Place:
         """Return where an engine goes on after a state."""
         sampler = {**state["sampler"], "step": state["step"]}

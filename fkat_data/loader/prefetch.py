@@ -249,11 +249,6 @@ class Prefetcher:
         num_arrived = sum(work.num_arrived for work in list(self._work))
         return num_arrived + sum(group.num_early for group in self._groups)
 
-    @property
-    def task(self) -> Task | None:
-        """The shard whose microbatches are next."""
-        return self._work[0].task if self._work else None
-
     def start(self, position: Position) -> None:
         """Begin at a position; what was in work before is dropped."""
         self._keep_terms()

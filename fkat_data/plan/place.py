@@ -68,19 +68,9 @@ class Piece(NamedTuple):
     left_out: tuple[int, ...] = ()
 
 
-class Deal(NamedTuple):
-    """The pieces of an epoch, by rank.
-
-    Attributes:
-        dp_size: Number of data-parallel ranks when the epoch began.
-        pieces: Pieces of each current rank, in order of rank.
-    """
-
-    dp_size: int
-    pieces: list[list[Piece]]
-
-
-def deal(epoch: int, layers: Sequence[Layer], dp_size: int, num_shards: Callable[[int, int], int]) -> Deal | None:
+def deal(
+    epoch: int, layers: Sequence[Layer], dp_size: int, num_shards: Callable[[int, int], int]
+) -> list[list[Piece]] | None:
     """Return each rank's pieces of an epoch, or None if the epoch had not begun at any layer.
 
     Args:
@@ -91,7 +81,6 @@ def deal(epoch: int, layers: Sequence[Layer], dp_size: int, num_shards: Callable
     """
     sizes = [*map(len, layers), dp_size][1:]
     pieces: list[list[Piece]] | None = None
-    begun_size = 0
     for layer, next_size in zip(layers, sizes, strict=True):
         if pieces is None:
             if not _is_past(layer, epoch):
@@ -102,7 +91,7 @@ def deal(epoch: int, layers: Sequence[Layer], dp_size: int, num_shards: Callable
             ]
         left = [left_over(own, position, epoch) for own, position in zip(pieces, layer, strict=True)]
         pieces = resplit(left, next_size)
-    return None if pieces is None else Deal(begun_size, pieces)
+    return pieces
 
 
 def left_over(pieces: Sequence[Piece], position: Position, epoch: int) -> list[Piece]:

@@ -326,7 +326,8 @@ class ElasticShardPlan(ShardPlan):
         self.dp_size = dp_size
         self._dp_rank = dp_rank
         self.layers: tuple[Layer, ...] = layers
-        self._own = plan
+        self.own: ShardPlan = plan
+        """Plan of this rank's sampler, for epochs that were not re-split."""
         self._epoch = -1
         self._pieces: Sequence[Piece] | None = None
         self._begun: dict[int, PureShardPlan] = {}
@@ -341,11 +342,6 @@ class ElasticShardPlan(ShardPlan):
         sampler, own = self._of_rank(dp_size, dp_rank, epoch)
         return ElasticShardPlan(sampler, own, dp_size, dp_rank, layers)
 
-    @property
-    def own(self) -> ShardPlan:
-        """Plan of this rank's sampler, for epochs that were not re-split."""
-        return self._own
-
     def adopt(self, place: Place) -> None:
         """Become the plan of a place, after the re-splits that it says."""
         self._dp_rank, self.layers = place.dp_rank or 0, place.layers
@@ -355,7 +351,7 @@ class ElasticShardPlan(ShardPlan):
         """Return the shard at an index, or None past the epoch's end."""
         piece = self.piece(epoch, index)
         if self._pieces is None:
-            return self._own.shard(epoch, index)
+            return self.own.shard(epoch, index)
         return None if piece is None else self._begun[piece.dp_rank].shard(epoch, piece.shard_index)
 
     def piece(self, epoch: int, index: int) -> Piece | None:
@@ -366,7 +362,7 @@ class ElasticShardPlan(ShardPlan):
     def num_shards(self, epoch: int) -> int | None:
         """Return the number of shards in an epoch; it may be 0 if the epoch was re-split."""
         self._go_to(epoch)
-        return self._own.num_shards(epoch) if self._pieces is None else len(self._pieces)
+        return self.own.num_shards(epoch) if self._pieces is None else len(self._pieces)
 
     def first_step(self, epoch: int) -> int:
         """Return the step at which this rank's part of an epoch begins."""
@@ -376,7 +372,7 @@ class ElasticShardPlan(ShardPlan):
         """Return 16 hexadecimal digits that identify the epoch's order and the origin of its pieces."""
         self._go_to(epoch)
         if self._pieces is None:
-            return self._own.digest(epoch)
+            return self.own.digest(epoch)
         if not self._digest:
             digest = hashlib.blake2b(digest_size=8, person=b"fkat_data pieces")
             for piece in self._pieces:
@@ -396,7 +392,7 @@ class ElasticShardPlan(ShardPlan):
 
         dealt = deal(epoch, self.layers, self.dp_size, num_shards)
         self._epoch = -1  # an interruption may come between the next lines
-        self._pieces = None if dealt is None else dealt.pieces[self._dp_rank]
+        self._pieces = None if dealt is None else dealt[self._dp_rank]
         self._begun = {} if self._pieces is None else {piece.dp_rank: begun[piece.dp_rank] for piece in self._pieces}
         self._digest = ""
         self._epoch = epoch
