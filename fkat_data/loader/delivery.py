@@ -9,12 +9,13 @@ position with new ones. A wait changes nothing: after an interrupted one, everyt
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from fkat_data.device.host import Mover, Placement
 from fkat_data.interruption import genuine
 from fkat_data.iteration import Cursor
 from fkat_data.loader.agreement import RankAgreement
+from fkat_data.loader.observation import DeliveryProgress, Observation
 from fkat_data.loader.prefetch import Arrival, Prefetcher, Raised, ShardEnd
 from fkat_data.observe.sink import EventSink
 from fkat_data.plan.place import Position
@@ -23,38 +24,6 @@ from fkat_data.types import Microbatch
 _Taken: TypeAlias = tuple[Arrival | ShardEnd | Raised, Mover, Any]
 # Never the caller's: all parts are whole, and the next call has them begin at the caller's position.
 _NOWHERE = Position(-1, -1, -1, -1)
-
-
-class DeliveryProgress(NamedTuple):
-    """What was delivered so far.
-
-    Attributes:
-        num_delivered: Microbatches that the caller received.
-        delivered_bytes: Their bytes, without those that were never copied.
-        delivered_at_s: When the last one was delivered, on the clock of ``time.perf_counter``.
-        copied_s: Seconds in which copies to devices were under way.
-        num_moving: Microbatches that are moving to the device, or have arrived there, and were not delivered.
-        is_over: Whether no iteration is under way.
-    """
-
-    num_delivered: int = 0
-    delivered_bytes: int = 0
-    delivered_at_s: float = 0.0
-    copied_s: float = 0.0
-    num_moving: int = 0
-    is_over: bool = True
-
-
-class EpochWatch(Protocol):
-    """Watches iterations begin and end."""
-
-    def epoch_began(self, epoch: int, progress: DeliveryProgress) -> None:
-        """An iteration over an epoch, or over the rest of one, begins."""
-        ...
-
-    def epoch_ended(self, epoch: int, progress: DeliveryProgress) -> None:
-        """The epoch was delivered to its end."""
-        ...
 
 
 class Delivery:
@@ -68,7 +37,7 @@ class Delivery:
         placement: The device, and the mover to it.
         agreement: Compares the ranks; None: they are not compared.
         sink: Gets the moves, and ranges for profilers.
-        watch: Watches iterations begin and end.
+        observation: Learns where iterations begin and end.
     """
 
     def __init__(
@@ -80,7 +49,7 @@ class Delivery:
         placement: Placement,
         agreement: RankAgreement | None,
         sink: EventSink,
-        watch: EpochWatch,
+        observation: Observation,
     ) -> None:
         self._start_workers = start_workers
         self._restart_workers = restart_workers
@@ -89,7 +58,7 @@ class Delivery:
         self._placement = placement
         self._agreement = agreement
         self._sink = sink
-        self._watch = watch
+        self._observation = observation
         # One that the caller is about to get, and one that moves behind it.
         self._moving: deque[_Taken] = deque()
         # Microbatches that came together, follow on the caller's position, and need not move.
@@ -303,7 +272,7 @@ class Delivery:
         self._cursor.start(position)
         self.is_over = False
         self._sink.iteration_began()
-        self._watch.epoch_began(position.epoch, self.progress())
+        self._observation.epoch_began(position.epoch, self.progress())
         self._prefetcher.start(position)
         self._whole_at = position
 
@@ -335,7 +304,7 @@ class Delivery:
         self._run.clear()
 
     def _end_epoch(self) -> None:
-        self._watch.epoch_ended(self._epoch, self.progress())
+        self._observation.epoch_ended(self._epoch, self.progress())
         if self._began_mid_epoch:
             # Resumed where nothing was left: the caller gets the next epoch, not an empty one.
             self._begin()

@@ -16,8 +16,8 @@ from fkat_data.dropped import after_end
 from fkat_data.interruption import is_interruption
 from fkat_data.iteration import Cursor, EpochIterator, Iterations
 from fkat_data.loader.agreement import RankAgreement
-from fkat_data.loader.delivery import Delivery, DeliveryProgress
-from fkat_data.loader.observation import Observation
+from fkat_data.loader.delivery import Delivery
+from fkat_data.loader.observation import DeliveryProgress, Observation
 from fkat_data.loader.prefetch import Prefetcher
 from fkat_data.loader.recovery import Recovery
 from fkat_data.loader.shard_lengths import ShardLengths

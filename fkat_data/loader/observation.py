@@ -3,8 +3,8 @@
 import logging
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
-from fkat_data.loader.delivery import DeliveryProgress
 from fkat_data.loader.prefetch import Prefetcher
 from fkat_data.loader.worker_pool import WorkerPool
 from fkat_data.machine import num_usable_cpus
@@ -20,6 +20,26 @@ logger: logging.Logger = logging.getLogger(__name__)
 _SAMPLE_S = 0.05
 _LAST_EVENTS_S = 0.2
 _RECORD_S = 1.0
+
+
+class DeliveryProgress(NamedTuple):
+    """What was delivered so far.
+
+    Attributes:
+        num_delivered: Microbatches that the caller received.
+        delivered_bytes: Their bytes, without those that were never copied.
+        delivered_at_s: When the last one was delivered, on the clock of ``time.perf_counter``.
+        copied_s: Seconds in which copies to devices were under way.
+        num_moving: Microbatches that are moving to the device, or have arrived there, and were not delivered.
+        is_over: Whether no iteration is under way.
+    """
+
+    num_delivered: int = 0
+    delivered_bytes: int = 0
+    delivered_at_s: float = 0.0
+    copied_s: float = 0.0
+    num_moving: int = 0
+    is_over: bool = True
 
 
 class Observation:

@@ -1,9 +1,8 @@
 """Batches of a dataset whose items are rows of one array: read where their microbatch will lie, by no user's code."""
 
-from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable
+from typing import Any
 
-import numpy.typing as npt
 import torch
 from torch.utils.data import default_collate  # pyright: ignore[reportUnknownVariableType]  # torch leaves its elements open
 
@@ -12,32 +11,11 @@ from fkat_data.worker.batches import NumberedBatches
 from fkat_data.worker.collate import collates_as_known
 
 
-@runtime_checkable
-class StackedItems(Protocol):
-    """A dataset whose items are tensors of one shape and dtype, which it reads into any memory."""
-
-    @property
-    def item_shape(self) -> tuple[int, ...] | None:
-        """The shape of an item; None: items are no such tensors after all."""
-        ...
-
-    @property
-    def item_dtype(self) -> torch.dtype:
-        """The dtype of an item."""
-        ...
-
-    def __getitems__(self, indices: list[int]) -> list[torch.Tensor]:
-        """Return the items at some indices."""
-        ...
-
-    def stack_into(self, indices: Sequence[int], out: npt.NDArray[Any]) -> None:
-        """Read the items at some indices, each into a row of an array."""
-        ...
-
-
-def stacks_items(dataset: object, collate_fn: object) -> bool:
+def stacks_items(dataset: Any, collate_fn: object) -> bool:
     """Return whether a dataset reads its items into a microbatch, and no code of a user's has a part in that."""
-    if collate_fn is not default_collate or not isinstance(dataset, StackedItems) or dataset.item_shape is None:
+    if collate_fn is not default_collate or not all(hasattr(type(dataset), name) for name in _STACKED):
+        return False
+    if dataset.item_shape is None:  # its items are no tensors after all
         return False
     # A subclass that makes other items does not say so here; neither does a patch.
     kind = next(kind for kind in type(dataset).__mro__ if not _ITEMS.isdisjoint(vars(kind)))
@@ -45,14 +23,8 @@ def stacks_items(dataset: object, collate_fn: object) -> bool:
 
 
 _ITEMS = {"stack_into", "__getitem__", "__getitems__"}
-
-
-class Stack(Protocol):
-    """Returns memory for a microbatch."""
-
-    def __call__(self, shape: tuple[int, ...], *, dtype: torch.dtype) -> torch.Tensor:
-        """Return a tensor of any content."""
-        ...
+# What ``TokenWindows`` has.
+_STACKED = ("item_shape", "item_dtype", "stack_into", "__getitems__")
 
 
 class StackedBatches:
@@ -65,7 +37,7 @@ class StackedBatches:
 
     is_plain = stacks_items = True
 
-    def __init__(self, dataset: StackedItems, batches: NumberedBatches) -> None:
+    def __init__(self, dataset: Any, batches: NumberedBatches) -> None:
         self._dataset = dataset
         self._batches = batches
 
@@ -74,7 +46,7 @@ class StackedBatches:
         """Microbatches of the order."""
         return len(self._batches)
 
-    def microbatch(self, index: int, stack: Stack | None = None) -> torch.Tensor:
+    def microbatch(self, index: int, stack: Callable[..., torch.Tensor] | None = None) -> torch.Tensor:
         """Return a microbatch by its number.
 
         Args:
@@ -87,7 +59,7 @@ class StackedBatches:
         indices: list[int] = self._batches.batch(index)
         if not collates_as_known():
             return default_collate(self._dataset.__getitems__(indices))
-        shape = (len(indices), *(self._dataset.item_shape or ()))
+        shape = (len(indices), *self._dataset.item_shape)
         made = (torch.empty if stack is None else stack)(shape, dtype=self._dataset.item_dtype)
         try:
             self._dataset.stack_into(indices, made.numpy())
