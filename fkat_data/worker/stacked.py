@@ -13,12 +13,13 @@ from fkat_data.worker.collate import collates_as_known
 
 def stacks_items(dataset: Any, collate_fn: object) -> bool:
     """Return whether a dataset reads its items into a microbatch, and no code of a user's has a part in that."""
-    if collate_fn is not default_collate or not all(hasattr(type(dataset), name) for name in _STACKED):
+    kind: Any = type(dataset)
+    if collate_fn is not default_collate or not all(hasattr(kind, name) for name in _STACKED):
         return False
     if dataset.item_shape is None:  # its items are no tensors after all
         return False
     # A subclass that makes other items does not say so here; neither does a patch.
-    kind = next(kind for kind in type(dataset).__mro__ if not _ITEMS.isdisjoint(vars(kind)))
+    kind = next(base for base in kind.__mro__ if not _ITEMS.isdisjoint(vars(base)))
     return "stack_into" in vars(kind) and _ITEMS.isdisjoint(vars(dataset))
 
 
