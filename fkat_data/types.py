@@ -1,6 +1,6 @@
 """Types that users and the library exchange."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias, runtime_checkable
 
 if TYPE_CHECKING:
@@ -80,17 +80,6 @@ class ResplittableSampler(Protocol):
 
 
 @runtime_checkable
-class Skippable(Protocol):
-    """An iterable of microbatches that can start later than at the first one."""
-
-    def skip(self, count: int) -> Iterable[Microbatch]:
-        """Return the microbatches after the first ``count``, which are not produced."""
-        ...
-
-    def __iter__(self) -> Iterator[Microbatch]: ...
-
-
-@runtime_checkable
 class RandomAccess(Protocol):
     """A shard's microbatches, each of which can be made without those before it.
 
@@ -109,46 +98,6 @@ class RandomAccess(Protocol):
 
 
 @runtime_checkable
-class BatchStream(Protocol):
-    """A dataset that plans its batches itself, for all ranks, and has a state that says how far they are."""
-
-    batch_size: int | None
-    next_epoch: int
-
-    def loader_plan(self, dp_rank: int, *, drop_last: bool, num_workers: int, collate_fn: Any) -> Any:
-        """Return the plan of this rank's batches."""
-        ...
-
-    def loader_product(self, part: Any, collate_fn: Any) -> RandomAccess:
-        """Return the batches of a task of that plan, where they are made."""
-        ...
-
-    def loader_windows(self, window_size: int, *, is_read_here: bool) -> Any:
-        """Return the order that the windows of a window function are cut from."""
-        ...
-
-    def window_samples(self, sample_ids: list[int]) -> list[Any]:
-        """Return the samples of a window, where they are made."""
-        ...
-
-    def window_fingerprint(self) -> dict[str, Any]:
-        """Return the fields of a state that the order of the windows depends on."""
-        ...
-
-    def window_ranks(self) -> tuple[int, int]:
-        """Return the number of ranks that windows are dealt out to, and which of them this one is."""
-        ...
-
-    def loader_terms(self) -> tuple[int, Any]:
-        """Return what its random draws begin with, and what must be the same for workers to keep their copy of it."""
-        ...
-
-    def load_state_dict(self, obj: Any, /) -> None:
-        """Go to a saved place."""
-        ...
-
-
-@runtime_checkable
 class Profiler(Protocol):
     """A profiler that the loader notifies of its actions, such as Lightning's ``Profiler``.
 
@@ -162,3 +111,8 @@ class Profiler(Protocol):
     def stop(self, action_name: str) -> None:
         """Record the end of the latest action of this name."""
         ...
+
+
+def plans_batches(dataset: object) -> bool:
+    """Return whether a dataset plans its batches itself, for all ranks: a ``StreamingDataset``."""
+    return hasattr(type(dataset), "loader_plan")

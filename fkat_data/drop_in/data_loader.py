@@ -46,7 +46,7 @@ from fkat_data.plan.state import sealed, unsealed
 from fkat_data.sample_errors import place_of_sample
 from fkat_data.seeding import next_number
 from fkat_data.transport.definitions import digest_of_shipment
-from fkat_data.types import BatchStream, Microbatch_co, Profiler
+from fkat_data.types import Microbatch_co, Profiler, plans_batches
 from fkat_data.wording import Described
 from fkat_data.worker.settings import START_METHODS, StartMethod, WorkerKind, worker_kind
 from fkat_data.worker.stacked import stacks_items
@@ -248,10 +248,10 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         if isinstance(original, DataLoader):
             self._succeed(cast("DataLoader[Any]", original))
 
-    def _take_dataset(self, dataset: object, batch_sampler: object) -> None:
+    def _take_dataset(self, dataset: Any, batch_sampler: object) -> None:
         if self.has_windows:
             check_windows(self.window_fn, dataset, batch_sampler, self.on_sample_error)
-        if self.has_windows and isinstance(dataset, BatchStream):
+        if self.has_windows and plans_batches(dataset):
             # To all but the plan, a dataset with indices: ranks get windows, whose rows make the microbatches.
             self._stream, self._windowed = None, dataset
             self._windows_of(dataset)
@@ -527,7 +527,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
             self._go_to(self._whole_state())
         self.device = device
 
-    def _load_stream(self, state_dict: Mapping[str, Any], stream: BatchStream) -> None:
+    def _load_stream(self, state_dict: Mapping[str, Any], stream: Any) -> None:
         """Go to a place of a stream: of a state of this class, or of the dataset's own form."""
         place: Mapping[str, Any] = state_dict
         if "stream" in state_dict:
@@ -676,7 +676,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         shared: dict[str, Any] = {"share": self._share, "layers": self._layers, "dealt": dealt}
         return DrawnPlan(order, seed, dp_rank, is_ahead=self.num_workers > 0, **shared)
 
-    def _windows_of(self, stream: BatchStream) -> WindowOrder:
+    def _windows_of(self, stream: Any) -> WindowOrder:
         return stream.loader_windows(self.window_size, is_read_here=not self.num_workers)
 
     def _follow_ranks(self) -> None:

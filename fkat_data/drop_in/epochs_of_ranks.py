@@ -30,7 +30,6 @@ from fkat_data.drop_in.strand_plan import StrandRanks, own_strands
 from fkat_data.drop_in.window_plan import WindowPlan
 from fkat_data.dropped import WeakTable
 from fkat_data.errors import ConfigurationError, StateMismatchError
-from fkat_data.types import BatchStream
 from fkat_data.worker.produce import check_files, files_field
 
 _MOST_VIEWS = 16  # a dataset may name itself
@@ -73,9 +72,9 @@ class EpochsOfRanks(AccelerateSide):
     window_fn: Any
     on_sample_error: Literal["raise", "skip"]
     _is_iterable: bool
-    _stream: BatchStream | None
+    _stream: Any  # a dataset that plans its batches itself, or None
     # A stream whose order is cut into windows; ``_stream`` is None then.
-    _windowed: BatchStream | None = None
+    _windowed: Any = None
     _engine: Any
     _plan: Any
     _drawn_seed: int | None
@@ -468,7 +467,7 @@ class EpochsOfRanks(AccelerateSide):
             raise ConfigurationError("sampler", self.sampler, hint)
         self._go_to(self._start_of(epoch), is_untouched=True)
 
-    def _jump_in_stream(self, epoch: int, stream: BatchStream) -> None:
+    def _jump_in_stream(self, epoch: int, stream: Any) -> None:
         if self._engine is None and self.step:
             hint = "go on with the epoch of the loaded state, which loader.epoch says"
             raise StateMismatchError("epoch", self.epoch, epoch, hint)

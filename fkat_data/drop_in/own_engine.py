@@ -19,7 +19,7 @@ from fkat_data.loader.recovery import Recovery
 from fkat_data.loader.worker_pool import WorkerPoolSettings
 from fkat_data.observe.statistics import DataLoaderStatistics
 from fkat_data.observe.timeline import open_timeline
-from fkat_data.types import BatchStream, Microbatch
+from fkat_data.types import Microbatch, plans_batches
 from fkat_data.worker.settings import StartMethod
 
 _SETTABLE = ("collate_fn", "window_fn", "worker_init_fn", "num_workers", "prefetch_factor", "timeout")
@@ -257,14 +257,14 @@ def _pinned(microbatch: Any) -> Any:
     return _PIN(microbatch)
 
 
-def stream_of(dataset: Any, batch_size: int | None, *, in_order: bool) -> BatchStream | None:
+def stream_of(dataset: Any, batch_size: int | None, *, in_order: bool) -> Any:
     """Return a dataset that plans its batches itself, once it has the loader's batch size; None for any other.
 
     Raises:
         ConfigurationError: The dataset has another batch size, none is given, or ``in_order`` is false: the state counts
             batches in their order.
     """
-    if not isinstance(dataset, BatchStream):
+    if not plans_batches(dataset):
         return None
     if not in_order:
         raise ConfigurationError("in_order", in_order, "True: the state counts batches in their order")

@@ -26,7 +26,7 @@ from fkat_data.drop_in.window_states import DealtWindows, WindowPlace, dealt_win
 from fkat_data.errors import ConfigurationError, SkippedSamplesError, StateMismatchError
 from fkat_data.interruption import genuine
 from fkat_data.plan.place import Piece, Place, Position, Task
-from fkat_data.types import BatchStream
+from fkat_data.types import plans_batches
 from fkat_data.wording import counted
 from fkat_data.worker.windows import Skipped, Window, read_mark, read_skipped, window_functions_of
 
@@ -422,11 +422,12 @@ def check_windows(window_fn: Any, dataset: object, batch_sampler: object, on_sam
     window_functions_of(window_fn)
     kind: Any = type(dataset)
     has_indices = hasattr(dataset, "__getitem__")
-    is_iterable = isinstance(dataset, IterableDataset) and not isinstance(dataset, BatchStream)
+    is_stream = plans_batches(dataset)
+    is_iterable = isinstance(dataset, IterableDataset) and not is_stream
     if is_iterable and on_sample_error == "skip":
         expected = "'raise', with an iterable dataset: what it raises ends its iteration"
         raise ConfigurationError("on_sample_error", on_sample_error, expected)
-    if not is_iterable and not isinstance(dataset, BatchStream) and not has_indices:
+    if not is_iterable and not is_stream and not has_indices:
         expected = f"a dataset with indices or an iterable one, with {_WINDOWED}"
         raise ConfigurationError("dataset", kind, expected)
     if batch_sampler is not None:

@@ -18,7 +18,7 @@ from torch.utils.data import IterableDataset
 
 from fkat_data.interruption import genuine, suppress
 from fkat_data.seeding import OwnGenerators, ShardStreams, microbatch_seed, preserved_generators
-from fkat_data.types import BatchStream, Stateful
+from fkat_data.types import Stateful, plans_batches
 from fkat_data.worker.batches import NearestProduct, NumberedBatches
 from fkat_data.worker.fetch import direct_iteration
 from fkat_data.worker.messages import Epilogue, Marked
@@ -413,7 +413,7 @@ class EpochFactory:
         self._copies: _Copies | None = None
         self.dataset = dataset
         self._terms = terms
-        self._is_stream = isinstance(dataset, BatchStream)
+        self._is_stream = plans_batches(dataset)
         self._is_entered = False
         self._memory = DatasetMemory()
 

@@ -57,7 +57,7 @@ class StreamingDataLoader(DataLoader[Any]):
         super().__init__(dataset, 1 if batch_size is None else batch_size, **options)
         self._collate = cast("Callable[[list[Any]], Any]", self.collate_fn)
         if self._has_own_iter or self.has_windows:
-            # What an ``__iter__`` does with the first batches shows only when it runs: this loader is not ``Skippable``.
+            # What an ``__iter__`` does with the first batches shows only when it runs: this loader has no ``skip``.
             vars(self)["skip"] = None
 
     @property

@@ -23,7 +23,7 @@ from fkat_data.seeding import (
     seed_global_generators,
     seed_stream,
 )
-from fkat_data.types import RandomAccess, Skippable
+from fkat_data.types import RandomAccess
 from fkat_data.worker.fetch import direct_fetch, direct_iteration, gives_items_together
 from fkat_data.worker.items import ItemThreads
 
@@ -352,7 +352,7 @@ def begin(
         return _begin_map_style(product, first_microbatch, streams, collate, threads)
     # One that is both steps from the first microbatch on: its own iteration may be a loader's.
     if (first_microbatch or is_indexed) and _can_skip(product):
-        return Production(iter(cast("Skippable", product).skip(first_microbatch)), first_microbatch, None, None)
+        return Production(iter(cast("Any", product).skip(first_microbatch)), first_microbatch, None, None)
     if isinstance(product, DataLoader):
         return Production(direct_iteration(cast("DataLoader[Any]", product), collate), 0, None, None)
     num_microbatches = len(product) if isinstance(product, (list, tuple)) else None
@@ -366,7 +366,7 @@ def is_random_access(product: object) -> bool:
 
 def _can_skip(product: object) -> bool:
     # One that cannot, of a class that can, has None there.
-    return getattr(product, "skip", None) is not None and isinstance(product, Skippable)
+    return callable(getattr(product, "skip", None)) and hasattr(product, "__iter__")
 
 
 def is_map_style(product: object) -> bool:

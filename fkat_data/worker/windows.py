@@ -18,7 +18,7 @@ from fkat_data.interruption import genuine, is_interruption
 from fkat_data.sample_errors import note_misfit, note_places
 from fkat_data.seeding import ShardStreams, microbatch_seed
 from fkat_data.transport.codec import dumps, loads
-from fkat_data.types import BatchStream
+from fkat_data.types import plans_batches
 from fkat_data.wording import add_note, notes_of
 from fkat_data.worker.fetch import gives_items_together
 from fkat_data.worker.items import ItemThreads, items_in_turn
@@ -97,7 +97,7 @@ class _Skipping:
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
-        self._is_stream = isinstance(dataset, BatchStream)
+        self._is_stream = plans_batches(dataset)
 
     def __getitem__(self, index: Any) -> Any:
         try:
@@ -207,7 +207,7 @@ class WindowProduct:
         skips = self._skips and not (window.first_row or window.is_begun)
         one_by_one = items_in_turn if threads is None else threads.items
         try:
-            if isinstance(dataset, BatchStream):
+            if plans_batches(dataset):
                 return dataset.window_samples(indices)
             if gives_items_together(dataset):
                 return [*dataset.__getitems__(indices)]
