@@ -50,7 +50,9 @@ class SampleAccess:
             ConfigurationError: The index has another type.
             ShardCorruptError: A shard contradicts itself.
         """
-        return index_tree(index, self.size, _MadeSamples(self) if self.has_user_code else self._shards)
+        if self.has_user_code:
+            return index_tree(index, self.size, self.get_item, self._made)
+        return index_tree(index, self.size, self._shards.sample, self._shards.samples)
 
     def get_item(self, sample_id: int, retry: int = 7) -> Any:
         """Return a sample by its number; fetch its shard if needed.
@@ -64,12 +66,17 @@ class SampleAccess:
             Exception: Why the shard could not be fetched, or what ``transform`` raises.
         """
         arguments.integer("retry", retry, minimum=0)
-        sample = index_tree(arguments.integer("sample_id", sample_id), self.size, self._shards)
+        number = arguments.integer("sample_id", sample_id)
+        sample = index_tree(number, self.size, self._shards.sample, self._shards.samples)
         return sample if self._transform is None else self._transform(sample)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Return samples by their numbers, read together unless ``__getitem__`` or ``get_item`` is overridden."""
-        return index_tree(list(indices), self.size, _MadeSamples(self))
+        return index_tree(list(indices), self.size, self.get_item, self._made)
+
+    def _made(self, sample_ids: _Integers) -> list[Any]:
+        # Not by `__getitems__`, which may be what asks.
+        return list(self.made_one_by_one(PickedSamples(sample_ids)))
 
     def picked(self, picks: PickedSamples) -> Iterator[Any]:
         """Yield the samples of a batch, each made at its place. If one fails, those before it still come first."""
@@ -96,20 +103,6 @@ class SampleAccess:
         else:
             for place, given in zip(picks.places.tolist(), made_of, strict=True):
                 yield call_at_place(picks.seed, place, make, given)
-
-
-class _MadeSamples:
-    """What ``index_tree`` reads from, where user code makes the samples."""
-
-    def __init__(self, dataset: SampleAccess) -> None:
-        self._dataset = dataset
-
-    def sample(self, sample_id: int) -> Any:
-        return self._dataset.get_item(sample_id)
-
-    def samples(self, sample_ids: _Integers) -> list[Any]:
-        # Not by `__getitems__`, which may be what asks.
-        return list(self._dataset.made_one_by_one(PickedSamples(sample_ids)))
 
 
 #: Before anybody patches them.

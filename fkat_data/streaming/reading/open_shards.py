@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -531,40 +531,31 @@ def own_array(value: Any) -> Any:
     return array if array.flags.writeable else array.copy()
 
 
-class Numbered(Protocol):
-    """Samples by their numbers."""
-
-    def sample(self, sample_id: int) -> Any:
-        """Return a sample."""
-        ...
-
-    def samples(self, sample_ids: npt.NDArray[np.int64]) -> list[Any]:
-        """Return samples in the order of their numbers."""
-        ...
-
-
-def index_tree(index: Any, num_samples: int, numbered: Numbered) -> Any:
+def index_tree(
+    index: Any, num_samples: int, one: Callable[[int], Any], many: Callable[[npt.NDArray[np.int64]], list[Any]]
+) -> Any:
     """Return the sample at an index, or lists of samples with the nesting of the index.
 
     Args:
         index: From ``-num_samples`` to ``num_samples - 1``, or a slice, list, tuple or array.
         num_samples: Number of samples.
-        numbered: Where to read the samples.
+        one: Returns a sample by its number.
+        many: Returns samples in the order of their numbers.
 
     Raises:
         IndexError: The sample does not exist.
         ConfigurationError: The index has another type.
     """
     if isinstance(index, slice):
-        return numbered.samples(np.arange(num_samples)[index])
+        return many(np.arange(num_samples)[index])
     if isinstance(index, np.ndarray) and index.ndim:
         index = cast("Any", index).tolist()
     if isinstance(index, (list, tuple)):
         items = cast("list[Any]", index)
         if any(isinstance(item, (list, tuple, np.ndarray, slice)) for item in items):
-            return [index_tree(item, num_samples, numbered) for item in items]
-        return numbered.samples(np.array([_number(item, num_samples) for item in items], np.int64))
-    return numbered.sample(_number(index, num_samples))
+            return [index_tree(item, num_samples, one, many) for item in items]
+        return many(np.array([_number(item, num_samples) for item in items], np.int64))
+    return one(_number(index, num_samples))
 
 
 def _number(index: Any, num_samples: int) -> int:
