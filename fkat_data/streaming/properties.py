@@ -69,7 +69,7 @@ class DatasetProperties:
         Raises:
             OSError: The file cannot be removed.
         """
-        return 0 if self.catalog.cache_budget is None else self.catalog.cache_budget.evict_coldest()
+        return 0 if self.catalog.cache_budget is None else self.catalog.cache_budget.evict(1)
 
     def _shard(self, argument: str, shard: object) -> int:
         number = arguments.integer(argument, shard, minimum=0)

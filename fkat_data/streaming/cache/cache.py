@@ -37,8 +37,6 @@ class Cache:
     Args:
         directory: The directory, one of the budget's.
         budget: How many bytes the files may take.
-        is_name_synced: Whether to sync a new file's name to the disk, too, so that the file survives a power loss.
-            Without it, the file may be missing afterwards, but never torn.
 
     Attributes:
         directory: Where the files are: ``directory``, or this node's folder in it if other nodes may see
@@ -49,10 +47,9 @@ class Cache:
         ConfigurationError: The budget does not cover the directory.
     """
 
-    def __init__(self, directory: Path, budget: CacheBudget, *, is_name_synced: bool = False) -> None:
+    def __init__(self, directory: Path, budget: CacheBudget) -> None:
         self._directory = budget.directory(directory)
         self._budget = budget
-        self._is_name_synced = arguments.boolean("is_name_synced", is_name_synced)
         self.directory: Path = self._directory.path
         self.mapped_files: MappedFiles = self._directory.mapped_files
         self._directory.sweep(MAKING, CLAIMS)
@@ -183,5 +180,5 @@ class Cache:
             temporary.fill(name, fill)
             # Before it has its name: a file without a recorded use is evicted first.
             self.touch(name)
-            self._directory.move_in(temporary.path, name, is_synced=self._is_name_synced)
+            self._directory.move_in(temporary.path, name)
         return is_on_top

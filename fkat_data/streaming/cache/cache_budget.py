@@ -229,14 +229,6 @@ class CacheBudget:
         given = ", ".join(str(directory.given) for directory in self._directories)
         raise ConfigurationError("directory", str(path), f"one of the directories that the budget covers: {given}")
 
-    def evict_coldest(self) -> int:
-        """Remove the least recently used file; return its size in bytes, 0 if no file may go.
-
-        Raises:
-            OSError: The file cannot be removed.
-        """
-        return self.evict(1)
-
     def evict(self, num_bytes: int) -> int:
         """Remove files, the least recently used first, until at least ``num_bytes`` are gone.
 

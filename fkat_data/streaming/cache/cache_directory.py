@@ -202,28 +202,24 @@ class CacheDirectory:
         self.recency.forget(name)
         return found.st_size
 
-    def move_in(self, temporary: Path, name: str, *, is_synced: bool) -> None:
+    def move_in(self, temporary: Path, name: str) -> None:
         """Rename a temporary file to its name, replacing a file of that name.
 
         Args:
             temporary: The file, on the same file system.
             name: Its name.
-            is_synced: Whether to sync the name to the disk, too.
 
         Raises:
             ShardCorruptError: The name leaves the directory, or a folder in it is a symbolic link.
             OSError: A directory has this name, or the directory is not writable.
         """
         *folders, last = parts_of(name)
-        with opened_folder(self.path, folders, is_made=True) as folder:
-            with self.ledger() as ledger:
-                before_bytes = 0
-                with suppress(FileNotFoundError):
-                    before_bytes = counted_bytes(os.stat(last, dir_fd=folder, follow_symlinks=False))
-                with ledger.changing(counted_bytes(temporary.lstat()) - before_bytes):
-                    os.rename(temporary, last, dst_dir_fd=folder)
-            if is_synced:
-                os.fsync(folder)
+        with opened_folder(self.path, folders, is_made=True) as folder, self.ledger() as ledger:
+            before_bytes = 0
+            with suppress(FileNotFoundError):
+                before_bytes = counted_bytes(os.stat(last, dir_fd=folder, follow_symlinks=False))
+            with ledger.changing(counted_bytes(temporary.lstat()) - before_bytes):
+                os.rename(temporary, last, dst_dir_fd=folder)
 
     def sync(self, names: Iterable[str]) -> None:
         """Sync to the disk which of some files exist, and their folders.

@@ -19,9 +19,9 @@ def test_files_that_no_cache_made_count_and_stay_and_unused_shards_go_first(tmp_
     cache = Cache(tmp_path, budget)
     get(cache, "a.mds", 150)
     assert shards_in(tmp_path) == ["a.mds", "notes.txt", "old.mds"]
-    assert budget.evict_coldest() == 50
-    assert budget.evict_coldest() == 150
-    assert budget.evict_coldest() == 0
+    assert budget.evict(1) == 50
+    assert budget.evict(1) == 150
+    assert budget.evict(1) == 0
     assert shards_in(tmp_path) == ["notes.txt"]
 
 
@@ -31,7 +31,7 @@ def test_a_limit_that_one_file_does_not_fit_under_is_an_error_that_says_what_wou
     with pytest.raises(ConfigurationError, match=r"limit_bytes = 300: expected at least 310"):
         get(cache, "a.mds", 210)
     get(cache, "a.mds", 200)
-    assert CacheBudget([tmp_path], None, None).evict_coldest() == 0
+    assert CacheBudget([tmp_path], None, None).evict(1) == 0
     no_eviction = Cache(tmp_path, CacheBudget([tmp_path], 300))
     with pytest.raises(ConfigurationError, match="at least 301"):
         get(no_eviction, "b.mds", 1)

@@ -167,7 +167,7 @@ class LimitMachine(DirectoryMachine):
 
     @rule(which=st.integers(0, 2))
     def evict(self, which):
-        self.budgets[which].evict_coldest()
+        self.budgets[which].evict(1)
 
     @rule(name=st.sampled_from(sorted(SIZES)), which=st.integers(0, 2))
     def remove(self, name, which):
