@@ -12,6 +12,9 @@ from fkat_data.interruption import genuine
 #: The version of every loader's saved state. 2: a DataLoader's says where the number of ranks has changed.
 STATE_VERSION = 2
 
+#: The field of a dataset's state that has the state of its base dataset.
+BASE_FIELD = "base_dataset"
+
 _Word = TypeVar("_Word", bound=str)
 
 
@@ -129,29 +132,33 @@ def saved_version(state: Mapping[str, Any], newest: int, *, default: object = "<
     return version
 
 
-def saved_numbers(state_dict: object, present: Mapping[str, int], kind: str) -> list[int]:
-    """Return the numbers of a saved state, without its version, in the order of ``present``.
+def checked_state(state_dict: object, present: Mapping[str, Any], *free: str) -> Mapping[str, Any]:
+    """Return a saved state after checking that its fields match the current ones.
 
     Args:
         state_dict: The saved state.
-        present: The state now: ``version``, and other integers of at least 0.
-        kind: What has such a state, for messages.
+        present: What ``state_dict()`` returns now.
+        free: Fields whose values may differ, because loading the state sets them.
 
     Raises:
-        StateMismatchError: It is no mapping, a field is missing or no such integer, or the version is another one.
+        StateMismatchError: The state is not a mapping, or a field is missing or differs.
     """
     if not isinstance(state_dict, Mapping):
-        raise StateMismatchError("state_dict", state_dict, present)
-    state = cast("Mapping[str, object]", state_dict)
+        raise StateMismatchError("state_dict", state_dict, present, "pass what state_dict() returned")
+    state = cast("Mapping[str, Any]", state_dict)
     for field, value in present.items():
+        if field == BASE_FIELD:
+            continue
         if field not in state:
-            raise StateMismatchError(field, "<missing>", value, f"this is not a state of {kind}")
-    numbers = {field: saved_integer(field, state[field], minimum=0) for field in present}
-    version = numbers.pop("version")
-    if version != present["version"]:
-        hint = "another version of fkat_data wrote the state"
-        raise StateMismatchError("version", version, present["version"], hint)
-    return list(numbers.values())
+            raise StateMismatchError(field, "<missing>", value, "the state belongs to another kind of object")
+        if field not in free and (type(state[field]) is not type(value) or state[field] != value):
+            version_hint = "another version of fkat_data wrote the state"
+            hint = version_hint if field == "version" else "the state was saved with other arguments or data"
+            raise StateMismatchError(field, state[field], value, hint)
+    if (BASE_FIELD in state) != (BASE_FIELD in present):
+        saved, expected = ("<a state>" if BASE_FIELD in where else "<none>" for where in (state, present))
+        raise StateMismatchError(BASE_FIELD, saved, expected, "the state was saved with another base dataset")
+    return state
 
 
 _BYTES = {suffix: 1024**power for power, suffix in enumerate(("kb", "mb", "gb", "tb", "pb", "eb", "zb", "yb"), start=1)}

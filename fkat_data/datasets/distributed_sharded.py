@@ -14,10 +14,9 @@ from uuid import uuid4
 
 from torch.utils.data import Dataset
 
-from fkat_data.arguments import boolean, function, integer, saved_integer
+from fkat_data.arguments import boolean, checked_state, function, integer, saved_integer
 from fkat_data.background import BackgroundCall, in_parallel
 from fkat_data.datasets.item_index import EpochOrder, counted_from_start, items_at
-from fkat_data.datasets.resumable import checked_state
 from fkat_data.errors import ConfigurationError, ShardCorruptError
 from fkat_data.interruption import genuine
 from fkat_data.machine import call_in_forks

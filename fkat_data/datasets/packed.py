@@ -13,12 +13,12 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
 
-from fkat_data.arguments import choice, integer, saved_integer
+from fkat_data.arguments import checked_state, choice, integer, saved_integer
 from fkat_data.datasets.best_fit import best_fit, count_bins
 from fkat_data.datasets.dealt_order import Windows, halved
 from fkat_data.datasets.item_index import EpochOrder, counted_from_start, is_map_style, items_at
 from fkat_data.datasets.lengths import as_lengths
-from fkat_data.datasets.resumable import base_state, checked_state, load_base_state
+from fkat_data.datasets.resumable import base_state, load_base_state
 from fkat_data.errors import ConfigurationError
 from fkat_data.files.kept import LastUsed
 from fkat_data.permutation import permutation

@@ -1,45 +1,14 @@
 """The states of datasets, written and checked, and a sequential sampler that has one."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sized
-from typing import Any, cast
+from typing import Any
 
 from torch.utils.data import Sampler
 
-from fkat_data.arguments import integer, saved_integer
+from fkat_data.arguments import BASE_FIELD, checked_state, integer, saved_integer
 from fkat_data.errors import ConfigurationError, StaleIteratorError, StateMismatchError
 from fkat_data.types import Stateful
 from fkat_data.wording import Described
-
-_BASE = "base_dataset"
-
-
-def checked_state(state_dict: object, present: Mapping[str, Any], *free: str) -> Mapping[str, Any]:
-    """Return a saved state after checking that its fields match the current ones.
-
-    Args:
-        state_dict: The saved state.
-        present: What ``state_dict()`` returns now.
-        free: Fields whose values may differ, because loading the state sets them.
-
-    Raises:
-        StateMismatchError: The state is not a mapping, or a field is missing or differs.
-    """
-    if not isinstance(state_dict, Mapping):
-        raise StateMismatchError("state_dict", state_dict, present, "pass what state_dict() returned")
-    state = cast("Mapping[str, Any]", state_dict)
-    for field, value in present.items():
-        if field == _BASE:
-            continue
-        if field not in state:
-            raise StateMismatchError(field, "<missing>", value, "the state belongs to another kind of object")
-        if field not in free and (type(state[field]) is not type(value) or state[field] != value):
-            version_hint = "another version of fkat_data wrote the state"
-            hint = version_hint if field == "version" else "the state was saved with other arguments or data"
-            raise StateMismatchError(field, state[field], value, hint)
-    if (_BASE in state) != (_BASE in present):
-        saved, expected = ("<a state>" if _BASE in where else "<none>" for where in (state, present))
-        raise StateMismatchError(_BASE, saved, expected, "the state was saved with another base dataset")
-    return state
 
 
 def is_foreign(state_dict: object, field: str) -> bool:
@@ -49,13 +18,13 @@ def is_foreign(state_dict: object, field: str) -> bool:
 
 def base_state(dataset: object) -> dict[str, Any]:
     """Return the state field of a base dataset, or no field if the dataset has no state."""
-    return {_BASE: dataset.state_dict()} if isinstance(dataset, Stateful) else {}
+    return {BASE_FIELD: dataset.state_dict()} if isinstance(dataset, Stateful) else {}
 
 
 def load_base_state(dataset: object, state: Mapping[str, Any]) -> None:
     """Restore a base dataset from its field of a checked state."""
     if isinstance(dataset, Stateful):
-        dataset.load_state_dict(state[_BASE])
+        dataset.load_state_dict(state[BASE_FIELD])
 
 
 _STATE_VERSION = 1

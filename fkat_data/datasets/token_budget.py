@@ -9,10 +9,9 @@ from typing import Any, Literal, NamedTuple, Self, cast
 import numpy as np
 from torch.utils.data import Sampler
 
-from fkat_data.arguments import choice, integer, saved_integer
+from fkat_data.arguments import checked_state, choice, integer, saved_integer
 from fkat_data.datasets.dealt_order import Layout, PlannedBatch, Windows, rounds
 from fkat_data.datasets.lengths import as_lengths
-from fkat_data.datasets.resumable import checked_state
 from fkat_data.errors import ConfigurationError, StaleIteratorError, StateMismatchError
 from fkat_data.permutation import permutation
 from fkat_data.wording import Described

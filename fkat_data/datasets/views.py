@@ -8,9 +8,9 @@ from typing import Any, Literal, Self, TypeVar, cast
 from torch.utils.data import Dataset, IterableDataset
 
 from fkat_data import arguments
-from fkat_data.arguments import boolean, choice, function, integer
+from fkat_data.arguments import boolean, checked_state, choice, function, integer
 from fkat_data.datasets.item_index import counted_from_start, is_map_style, items_at
-from fkat_data.datasets.resumable import base_state, checked_state, is_foreign, load_base_state
+from fkat_data.datasets.resumable import base_state, is_foreign, load_base_state
 from fkat_data.errors import ConfigurationError
 from fkat_data.files.counted_file import CountedFile, counted_files_of
 from fkat_data.interruption import genuine

@@ -154,7 +154,9 @@ class DictBatchSampler(Described, Sampler[tuple[str, Any]]):
         Raises:
             StateMismatchError: The state is not one of a batch sampler.
         """
-        self._epoch, self._first = arguments.saved_numbers(state_dict, self.state_dict(), "a batch sampler")
+        state = arguments.checked_state(state_dict, self.state_dict(), "epoch", "index")
+        fields = ("epoch", "index")
+        self._epoch, self._first = (arguments.saved_integer(field, state[field], minimum=0) for field in fields)
         self._index = 0
 
     def _schedule(self) -> Schedule:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Self, cast
 
-from fkat_data.arguments import integer, saved_numbers
+from fkat_data.arguments import checked_state, integer, saved_integer
 from fkat_data.errors import ConfigurationError, StaleIteratorError, StateMismatchError
 from fkat_data.types import Shard
 from fkat_data.wording import Described
@@ -123,7 +123,8 @@ class ShardSampler(Described):
             ConfigurationError: The subclass implements ``__iter__`` and no ``load_state_dict``: it cannot go there.
         """
         self._check_position_is_known(type(self).load_state_dict)
-        epoch, index = saved_numbers(state_dict, self._position(), "a shard sampler")
+        state = checked_state(state_dict, self._position(), "epoch", "index")
+        epoch, index = (saved_integer(field, state[field], minimum=0) for field in ("epoch", "index"))
         # What a subclass's own __iter__ yields is not known before; this position means nothing to it.
         num_shards = index + 1 if has_own_iteration(self) else len(self._order(epoch))
         if index > num_shards:
