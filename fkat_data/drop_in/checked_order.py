@@ -9,8 +9,8 @@ from typing import Any, cast
 from fkat_data.errors import StateMismatchError
 from fkat_data.interruption import genuine
 
-Check = tuple[int, int, int]
-"""A number of batches, the digest that an order has after them, and how many batches the digest takes together; 0: each."""
+Check = tuple[int, int]
+"""A number of batches, and the digest that an order has after them."""
 
 _FIELDS = ("step", "drawn", "order", "orders", "round")
 
@@ -20,7 +20,7 @@ class CheckedOrder(Iterator[Any]):
 
     Args:
         batches: The sampler's.
-        checks: What the order is known to have been; of one number of batches that are taken together, besides each.
+        checks: What the order is known to have been.
         num_before: Batches before these.
         num_kept: How many of the first are kept in ``first``.
     """
@@ -29,11 +29,7 @@ class CheckedOrder(Iterator[Any]):
         self, batches: Iterator[Any], checks: Sequence[Check] = (), num_before: int = 0, num_kept: int = 0
     ) -> None:
         self._batches = batches
-        self._orders = {drawn: order for drawn, order, size in checks if not size}
-        self._grouped = {drawn: order for drawn, order, size in checks if size}
-        self._group_size = max((size for _, _, size in checks), default=0)
-        self._group: list[Any] = []
-        self._group_digest = 0
+        self._orders = dict(checks)
         self._num_kept = num_kept
         self.count: int = num_before
         """Batches that were drawn, with those before."""
@@ -47,27 +43,17 @@ class CheckedOrder(Iterator[Any]):
         try:
             drawn = next(self._batches)
         except genuine(StopIteration):
-            if self.count < max((*self._orders, *self._grouped), default=0):
-                check_order(max((*self._orders.values(), *self._grouped.values())), self.digest, _SAVED, is_short=True)
+            if self.count < max(self._orders, default=0):
+                check_order(max(self._orders.values()), self.digest, _SAVED, is_short=True)
             raise
         batch = cast("list[Any]", drawn)[:] if type(drawn) is list else copy.copy(drawn)
         self.digest = _digest(batch, self.digest)
         self.count += 1
         if len(self.first) < self._num_kept:
             self.first.append(batch)
-        if self._group_size:
-            self._compare_group(batch)
         if self.count in self._orders:
             check_order(self._orders[self.count], self.digest, _SAVED)
         return batch
-
-    def _compare_group(self, batch: Any) -> None:
-        self._group.append(batch)
-        if len(self._group) == self._group_size:
-            self._group_digest = _digest(self._group, self._group_digest)
-            self._group = []
-        if self.count in self._grouped:
-            check_order(self._grouped[self.count], self._group_digest, _SAVED)
 
 
 _SAVED = "when the state was saved"
@@ -76,11 +62,9 @@ _SAVED = "when the state was saved"
 def checks_in(sampler: Mapping[str, Any]) -> list[Check]:
     """Return what a saved state says of the order that its sampler had."""
     if "orders" in sampler:
-        return [cast("Check", tuple(each)) for each in sampler["orders"]]
-    if not sampler.get("step"):
-        return []
-    size = sampler.get("round", 0)
-    return [(sampler.get("drawn", sampler["step"] * max(1, size)), sampler["order"], size)]
+        # Older ones say a third number: of batches that a digest takes together, if it is not 0.
+        return [(drawn, order) for drawn, order, *sizes in sampler["orders"] if not any(sizes)]
+    return [(sampler.get("drawn", sampler["step"]), sampler["order"])] if sampler.get("step") else []
 
 
 def without_order(sampler: Mapping[str, Any]) -> dict[str, Any]:

@@ -94,7 +94,7 @@ def own_state(
     if is_as_before and (not is_same_kind or num_ranks == layout.num_ranks or (is_merged and num_ranks == 1)):
         own = states[_own_index(states, layout, rank, world_size) if is_merged else 0]
         own.pop(_GATHERED, None)
-        _note_rounds(own)
+        _drop_rounds(own)
         return own
     return _split_again(states, num_ranks, layout)
 
@@ -182,19 +182,18 @@ def _is_samplers(state: Mapping[str, Any]) -> bool:
     return "distributed" in state.get("sampler", {})
 
 
-def _note_rounds(state: dict[str, Any]) -> None:
-    """Let the digest of an older version say that it takes the batches of all ranks together."""
+def _drop_rounds(state: dict[str, Any]) -> None:
+    """Leave out the digest of an older version, which takes the batches of all ranks together."""
     sampler = state.get("sampler", {})
     if "num_ranks" in state and "order" in sampler and "drawn" not in sampler:
-        num_together = 1 if state["split_batches"] else state["num_ranks"]
-        state["sampler"] = {**sampler, "round": sampler.get("round", num_together)}
+        state["sampler"] = {**sampler, "orders": []}
 
 
 def _split_again(states: Sequence[dict[str, Any]], num_ranks: int, layout: Layout) -> dict[str, Any]:
     """Return where a rank begins with what other ranks have left."""
     of_ranks = _one_of_each(states, num_ranks)
     for state in of_ranks:
-        _note_rounds(state)
+        _drop_rounds(state)
     epoch = min(state["epoch"] for state in of_ranks)
     base = next(state for state in of_ranks if state["epoch"] == epoch)
     if is_of_windows(base):
