@@ -207,32 +207,17 @@ class EndsOfRanks:
         return EndsOfRanks, ()
 
 
-def delivered_alike(
-    take: Callable[[], Any],
-    ends: EqualEnds | None,
-    place: Callable[[], tuple[int, int]],
-    num_certain: Callable[[], int],
-    cut: Callable[[], str],
-    engine: Any,
-) -> Callable[[], Any]:
-    """Return a function that takes microbatches until one of the ranks has none.
+class DeliveredAlike:
+    """Takes microbatches until one of the ranks has none. An interrupted call can be made again.
 
     Args:
         take: Takes this rank's next one, or raises StopIteration.
-        ends: Asks the ranks; None: there is only this one to ask.
+        ends: Asks the ranks; told here that an iteration begins, in a collective.
         place: Returns the epoch, and the microbatches of it before the next one.
         num_certain: Returns how many microbatches are certain to come, that which was just taken included.
         cut: Ends the epoch here, and returns what is left out, in words.
         engine: Begins the next epoch where the loaded one is over for all.
     """
-    if ends is None:
-        return take
-    ends.begin()
-    return _Alike(take, ends, place, num_certain, cut, engine)
-
-
-class _Alike:
-    """What ``delivered_alike`` returns. An interrupted call can be made again."""
 
     def __init__(
         self,
@@ -243,6 +228,7 @@ class _Alike:
         cut: Callable[[], str],
         engine: Any,
     ) -> None:
+        ends.begin()
         self._take = take
         self._ends = ends
         self._place = place
@@ -254,6 +240,7 @@ class _Alike:
         self._is_within = False
 
     def __call__(self) -> Any:
+        """Return the next microbatch; raise StopIteration where a rank has none."""
         here, step = self._place()
         if self._epoch < 0:
             self._epoch, self._upcoming, self._is_within = here, step, self._engine.position.step > 0

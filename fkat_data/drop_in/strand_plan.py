@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard, cast
 
 from fkat_data.drop_in.dataset_plan import DatasetPlan
-from fkat_data.drop_in.equal_ends import EndsOfRanks, delivered_alike
+from fkat_data.drop_in.equal_ends import DeliveredAlike, EndsOfRanks
 from fkat_data.drop_in.states import state_at_epoch
 from fkat_data.drop_in.worker_side import Snapshot, Strand, is_of_datasets
 from fkat_data.errors import StateMismatchError
@@ -114,7 +114,10 @@ class StrandPlan(DatasetPlan):
             engine.cut_epoch()
             return "one microbatch or more left out on this rank"
 
-        return delivered_alike(take, self._ends.get(), place, lambda: 1 + engine.count_ahead(), cut, engine)
+        ends = self._ends.get()
+        if ends is None:
+            return take
+        return DeliveredAlike(take, ends, place, lambda: 1 + engine.count_ahead(), cut, engine)
 
     def num_batches(self, epoch: int) -> int:
         """Raise.

@@ -18,7 +18,7 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from fkat_data.drop_in.dataset_plan import IndexPlan, Provenance
-from fkat_data.drop_in.equal_ends import EndsOfRanks, delivered_alike
+from fkat_data.drop_in.equal_ends import DeliveredAlike, EndsOfRanks
 from fkat_data.drop_in.layers_of_ranks import distributed_sampler_of
 from fkat_data.drop_in.numbered_plan import EpochShuffle, SampleOrder, is_numbered
 from fkat_data.drop_in.rank_share import RankShare
@@ -318,7 +318,7 @@ class WindowPlan(IndexPlan):
                     )
                 raise
 
-        return delivered_alike(taken, ends, place, num_certain, cut, engine)
+        return taken if ends is None else DeliveredAlike(taken, ends, place, num_certain, cut, engine)
 
     def state_at(self, epoch: int, step: int) -> dict[str, Any]:
         """Return what the rest of an epoch depends on."""
