@@ -20,7 +20,6 @@ from fkat_data.wording import add_note, notes_of, shard_name, shard_place
 from fkat_data.worker.batches import (
     IndexedProduction,
     NumberedBatches,
-    Part,
     Production,
     ShardCount,
     begin,
@@ -203,30 +202,9 @@ class OpenShard:
         return self.is_random_access and not self._is_ordered
 
     @property
-    def num_microbatches(self) -> int | None:
-        """The number behind the last microbatch of a shard with random access; None: it shows where they end."""
-        return cast("IndexedProduction", self._production).count
-
-    @property
-    def is_drawn(self) -> bool:
-        """Whether random draws may decide on the indices of a shard with random access."""
-        return cast("IndexedProduction", self._production).is_drawn
-
-    def part(self, index: int) -> Part | None:
-        """Return how a microbatch is made; None: the shard has none there. For random access, and indices that grow.
-
-        Raises:
-            Exception: The sampler's.
-        """
-        return cast("IndexedProduction", self._production).part(index)
-
-    def close(self) -> None:
-        """End the drawing of indices of a shard with random access."""
-        cast("IndexedProduction", self._production).close()
-
-    def has(self, index: int) -> bool:
-        """Return whether the shard has a microbatch; for random access, and indices that grow from call to call."""
-        return cast("IndexedProduction", self._production).has(index)
+    def indexed(self) -> IndexedProduction:
+        """How a shard with random access makes its microbatches."""
+        return cast("IndexedProduction", self._production)
 
     def make(self, index: int) -> Produced | None:
         """Return a microbatch, None if the shard has none there; for random access, and indices that grow.

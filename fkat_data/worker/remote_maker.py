@@ -143,7 +143,7 @@ class RemoteMaker:
         build_s = time.perf_counter() - began_s
         if reply is None:
             is_for_several = self._shard is not None and self._shard.is_for_threads
-            count = self._shard.num_microbatches if is_for_several and self._shard is not None else None
+            count = self._shard.indexed.count if is_for_several and self._shard is not None else None
             first = (self.make if is_for_several else self.follow)(packed, task.first_microbatch)
         else:
             is_for_several, count, first = False, None, Replies([reply], 0.0)

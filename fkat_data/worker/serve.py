@@ -225,7 +225,7 @@ class Server:
         if index is Refusal.NOT_ALLOWED:
             self._producer.mark("blocked", picks.next_index(ticket))
             while index is Refusal.NOT_ALLOWED:
-                if shard is not None and not shard.has(picks.next_index(ticket)):
+                if shard is not None and not shard.indexed.has(picks.next_index(ticket)):
                     return None  # no allowance comes for what the shard does not have
                 self._hear_of(task, block=True)
                 index = picks.pick(ticket, first, self._allowances[ticket])

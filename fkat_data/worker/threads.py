@@ -558,7 +558,7 @@ class ThreadWorker(WorkerOfThisProcess):
             self._probe = None
         work.cancel()
         if work.shard is not None:
-            work.shard.close()
+            work.shard.indexed.close()
         if work.generator is not None:
             self._shared.jobs.put(functools.partial(self._shared.close, work))
         if self._tasks and self._tasks[0] is work:
@@ -593,10 +593,10 @@ class ThreadWorker(WorkerOfThisProcess):
         if shard is None or work.next_job >= limit:
             return
         is_first_due = work.next_out not in work.early and work.next_job == work.next_out
-        if shard.is_drawn and not is_first_due and 2 * (limit - work.next_job) < limit - work.next_out:
+        if shard.indexed.is_drawn and not is_first_due and 2 * (limit - work.next_job) < limit - work.next_out:
             return  # to keep the generators costs more than to draw some indices
         with ExitStack() as stack:
-            if shard.is_drawn:
+            if shard.indexed.is_drawn:
                 self._enter(stack)
             try:
                 parts = [*self._parts(work, shard, limit)]
@@ -613,8 +613,8 @@ class ThreadWorker(WorkerOfThisProcess):
             index, before = work.next_job, None
             try:
                 if task.digest is not None and index == task.first_microbatch > 0:
-                    before = shard.part(index - 1)
-                part = shard.part(index)
+                    before = shard.indexed.part(index - 1)
+                part = shard.indexed.part(index)
             except genuine(Exception) as error:  # a sampler's
                 work.early[index] = failure_of(task, error, index)
                 work.is_exhausted = True
