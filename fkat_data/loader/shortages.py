@@ -12,6 +12,8 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 # A control group may have no memory for the next microbatch for this long.
 _SHORT_OF_MEMORY_S = 10.0
+_MOST_OF_TIME = 0.05
+_MUCH_S = 1.0
 
 
 class Shortages:
@@ -23,7 +25,8 @@ class Shortages:
 
     def __init__(self, release: Callable[[], None]) -> None:
         self._release = release
-        self._garbage = GarbageCollection()
+        self._next_full_s = 0.0
+        self._rescuing_s = 0.0
         self._has_warned_of_group = False
         self.newest: MemoryShortage | None = None
         """What the worker has reported; None: no shortage is known."""
@@ -63,7 +66,7 @@ class Shortages:
             return None
         self._release()
         is_last_resort = not has_arrived and (not has_room() or waited_s > _SHORT_OF_MEMORY_S)
-        self._garbage.collect(lambda: shortage.group_bytes < 0 and has_room(), is_last_resort=is_last_resort)
+        self._collect(lambda: shortage.group_bytes < 0 and has_room(), is_last_resort=is_last_resort)
         held_bytes = worker.held_bytes
         if not has_room():
             return MemoryLimitError(
@@ -84,23 +87,10 @@ class Shortages:
             )
         return None
 
+    def _collect(self, is_enough: Callable[[], bool], *, is_last_resort: bool) -> None:
+        """Collect until it is enough: young objects first, as all take long where the program has millions of them.
 
-_MOST_OF_TIME = 0.05
-_MUCH_S = 1.0
-
-
-class GarbageCollection:
-    """Collects young objects first. All objects take long where the program has millions of them.
-
-    They are collected where only an error remains, or else for at most a twentieth of the time.
-    """
-
-    def __init__(self) -> None:
-        self._next_full_s = 0.0
-        self._rescuing_s = 0.0
-
-    def collect(self, is_enough: Callable[[], bool], *, is_last_resort: bool) -> None:
-        """Collect until it is enough.
+        They are collected where only an error remains, or else for at most a twentieth of the time.
 
         Args:
             is_enough: Whether it is.
