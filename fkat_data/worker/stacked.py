@@ -1,7 +1,7 @@
 """Batches of a dataset whose items are rows of one array: read where their microbatch will lie, by no user's code."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.utils.data import default_collate  # pyright: ignore[reportUnknownVariableType]  # torch leaves its elements open
@@ -13,14 +13,14 @@ from fkat_data.worker.collate import collates_as_known
 
 def stacks_items(dataset: Any, collate_fn: object) -> bool:
     """Return whether a dataset reads its items into a microbatch, and no code of a user's has a part in that."""
-    kind: Any = type(dataset)
+    kind = cast("type[object]", type(dataset))
     if collate_fn is not default_collate or not all(hasattr(kind, name) for name in _STACKED):
         return False
     if dataset.item_shape is None:  # its items are no tensors after all
         return False
     # A subclass that makes other items does not say so here; neither does a patch.
-    kind = next(base for base in kind.__mro__ if not _ITEMS.isdisjoint(vars(base)))
-    return "stack_into" in vars(kind) and _ITEMS.isdisjoint(vars(dataset))
+    owner = next(base for base in kind.__mro__ if not _ITEMS.isdisjoint(vars(base)))
+    return "stack_into" in vars(owner) and _ITEMS.isdisjoint(vars(dataset))
 
 
 _ITEMS = {"stack_into", "__getitem__", "__getitems__"}
