@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
-from fkat_data.device.engine import CopyEngine, Ticket, engine_for
+from fkat_data.device.engine import DirectEngine, StreamEngine, Ticket, engine_for
 from fkat_data.device.host import HostMover, Mover, map_tensors
 from fkat_data.dropped import after_end
 from fkat_data.errors import ConfigurationError
@@ -56,7 +56,7 @@ class AcceleratorMover:
     copies = True
     """Tensors are copied."""
 
-    def __init__(self, engine: CopyEngine, sink: EventSink | None = None) -> None:
+    def __init__(self, engine: StreamEngine | DirectEngine, sink: EventSink | None = None) -> None:
         self._engine = engine
         self._sink = sink or EventSink()
         self._copied_s = 0.0

@@ -2,7 +2,7 @@
 
 import copy
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -16,52 +16,25 @@ if TYPE_CHECKING:  # it locks shared memory, which Windows has none of
 _SMALL_BYTES = 1 << 16
 
 
-class Ticket(Protocol):
-    """The copies issued up to a moment."""
+class Ticket(NamedTuple):
+    """The copies issued on a stream up to a moment."""
+
+    module: Any
+    began: Any
+    ended: Any
 
     def is_done(self) -> bool:
         """Return whether they are complete; does not wait."""
-        ...
+        # A query of an event during the capture of a graph would spoil the capture.
+        return not _is_capturing(self.module) and self.ended.query()
 
     def wait(self) -> None:
         """Have the host wait until they are."""
-        ...
+        self.ended.synchronize()
 
     def duration_s(self) -> float:
         """Return how long they were under way; only once they are complete."""
-        ...
-
-
-class CopyEngine(Protocol):
-    """Copies tensors to one device."""
-
-    @property
-    def device(self) -> torch.device:
-        """The device to copy to."""
-        ...
-
-    def prepare(self, tensors: list[torch.Tensor]) -> None:
-        """Prepare fast copies of a microbatch's tensors, before the first one is issued."""
-        ...
-
-    def issuing(self) -> AbstractContextManager[Any]:
-        """Return a context in which the copies of one microbatch are issued."""
-        ...
-
-    def copy(self, value: Any) -> Any:
-        """Issue the copy of a tensor, or of an object with a method ``to``.
-
-        The caller keeps its source, and does not write it.
-        """
-        ...
-
-    def issued(self) -> Ticket | None:
-        """Return a ticket for the copies of the last context; None: they are complete."""
-        ...
-
-    def hand_over(self, ticket: Ticket, tensors: list[torch.Tensor]) -> None:
-        """Let the caller's current stream use the copies once they are complete, and keep their memory for it."""
-        ...
+        return 1e-3 * self.began.elapsed_time(self.ended)
 
 
 class DirectEngine:
@@ -90,22 +63,6 @@ class DirectEngine:
 
     def hand_over(self, ticket: Ticket, tensors: list[torch.Tensor]) -> None:
         """Do nothing."""
-
-
-class _StreamTicket(NamedTuple):
-    module: Any
-    began: Any
-    ended: Any
-
-    def is_done(self) -> bool:
-        # A query of an event during the capture of a graph would spoil the capture.
-        return not _is_capturing(self.module) and self.ended.query()
-
-    def wait(self) -> None:
-        self.ended.synchronize()
-
-    def duration_s(self) -> float:
-        return 1e-3 * self.began.elapsed_time(self.ended)
 
 
 class StreamEngine:
@@ -137,7 +94,7 @@ class StreamEngine:
         return self._module.stream(self._stream)
 
     def copy(self, value: Any) -> Any:
-        """Issue a copy on the current stream."""
+        """Issue a copy on the current stream. The caller keeps its source, and does not write it."""
         if not isinstance(value, torch.Tensor):
             return _moved(value, self.device, is_async=True)
         if self._locks is not None and _is_plain(value) and value.nbytes > _SMALL_BYTES:
@@ -152,19 +109,19 @@ class StreamEngine:
         """Return a ticket of events on the side stream."""
         ended = self._module.Event(enable_timing=True)
         ended.record(self._stream)
-        return _StreamTicket(self._module, self._began, ended)
+        return Ticket(self._module, self._began, ended)
 
     def hand_over(self, ticket: Ticket, tensors: list[torch.Tensor]) -> None:
         """Make the caller's stream wait for the event, and report that stream to the allocator."""
         stream = self._module.current_stream(self.device)
-        stream.wait_event(cast("_StreamTicket", ticket).ended)
+        stream.wait_event(ticket.ended)
         for tensor in tensors:
             # The allocator must not use the memory again while the caller's stream still reads it.
             if tensor.device == self.device:
                 tensor.record_stream(stream)
 
 
-def engine_for(device: torch.device) -> CopyEngine:
+def engine_for(device: torch.device) -> StreamEngine | DirectEngine:
     """Return the engine that copies to a device."""
     module: Any = getattr(torch, device.type, None)
     if not all(hasattr(module, name) for name in ("Stream", "Event", "stream", "current_stream", "current_device")):
