@@ -14,7 +14,7 @@ import torch
 
 try:
     from accelerate.data_loader import DataLoaderStateMixin
-    from accelerate.state import GradientState, PartialState
+    from accelerate.state import GradientState
     from accelerate.utils import send_to_device  # pyright: ignore[reportUnknownVariableType] - it has no annotations
 except ModuleNotFoundError as error:
     if (error.name or "").partition(".")[0] != "accelerate":
@@ -109,11 +109,6 @@ def data_ranks(accelerator: Any) -> tuple[int, int]:
         sizes = dict(zip(mesh.mesh_dim_names, mesh.mesh.shape, strict=True))
         num_together = prod(sizes.get(name, 1) for name in ("tp", "cp", "sp"))
     return accelerator.num_processes // num_together, accelerator.process_index // num_together
-
-
-def device_here() -> torch.device:
-    """Return the device of this process's ``Accelerator``."""
-    return cast("Any", PartialState()).device
 
 
 class _Iteration(DataLoaderStateMixin):

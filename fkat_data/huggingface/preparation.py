@@ -17,11 +17,13 @@ from fkat_data.types import ResumableLoader
 _logger = logging.getLogger(__name__)
 
 
-class Course:
+class Course(IterableDataset[Any]):
     """Iterates over a loader, and knows the place after each microbatch that the loop has received.
 
     Args:
         loader: Any loader of this library.
+        device: Where the microbatches go; None: they stay where they are.
+        non_blocking: Whether copies to the device are asynchronous.
 
     Attributes:
         loader: The same.
@@ -29,7 +31,9 @@ class Course:
         num_stand_ins: Empty batches for the next ``skip_first_batches`` to step over.
     """
 
-    def __init__(self, loader: ResumableLoader) -> None:
+    def __init__(self, loader: ResumableLoader, device: torch.device | None, *, non_blocking: bool) -> None:
+        self._device = device
+        self._non_blocking = non_blocking
         self.loader: Any = loader
         self.step: int = 0
         self.num_stand_ins: int = 0
@@ -39,8 +43,20 @@ class Course:
         self._marked: tuple[Any, int] | None = None
         self._is_to_mark = False
 
-    def microbatches(self, move: Callable[[Any], Any] | None = None) -> Iterator[tuple[Any, bool]]:
-        """Begin an epoch, or the rest of one; yield each microbatch, moved, and whether it is the last."""
+    def __iter__(self) -> Iterator[Any]:
+        """Yield what ``skip_first_batches`` of accelerate iterates: an empty batch for each that it drops, then the rest."""
+        for _ in range(self.num_stand_ins):
+            yield {}
+        yield from self.microbatches()
+
+    def microbatches(self) -> Iterator[Any]:
+        """Begin an epoch, or the rest of one, as accelerate follows it."""
+        move = mover_to(self._device, non_blocking=self._non_blocking)
+        num_in_last_round = getattr(self.loader, "num_in_last_round", None)
+        return accelerated(self._with_end(move), None, num_in_last_round() if num_in_last_round else 0)
+
+    def _with_end(self, move: Callable[[Any], Any] | None) -> Iterator[tuple[Any, bool]]:
+        """Yield each microbatch, moved, and whether it is the last."""
         may_be_over, self.num_stand_ins = self._loaded_step == 0, 0
         self._set_epoch()
         self.step, self._loaded_step = self._loaded_step or 0, None
@@ -141,19 +157,15 @@ class LoaderFace(DataLoader[Any]):
     _is_accelerate_prepared = True
 
     def __init__(self, loader: Any, device: torch.device | None = None, *, non_blocking: bool = False) -> None:
-        self.course = Course(loader)
-        """Where the loop is; an iterator holds it, too."""
         if device is not None and callable(getattr(loader, "set_device", None)):
             loader.set_device(device)
             device = None
-        self._rest = _SkippableRest(self.course, device, non_blocking=non_blocking)
-        # A generator of its own: an iteration that steps over batches draws no number from the trainer's.
-        super().__init__(self._rest, batch_size=None, collate_fn=_unchanged, generator=torch.Generator())
-
-    @property
-    def loader(self) -> Any:
+        self.loader = loader
         """The loader; one microbatch ahead of the loop during an epoch."""
-        return self.course.loader
+        self.course = Course(loader, device, non_blocking=non_blocking)
+        """Where the loop is; an iterator holds it, too."""
+        # A generator of its own: an iteration that steps over batches draws no number from the trainer's.
+        super().__init__(self.course, batch_size=None, collate_fn=_unchanged, generator=torch.Generator())
 
     @property
     def step(self) -> int:
@@ -162,7 +174,7 @@ class LoaderFace(DataLoader[Any]):
 
     def __iter__(self) -> Any:
         """Begin an epoch, or the rest of one after ``load_state_dict``."""
-        return self._rest.microbatches()
+        return self.course.microbatches()
 
     def __len__(self) -> int:
         """Return the microbatches of an epoch.
@@ -175,10 +187,6 @@ class LoaderFace(DataLoader[Any]):
     def stand_in_for(self, num_skipped: int) -> None:
         """Give the next ``skip_first_batches`` this many empty batches; without this, those before the loaded place."""
         self.course.num_stand_ins = num_skipped
-
-    def mark(self) -> None:
-        """Remember the place before the next microbatch."""
-        self.course.mark()
 
     def state_dict(self, *, is_at_mark: bool = False) -> dict[str, Any]:
         """Return the place after the last microbatch that the loop has received; collective if the loader's is.
@@ -195,26 +203,6 @@ class LoaderFace(DataLoader[Any]):
             StateMismatchError: It is no such state, or belongs to another plan; nothing has changed then.
         """
         self.course.load_state_dict(state_dict)
-
-
-class _SkippableRest(IterableDataset[Any]):
-    """What accelerate's ``skip_first_batches`` iterates: an empty batch for each that it drops, then the loader's."""
-
-    def __init__(self, course: Course, device: torch.device | None, *, non_blocking: bool) -> None:
-        self._course = course
-        self._device = device
-        self._non_blocking = non_blocking
-
-    def microbatches(self) -> Iterator[Any]:
-        """Begin an epoch, or the rest of one."""
-        move = mover_to(self._device, non_blocking=self._non_blocking)
-        num_in_last_round = getattr(self._course.loader, "num_in_last_round", None)
-        return accelerated(self._course.microbatches(move), None, num_in_last_round() if num_in_last_round else 0)
-
-    def __iter__(self) -> Iterator[Any]:
-        for _ in range(self._course.num_stand_ins):
-            yield {}
-        yield from self.microbatches()
 
 
 def is_own_loader(value: object) -> bool:

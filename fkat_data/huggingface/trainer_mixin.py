@@ -173,7 +173,7 @@ class ExactResumeMixin:
         """Return the microbatches of an update: until it is complete, a checkpoint has the place before them."""
         if self._trained_face is not None and self._marked_step != cast("Any", self).state.global_step:
             self._marked_step = cast("Any", self).state.global_step
-            self._trained_face.mark()
+            self._trained_face.course.mark()
         return cast("Any", super()).get_batch_samples(*args, **kwargs)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
