@@ -3,6 +3,9 @@
 import logging
 import os
 import re
+import secrets
+from collections.abc import Generator
+from contextlib import contextmanager
 from hashlib import blake2s
 from pathlib import Path
 from typing import cast
@@ -17,6 +20,17 @@ _logger = logging.getLogger(__name__)
 
 #: The beginning of a URL without ``//``, such as ``dbfs:/Volumes/data``, which would otherwise pass for a path.
 _HALF_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/(?!/)")
+
+
+@contextmanager
+def replacing(path: Path) -> Generator[Path]:
+    """Yield the path of a file to write beside another one, which it replaces as a whole; an error removes it."""
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        yield temporary
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def is_url(location: str) -> bool:

@@ -10,7 +10,6 @@ from hashlib import blake2b
 from itertools import accumulate, islice, pairwise, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeVar, cast
-from uuid import uuid4
 
 from torch.utils.data import Dataset
 
@@ -19,6 +18,7 @@ from fkat_data.background import BackgroundCall, in_parallel
 from fkat_data.datasets.item_index import EpochOrder, counted_from_start, items_at
 from fkat_data.errors import ConfigurationError, ShardCorruptError
 from fkat_data.interruption import genuine
+from fkat_data.location import replacing
 from fkat_data.machine import call_in_forks
 from fkat_data.permutation import permutation
 from fkat_data.wording import Described
@@ -458,7 +458,5 @@ def _read(path: Path) -> dict[str, int]:
 
 
 def _write(path: Path, sizes: dict[str, int]) -> None:
-    # Renamed into place, so that a reader sees the whole file or none.
-    partial = path.with_name(f".{path.name}.{uuid4().hex}.partial")
-    partial.write_text(json.dumps({"version": _CACHE_VERSION, "sizes": sizes}, indent=1, sort_keys=True), "utf-8")
-    partial.replace(path)
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps({"version": _CACHE_VERSION, "sizes": sizes}, indent=1, sort_keys=True), "utf-8")

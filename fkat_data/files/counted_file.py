@@ -2,7 +2,6 @@
 
 import json
 import logging
-import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -10,7 +9,7 @@ from typing import Any, NamedTuple, cast
 
 from fkat_data.background import in_parallel
 from fkat_data.interruption import genuine
-from fkat_data.location import path_of, user_cache_file
+from fkat_data.location import path_of, replacing, user_cache_file
 
 _logger = logging.getLogger(__name__)
 
@@ -152,14 +151,10 @@ def _load(folder: str) -> dict[str, tuple[str, int]]:
 def _save(folder: str, counts: Mapping[str, tuple[str, int]]) -> None:
     """Add counts to those that are kept. Of two processes that do so at once, one may lose its counts."""
     path = user_cache_file("counts", folder)
-    temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.tmp")
     content = {"version": _VERSION, "folder": folder, "counts": {**_load(folder), **counts}}
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        try:
+        with replacing(path) as temporary:
             temporary.write_text(json.dumps(content, separators=(",", ":")), "utf-8")
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
     except genuine(OSError) as error:
         _logger.info("the numbers of samples of %d files are not kept in %s: %s", len(counts), path, error)

@@ -7,7 +7,6 @@ nothing.
 
 import json
 import logging
-import secrets
 import struct
 from collections.abc import Mapping
 from io import BytesIO
@@ -20,6 +19,7 @@ import numpy.typing as npt
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
 from fkat_data.files.opening import FileVersion, RangedFile, local_path
 from fkat_data.interruption import genuine
+from fkat_data.location import replacing
 
 _logger = logging.getLogger(__name__)
 
@@ -78,13 +78,8 @@ def write_sidecar(
         with cast("Any", fsspec).open(place, "wb", **storage_options) as file:  # a store has it as a whole, at the end
             _write(file, values, text)
         return place
-    temporary = Path(f"{place}.{secrets.token_hex(8)}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            _write(file, values, text)
-        temporary.replace(place)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(Path(place)) as temporary, temporary.open("wb") as file:
+        _write(file, values, text)
     return place
 
 

@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -19,7 +18,7 @@ from fkat_data.files.shard import DescribedFile, ShardEntry, version_prefix
 from fkat_data.files.stored import file_size
 from fkat_data.files.token_shards import TokenWindowing, check_windowing
 from fkat_data.interruption import genuine, suppress
-from fkat_data.location import user_cache_file
+from fkat_data.location import replacing, user_cache_file
 from fkat_data.streaming.reading.stream import FilePattern
 from fkat_data.streaming.store.client import ListedFile, moment_of
 from fkat_data.streaming.store.directory_client import version_of
@@ -432,7 +431,6 @@ def _load(path: Path) -> tuple[str, list[DescribedFile]] | None:
 def _save(path: Path, made: Generated) -> None:
     body = json.dumps(made.files, separators=(",", ":")).encode()
     head = json.dumps({"version": _VERSION, "format": made.format, "digest": _digest(body)}).encode()
-    temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.tmp")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         # What processes left that died while they wrote.
@@ -440,14 +438,10 @@ def _save(path: Path, made: Generated) -> None:
             with suppress(FileNotFoundError):
                 if time.time() - left.stat().st_mtime > _LEFT_S:
                     left.unlink()
-        try:
-            with temporary.open("xb") as file:
-                file.writelines((head, b"\n", body))
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with replacing(path) as temporary, temporary.open("xb") as file:
+            file.writelines((head, b"\n", body))
+            file.flush()
+            os.fsync(file.fileno())
     except genuine(OSError) as error:
         _logger.info("the index of %d files is not kept in %s: %s", len(made.files), path, error)
 

@@ -7,7 +7,6 @@ import contextlib
 import copy
 import json
 import re
-import secrets
 import shutil
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +19,7 @@ from fkat_data.errors import ConfigurationError, ShardError
 from fkat_data.files.index import FORMATS, INDEX_NAME, parse_index
 from fkat_data.files.stored import FAMILIES
 from fkat_data.interruption import suppress
-from fkat_data.location import path_of
+from fkat_data.location import path_of, replacing
 from fkat_data.streaming.store.attempts import Redaction
 from fkat_data.streaming.store.store import given_options
 
@@ -187,12 +186,8 @@ class RemoteDirectory:
             return
         # An object store shows only complete files, but a local directory shows a growing one.
         Path(parent).mkdir(parents=True, exist_ok=True)
-        temporary = Path(f"{target}.{secrets.token_hex(8)}.tmp")
-        try:
+        with replacing(Path(target)) as temporary:
             shutil.copyfile(local, temporary)
-            temporary.replace(target)
-        finally:
-            temporary.unlink(missing_ok=True)
 
     def read(self, name: str) -> bytes:
         """Return a file's bytes.

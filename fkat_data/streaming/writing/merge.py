@@ -2,7 +2,6 @@
 
 import json
 import re
-import secrets
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
@@ -11,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias, cast, overload
 from fkat_data import arguments
 from fkat_data.errors import ConfigurationError, ShardNotFoundError
 from fkat_data.files.index import INDEX_NAME, parse_index
-from fkat_data.location import is_url
+from fkat_data.location import is_url, replacing
 from fkat_data.streaming.writing.destination import local_and_remote
 from fkat_data.streaming.writing.directories import RemoteDirectory
 
@@ -158,12 +157,8 @@ class _Root(NamedTuple):
                 file.flush()
                 self.remote.upload(file.name, INDEX_NAME)
         if self.local is not None and (keep_local or self.remote is None):
-            temporary = Path(self.local, f"{INDEX_NAME}.{secrets.token_hex(8)}.tmp")
-            try:
+            with replacing(Path(self.local, INDEX_NAME)) as temporary:
                 temporary.write_bytes(index)
-                temporary.replace(Path(self.local, INDEX_NAME))
-            finally:
-                temporary.unlink(missing_ok=True)
 
 
 def _rebased(index: bytes, file: str, directory: PurePosixPath) -> list[dict[str, Any]]:
