@@ -20,7 +20,7 @@ def stacks_items(dataset: Any, collate_fn: object) -> bool:
         return False
     # A subclass that makes other items does not say so here; neither does a patch.
     owner = next(base for base in kind.__mro__ if not _ITEMS.isdisjoint(vars(base)))
-    return "stack_into" in vars(owner) and _ITEMS.isdisjoint(vars(dataset))
+    return "stack_into" in vars(owner) and _ITEMS.isdisjoint(dataset.__dict__)
 
 
 _ITEMS = {"stack_into", "__getitem__", "__getitems__"}
