@@ -212,7 +212,7 @@ class DeliveredAlike:
 
     Args:
         take: Takes this rank's next one, or raises StopIteration.
-        ends: Asks the ranks; told here that an iteration begins, in a collective.
+        ends: Asks the ranks. An iteration begins here, in a collective.
         place: Returns the epoch, and the microbatches of it before the next one.
         num_certain: Returns how many microbatches are certain to come, that which was just taken included.
         cut: Ends the epoch here, and returns what is left out, in words.
