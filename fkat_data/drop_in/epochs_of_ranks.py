@@ -269,9 +269,8 @@ class EpochsOfRanks(AccelerateSide):
             raise StateMismatchError("strand_numbers", own["strand_numbers"], "<all strands>", hint)
         check_share(own, self._share)
         dealing = self._dealing()
-        if (
-            isinstance(dealing, TokenBudgetBatchSampler) and "resplits" in own
-        ):  # what is left follows from its state alone
+        if isinstance(dealing, TokenBudgetBatchSampler) and "resplits" in own:
+            # What is left follows from its state alone.
             dealing.for_rank(dealing.dp_size, dealing.dp_rank).load_state_dict(own["sampler"]["samplers"][-1])
         return own
 

@@ -30,8 +30,9 @@ _SHORTEST_S = 0.001
 class WaitClock:
     """Measures one wait for one worker, in pieces of ``interval_s``.
 
-    Only waiting counts: the trainer never waits for a worker that is idle because the caller is slow. To the timeout,
-    only the time counts in which the worker had started: another machine may be on its way. The first report comes after ``warning_s``, each further one after twice the interval before it.
+    Only waiting counts: the trainer never waits for a worker that is idle because the caller is slow. The start of a
+    worker elsewhere does not count to ``timeout_s``. The first report comes after ``warning_s``, each further one after
+    twice the interval before it.
 
     Args:
         warning_s: Seconds before the first report.
