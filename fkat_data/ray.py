@@ -8,7 +8,7 @@ import itertools
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -17,7 +17,7 @@ from fkat_data.errors import ConfigurationError
 from fkat_data.interruption import genuine
 from fkat_data.worker.inheritance import import_paths
 from fkat_data.worker.remote import PlaceLost
-from fkat_data.worker.remote_maker import RemoteMaker
+from fkat_data.worker.remote_maker import RemoteMaker, Reply
 
 try:
     import ray
@@ -28,6 +28,7 @@ __all__ = ["Actors"]
 
 _logger = logging.getLogger(__name__)
 _RAY: Any = ray  # which leaves its types open
+_LOOK_S = 1.0
 _LONGEST_LOOK_S = 2.0
 _LAST_BYTES = 4096
 # Of the actors of this process: no two have one name, and a successor starts before its predecessor is gone.
@@ -116,7 +117,7 @@ class Actors:
 
     def living(self, places: "list[_Actor | None]") -> "list[_Actor | None]":
         """Return the actors, with None for those that are known to be gone: with a node, all that it had."""
-        asked = [None if place is None else place.ask() for place in places]
+        asked = [None if place is None else place.answer() for place in places]
         there = [each for each in asked if each is not None]
         answered: set[Any] = (
             set(_RAY.wait(there, num_returns=len(there), timeout=_LONGEST_LOOK_S)[0]) if there else set()
@@ -145,6 +146,11 @@ class _Maker(RemoteMaker):
     @_RAY.method(concurrency_group="beside")
     def answer(self) -> None:
         """Show that this actor is there, while another call runs."""
+
+    @_RAY.method(concurrency_group="beside")
+    def made(self, ticket: int, first: int, num_known: int) -> list[Reply]:
+        """Return what the call that runs has made so far."""
+        return super().made(ticket, first, num_known)
 
     @_RAY.method(concurrency_group="beside")
     def give_carry(self, ticket: int, carry: bytes) -> None:
@@ -198,14 +204,19 @@ class _Actor:
         except genuine(_RAY.exceptions.RayError) as error:
             raise self._gone(error) from error
 
-    def call(self, method: str, *given: Any) -> Any:
-        """Return what a method returns.
+    def call(self, method: str, *given: Any, meanwhile: Callable[[], None] | None = None) -> Any:
+        """Return what a method returns; call ``meanwhile`` every second until it does.
 
         Raises:
             PlaceLost: The actor is gone, or what it has made.
         """
+        reference = getattr(self._actor, method).remote(*given)
         try:
-            return _RAY.get(getattr(self._actor, method).remote(*given))
+            while meanwhile is not None and not _RAY.wait([reference], timeout=_LOOK_S)[0]:
+                meanwhile()
+                if not _RAY.is_initialized():  # to wait on would start another cluster
+                    raise PlaceLost("Ray was shut down")
+            return _RAY.get(reference)
         except genuine(_RAY.exceptions.RayError) as error:
             raise self._gone(error) from error
 
@@ -224,9 +235,18 @@ class _Actor:
             return ""
         return f"\n{words}" if words else ""
 
-    def ask(self) -> Any:
+    def answer(self) -> Any:
         """Return a reference to its answer, or to the error of an actor that is gone."""
         return self._actor.answer.remote()
+
+    def ask(self, method: str, *given: Any) -> Any:
+        """Return what a method returns beside the one that is waited for; None if there is no answer soon."""
+        if not _RAY.is_initialized():
+            return None
+        try:
+            return _RAY.get(getattr(self._actor, method).remote(*given), timeout=_LONGEST_LOOK_S)
+        except genuine(_RAY.exceptions.RayError, TimeoutError):
+            return None
 
     def send(self, method: str, *given: Any) -> None:
         """Call a method beside the one that is waited for, without waiting."""

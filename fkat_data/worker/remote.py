@@ -7,6 +7,7 @@ import ctypes
 import math
 import os
 import struct
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, cast
@@ -52,12 +53,16 @@ class Place(Protocol):
         """
         ...
 
-    def call(self, method: str, *arguments: Any) -> Any:
-        """Return what a method of its ``RemoteMaker`` returns.
+    def call(self, method: str, *arguments: Any, meanwhile: Callable[[], None] | None = None) -> Any:
+        """Return what a method of its ``RemoteMaker`` returns; call ``meanwhile`` now and then until it does.
 
         Raises:
             PlaceLost: It is gone.
         """
+        ...
+
+    def ask(self, method: str, *arguments: Any) -> Any:
+        """Return what a method returns beside the one that is waited for; None if there is no answer soon."""
         ...
 
     def send(self, method: str, *arguments: Any) -> None:
@@ -104,6 +109,7 @@ class _RemoteThreads(Threads):
         """Process and machine of each worker, once it has answered."""
         self.started_s: list[float] = [math.inf] * len(places)
         """When it has, by ``time.monotonic()``."""
+        self._starts = [threading.Lock() for _ in places]
         self.asked: list[tuple[int, int] | None] = [None] * (THREADS_A_PLACE * len(places))
         """Ticket and number of what each thread waits for."""
         self.lost: set[int] = set()
@@ -148,7 +154,17 @@ class _RemoteThreads(Threads):
     def _several(self, work: Work, method: str, first: int, count: int) -> tuple[int, Message] | None:
         """Ask for microbatches in one call; return the last one, and its place, or None if the worker is gone."""
         began_s = time.perf_counter()
-        made: Replies | None = self._asked(work, method, first, count)
+        place, ticket = self._places[self.here.number // THREADS_A_PLACE], work.task.ticket
+        sent: list[Message] = []
+
+        def send_ready() -> None:
+            # What is quick does not wait for what is slow behind it, or hangs.
+            for reply in place.ask("made", ticket, first, len(sent)) or ():
+                message = self._message(work.task, reply)
+                self.news.put((ticket, first + len(sent), message))
+                sent.append(message)
+
+        made: Replies | None = self._asked(work, method, first, count, meanwhile=send_ready if count > 1 else None)
         if made is None:
             return None
         sizes = [len(reply.content) for reply in made.replies if isinstance(reply, Made)]
@@ -161,10 +177,10 @@ class _RemoteThreads(Threads):
             most = min(_TOGETHER_S / each_s, _TOGETHER_BYTES * len(sizes) / max(1, sum(sizes)), _MOST_TOGETHER)
             self.num_together = max(1, int(most))
             self.num_calls = _FEWEST_CALLS + int(each_s / _CALL_S)
-        return first + len(made.replies) - 1, self._sent(work, first, made, began_s)
+        return first + len(made.replies) - 1, self._sent(work, first, made, began_s, sent)
 
-    def _sent(self, work: Work, first: int, made: Replies, began_s: float) -> Message:
-        """Send the messages of replies to the caller; return the last one."""
+    def _sent(self, work: Work, first: int, made: Replies, began_s: float, before: Sequence[Message] = ()) -> Message:
+        """Send the messages of replies to the caller, but for the first that were sent before; return the last one."""
         clock, now_s = self.here.clock, time.perf_counter()
         # A call may have waited for another one of the same worker, and what it brings has travelled.
         spent_s = min(made.spent_s, now_s - began_s)
@@ -173,12 +189,12 @@ class _RemoteThreads(Threads):
         clock.count(sum(isinstance(reply, Made) for reply in made.replies))
         if clock.recorder is not None:
             clock.recorder.add("produce", now_s - spent_s, now_s, first)
-        messages = [self._message(work.task, reply) for reply in made.replies]
-        for index, message in enumerate(messages, first):
+        messages = [self._message(work.task, reply) for reply in made.replies[len(before) :]]
+        for index, message in enumerate(messages, first + len(before)):
             self.news.put((work.task.ticket, index, message))
-        return messages[-1]
+        return (messages or before)[-1]
 
-    def _asked(self, work: Work, method: str, *numbers: int) -> Any:
+    def _asked(self, work: Work, method: str, *numbers: int, meanwhile: Callable[[], None] | None = None) -> Any:
         thread, task = self.here.number, work.task
         place = thread // THREADS_A_PLACE
         index = numbers[0] if numbers else task.first_microbatch
@@ -186,10 +202,13 @@ class _RemoteThreads(Threads):
         # What its time was spent on shows with the reply.
         self.here.clock.mark("", index)
         try:
-            if not self.about[place][0]:
-                self.about[place], self.started_s[place] = self._places[place].about(), time.monotonic()
+            with self._starts[place]:  # two threads that awake at once would ask in any order
+                if not self.about[place][0]:
+                    self.about[place], self.started_s[place] = self._places[place].about(), time.monotonic()
             work.packed = work.packed or pack_task(task, 0)
-            return None if work.is_cancelled else self._places[place].call(method, work.packed, *numbers)
+            if work.is_cancelled:
+                return None
+            return self._places[place].call(method, work.packed, *numbers, meanwhile=meanwhile)
         except PlaceLost as error:
             self.lost.add(place)
             if not self.is_closed:

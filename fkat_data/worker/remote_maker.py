@@ -96,7 +96,9 @@ class Begun(NamedTuple):
 
 
 class RemoteMaker:
-    """Makes microbatches of tasks, for one loader. ``give_carry`` and ``stack`` may come while another call runs.
+    """Makes microbatches of tasks, for one loader.
+
+    ``made``, ``give_carry`` and ``stack`` may come while another call runs.
 
     Args:
         paths: Where the trainer imports from.
@@ -113,6 +115,8 @@ class RemoteMaker:
         # The task that is open, as it came, and the number of the last microbatch that was asked for.
         self._packed = b""
         self._newest = -1
+        # Of the call that runs: its ticket, its first microbatch, and what it has made so far.
+        self._under_way: tuple[int, int, list[Reply]] = (-1, 0, [])
         self._shard: OpenShard | None = None
         self._generator: Generator[Produced] | None = None
         self._terms = ShardTerms()
@@ -166,6 +170,11 @@ class RemoteMaker:
         error = None if is_open else self._opened(task._replace(first_microbatch=first, digest=None), packed)
         return Replies([error], 0.0) if error else self._replies(task, first, count, self._next)
 
+    def made(self, ticket: int, first: int, num_known: int) -> list[Reply]:
+        """Return what the call that runs has made so far, without the first ``num_known``; nothing of another call."""
+        running, index, replies = self._under_way
+        return replies[num_known:] if (running, index) == (ticket, first) else []
+
     def give_carry(self, ticket: int, carry: bytes) -> None:
         """Give a task what the one before has left."""
         self._queue(ticket).put(carry)
@@ -209,6 +218,7 @@ class RemoteMaker:
     def _replies(self, task: Task, first: int, count: int, make: Callable[[int], Produced | None]) -> Replies:
         began_s = time.perf_counter()
         replies: list[Reply] = []
+        self._under_way = task.ticket, first, replies
         for index in range(first, first + count):
             self._newest = index
             replies.append(self._reply(task, index, make))
