@@ -204,13 +204,16 @@ class _Actor:
         except genuine(_RAY.exceptions.RayError) as error:
             raise self._gone(error) from error
 
-    def call(self, method: str, *given: Any, meanwhile: Callable[[], None] | None = None) -> Any:
-        """Return what a method returns; call ``meanwhile`` every second until it does.
+    def call(
+        self, method: str, *given: Any, sent: Callable[[], None], meanwhile: Callable[[], None] | None = None
+    ) -> Any:
+        """Return what a method returns; call ``sent`` when it is asked for, and ``meanwhile`` every second from there on.
 
         Raises:
             PlaceLost: The actor is gone, or what it has made.
         """
         reference = getattr(self._actor, method).remote(*given)
+        sent()
         try:
             while meanwhile is not None and not _RAY.wait([reference], timeout=_LOOK_S)[0]:
                 meanwhile()

@@ -53,8 +53,16 @@ class Place(Protocol):
         """
         ...
 
-    def call(self, method: str, *arguments: Any, meanwhile: Callable[[], None] | None = None) -> Any:
-        """Return what a method of its ``RemoteMaker`` returns; call ``meanwhile`` now and then until it does.
+    def call(
+        self, method: str, *arguments: Any, sent: Callable[[], None], meanwhile: Callable[[], None] | None = None
+    ) -> Any:
+        """Return what a method of its ``RemoteMaker`` returns.
+
+        Args:
+            method: The method.
+            *arguments: Its arguments.
+            sent: Called when the call is under way.
+            meanwhile: Called now and then from there on.
 
         Raises:
             PlaceLost: It is gone.
@@ -109,7 +117,9 @@ class _RemoteThreads(Threads):
         """Process and machine of each worker, once it has answered."""
         self.started_s: list[float] = [math.inf] * len(places)
         """When it has, by ``time.monotonic()``."""
-        self._starts = [threading.Lock() for _ in places]
+        # Held from a job to its call: a worker answers its two threads in the order in which they were given jobs.
+        self._turns = [threading.Lock() for _ in places]
+        self._has_turn = [False] * (THREADS_A_PLACE * len(places))
         self.asked: list[tuple[int, int] | None] = [None] * (THREADS_A_PLACE * len(places))
         """Ticket and number of what each thread waits for."""
         self.lost: set[int] = set()
@@ -120,6 +130,27 @@ class _RemoteThreads(Threads):
         self._mean_s, self._quick_s = 0.0, math.inf
         self.num_calls: int = len(self.asked)
         """Calls that keep the caller busy."""
+
+    def next_job(self) -> Callable[[], object] | None:
+        """Wait for this thread's turn, and for a job."""
+        thread = self.here.number
+        self._end_turn()  # of a job that called nothing
+        self._turns[thread // THREADS_A_PLACE].acquire()
+        self._has_turn[thread] = True
+        return super().next_job()
+
+    def run(self, number: int, clock: StageClock) -> None:
+        """Do jobs, in a thread, until it is ended."""
+        try:
+            super().run(number, clock)
+        finally:
+            self._end_turn()
+
+    def _end_turn(self) -> None:
+        thread = self.here.number
+        if self._has_turn[thread]:
+            self._has_turn[thread] = False
+            self._turns[thread // THREADS_A_PLACE].release()
 
     def begin(self, work: Work) -> None:
         """Open a task, and go on with it where one worker makes all of its microbatches."""
@@ -202,13 +233,12 @@ class _RemoteThreads(Threads):
         # What its time was spent on shows with the reply.
         self.here.clock.mark("", index)
         try:
-            with self._starts[place]:  # two threads that awake at once would ask in any order
-                if not self.about[place][0]:
-                    self.about[place], self.started_s[place] = self._places[place].about(), time.monotonic()
+            if not self.about[place][0]:
+                self.about[place], self.started_s[place] = self._places[place].about(), time.monotonic()
             work.packed = work.packed or pack_task(task, 0)
             if work.is_cancelled:
                 return None
-            return self._places[place].call(method, work.packed, *numbers, meanwhile=meanwhile)
+            return self._places[place].call(method, work.packed, *numbers, sent=self._end_turn, meanwhile=meanwhile)
         except PlaceLost as error:
             self.lost.add(place)
             if not self.is_closed:

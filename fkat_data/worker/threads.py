@@ -179,7 +179,7 @@ class Threads:
             with seeding_nothing():
                 while True:
                     clock.mark("idle")
-                    job = self.jobs.get()
+                    job = self.next_job()
                     if job is None or self.is_closed:
                         return
                     job()
@@ -192,6 +192,10 @@ class Threads:
                     self.close(self.left.popleft())
             self.idents[number] = None
             self.ended.put(number)
+
+    def next_job(self) -> Callable[[], object] | None:
+        """Wait for a job, in a thread; None: it is to end."""
+        return self.jobs.get()
 
     def item(self, task: Task, index: int, microbatch: Any, *, is_last: bool | None) -> Item:
         """Return the message of a microbatch: in memory of its own, as one that has come from another process."""
