@@ -187,17 +187,19 @@ class _Actor:
         self._name = name
         self._wanted = wanted
         self._is_ended = False
+        self._about: tuple[int, str] | None = None
         # Known here once it is said: the actor cannot be asked behind its end.
         self._errors = actor.errors.remote()
 
     def about(self) -> tuple[int, str]:
-        """Return its process and machine, once it has started.
+        """Return its process and machine, once it has started; at once, if it has said so before.
 
         Raises:
             PlaceLost: The actor is gone, or does not start.
         """
         try:
-            return cast("tuple[int, str]", _RAY.get(self._actor.about.remote(), timeout=self._wanted.start_timeout_s))
+            self._about = self._about or _RAY.get(self._actor.about.remote(), timeout=self._wanted.start_timeout_s)
+            return cast("tuple[int, str]", self._about)
         except genuine(TimeoutError):
             limit = f"within {self._wanted.start_timeout_s:g} s (start_timeout_s)"
             raise PlaceLost(f"it did not start {limit}: {self._wanted.shortage()}") from None
@@ -260,7 +262,8 @@ class _Actor:
         try:
             return str(_RAY.get(self._actor.stack.remote(), timeout=_LONGEST_LOOK_S))
         except genuine(_RAY.exceptions.RayError, TimeoutError) as error:
-            return f"the actor of {self._name} says nothing: {type(error).__name__}; {self._wanted.shortage()}"
+            says = f"the actor of {self._name} says nothing: {type(error).__name__}"
+            return says if self._about else f"{says}; it has not started: {self._wanted.shortage()}"
 
     def end(self) -> None:
         """End the actor."""

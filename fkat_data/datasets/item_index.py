@@ -86,7 +86,20 @@ def items_at(dataset: Any, indices: Sequence[int]) -> list[Any]:
     return fetch(indices) if fetch else [dataset[index] for index in indices]
 
 
-class EpochOrder(ABC):
+class InOrder(ABC):
+    """A dataset that is iterated up to its length: up to an ``IndexError``, one of a user's code would end it in silence."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def __getitem__(self, index: Any) -> Any: ...
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[index] for index in range(len(self)))
+
+
+class EpochOrder(InOrder):
     """A dataset whose order is that of an epoch, which the caller says or a loader does."""
 
     _is_epoch_given = False
@@ -136,7 +149,7 @@ class DatasetOfFiles(Described):
         yield "num_files", len(self.paths)
 
 
-class IndexedFiles(DatasetOfFiles, Dataset[Any], ABC):
+class IndexedFiles(InOrder, DatasetOfFiles, Dataset[Any]):
     """The samples of files by their numbers. A subclass sets ``_ends`` once it knows how many each file has."""
 
     #: Samples up to and including each file, or each part of one: int64.

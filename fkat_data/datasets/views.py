@@ -9,7 +9,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from fkat_data import arguments
 from fkat_data.arguments import boolean, checked_state, choice, function, integer
-from fkat_data.datasets.item_index import counted_from_start, is_map_style, items_at
+from fkat_data.datasets.item_index import InOrder, counted_from_start, is_map_style, items_at
 from fkat_data.datasets.resumable import base_state, is_foreign, load_base_state
 from fkat_data.errors import ConfigurationError
 from fkat_data.files.counted_file import CountedFile, counted_files_of
@@ -36,7 +36,7 @@ class ShardIndexingMode(StrEnum):
     chunked = "chunked"
 
 
-class ShardedDataset(Described, Dataset[_Item_co]):
+class ShardedDataset(InOrder, Described, Dataset[_Item_co]):
     """One rank's view of a dataset.
 
     With padding, each view has ``ceil(items / total_shards)`` items: missing ones repeat the dataset's last item, so
@@ -341,7 +341,7 @@ class _Over:
         return counted_files_of(self._dataset_generator, shard) if is_known else None
 
 
-class MapDataset(_Mapped, Dataset[Any]):
+class MapDataset(InOrder, _Mapped, Dataset[Any]):
     """A map-style dataset that applies a function to every sample.
 
     Args:
@@ -359,10 +359,6 @@ class MapDataset(_Mapped, Dataset[Any]):
 
     def __len__(self) -> int:
         return len(self.dataset)
-
-    def __iter__(self) -> Iterator[Any]:
-        # By indices alone, an IndexError of the function's would end the samples in silence.
-        return (self[index] for index in range(len(self)))
 
     def __getitem__(self, index: Any) -> Any:
         sample = self.dataset[index]

@@ -63,6 +63,9 @@ class Failed(NamedTuple):
 Reply: TypeAlias = Made | Over | Failed
 
 
+_IDLE: tuple[int, int, list[Reply]] = (-1, 0, [])
+
+
 class Replies(NamedTuple):
     """What was made of one call.
 
@@ -116,7 +119,7 @@ class RemoteMaker:
         self._packed = b""
         self._newest = -1
         # Of the call that runs: its ticket, its first microbatch, and what it has made so far.
-        self._under_way: tuple[int, int, list[Reply]] = (-1, 0, [])
+        self._under_way = _IDLE
         self._shard: OpenShard | None = None
         self._generator: Generator[Produced] | None = None
         self._terms = ShardTerms()
@@ -224,6 +227,7 @@ class RemoteMaker:
             replies.append(self._reply(task, index, make))
             if not isinstance(replies[-1], Made) or replies[-1].is_last:
                 break
+        self._under_way = _IDLE  # what was made is kept no longer than it travels
         return Replies(replies, time.perf_counter() - began_s)
 
     def _reply(self, task: Task, index: int, make: Callable[[int], Produced | None]) -> Reply:

@@ -8,7 +8,15 @@ from dataset_examples import Together, documents_of
 from torch.utils.data import DataLoader
 
 from fkat_data import DataLoaderFactory
-from fkat_data.datasets import BufferSortedDataset, DatasetChain, DictDataset, IterableMapDataset, MapDataset
+from fkat_data.datasets import (
+    BufferSortedDataset,
+    DatasetChain,
+    DictDataset,
+    IterableMapDataset,
+    MapDataset,
+    PackedDataset,
+    ShardedDataset,
+)
 from fkat_data.errors import ConfigurationError
 
 
@@ -93,7 +101,15 @@ def test_each_generator_gets_what_the_last_one_made():
     assert list(map(list, pickle.loads(pickle.dumps(chain))("3-20"))) == expected
 
 
-@pytest.mark.parametrize("kind", [MapDataset, IterableMapDataset])
+VIEWS = {
+    "mapped": MapDataset,
+    "of an iterable": IterableMapDataset,
+    "of a rank": lambda *given: ShardedDataset(MapDataset(*given), 1, 0, "sequential", False),
+    "packed": lambda *given: PackedDataset(MapDataset(*given), 4, lengths=[1, 2, 3]),
+}
+
+
+@pytest.mark.parametrize("kind", VIEWS.values(), ids=VIEWS)
 @pytest.mark.parametrize("error", [IndexError, StopIteration])
 def test_an_error_of_the_function_ends_no_samples_in_silence(kind, error):
     def refuse(_sample):
