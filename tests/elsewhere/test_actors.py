@@ -313,17 +313,20 @@ def test_an_error_names_the_machine_that_it_was_raised_on(cluster):
 EXAMPLE = Path(__file__).parents[2] / "docs/examples/cluster/train.py"
 
 
-def test_the_example_loses_a_node_and_no_bit(cluster, processes):
+def test_the_example_loses_a_node_and_no_bit(cluster, processes, tmp_path):
     environment = environment_of()
     expected = subprocess.run([sys.executable, EXAMPLE], stdout=subprocess.PIPE, text=True, env=environment, check=True)
     environment["RAY_ADDRESS"] = cluster.address
-    with subprocess.Popen([sys.executable, EXAMPLE], stdout=-1, stderr=-1, text=True, env=environment) as trainer:
+    log = tmp_path / "log"
+    with log.open("w") as errors:
+        trainer = subprocess.Popen([sys.executable, EXAMPLE], stdout=-1, stderr=errors, text=True, env=environment)
         found = [trainer.stdout.readline() for _ in range(20)]
         homes = {each["Address"]["NodeID"] for each in all_actors().values() if each["State"] == "ALIVE"}
         cluster.remove_node(next(node for node in cluster.worker_nodes if node.node_id in homes))
-        rest, log = trainer.communicate()
-    assert "".join(found) + rest == expected.stdout
-    assert "another worker replaces it" in log
+        with trainer:
+            found += trainer.stdout
+    assert "".join(found) == expected.stdout
+    assert "another worker replaces it" in log.read_text()
     assert settled()
 
 
