@@ -4,7 +4,6 @@ import _thread
 import contextlib
 import fcntl
 import functools
-import io
 import marshal
 import os
 import select
@@ -12,13 +11,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.abc import InspectLoader
 from typing import Any, cast
 
 import psutil
 
-from fkat_data.dropped import after_end
+from fkat_data.dropped import Descriptor, after_end
 from fkat_data.interruption import genuine, suppress
 from fkat_data.worker import lifeline
 from fkat_data.worker.inheritance import new_interpreter
@@ -27,18 +26,26 @@ _HIGHEST_STANDARD = 2
 
 
 class SpawnedChild:
-    """A process that this one has started itself.
+    """An interpreter that this process has started itself; it is killed and reaped once nothing holds this object.
 
     Args:
-        process: The process, leader of a process group.
+        command: The process's, leader of a process group.
+        after_reap: Called once the process is reaped. What they refer to lives for as long as a thread waits to reap it.
+        options: As ``subprocess.Popen`` takes them.
+
+    Raises:
+        OSError: No process could be started.
     """
 
-    def __init__(self, process: "Interpreter") -> None:
-        self._process = process
-        self.pid: int = process.pid
+    def __init__(self, command: Sequence[str], after_reap: Sequence[Callable[[], None]] = (), **options: Any) -> None:
+        self._after_reap = after_reap
+        started: list[subprocess.Popen[bytes]] = []
+        after_end(self, functools.partial(_end, started))
+        self._process = _EnteredPopen(started, command, **options)
+        self.pid: int = self._process.pid
         """The process id."""
         # An object: it closes once, and when nothing holds it.
-        self._end_file = end_of(process.pid)
+        self._end_file = end_of(self.pid)
 
     @property
     def end_descriptor(self) -> int | None:
@@ -66,8 +73,10 @@ class SpawnedChild:
         return True
 
     def reap(self) -> None:
-        """Wait for the process."""
+        """Wait for the process, then do what comes after that."""
         self._process.wait()
+        for action in self._after_reap:
+            action()
 
     def kill(self) -> None:
         """Kill the process and its children."""
@@ -83,28 +92,6 @@ class SpawnedChild:
         """Close the descriptor."""
         if self._end_file is not None:
             self._end_file.close()
-
-
-class Interpreter:
-    """An interpreter that this process starts; it ends once nothing holds this object."""
-
-    def __init__(self) -> None:
-        self.started: list[subprocess.Popen[bytes]] = []
-        after_end(self, functools.partial(_end, self.started))
-
-    @property
-    def pid(self) -> int:
-        """The process id."""
-        return self.started[0].pid
-
-    @property
-    def returncode(self) -> int | None:
-        """The exit code, negative for a signal; None until ``wait`` has returned."""
-        return self.started[0].returncode
-
-    def wait(self) -> int:
-        """Wait for the end, and return the exit code."""
-        return self.started[0].wait()
 
 
 class _EnteredPopen(subprocess.Popen[bytes]):
@@ -137,7 +124,8 @@ def popen_interpreter(
     stdout: int | None = None,
     folder: int | None = None,
     umask: int = -1,
-) -> Interpreter:
+    after_reap: Sequence[Callable[[], None]] = (),
+) -> SpawnedChild:
     """Start a new interpreter in a process group of its own, with this one's flags.
 
     It is killed and reaped once nothing holds what is returned, also if the call is interrupted.
@@ -150,6 +138,7 @@ def popen_interpreter(
         stdout: Where its stdout goes; None: where this process's goes.
         folder: A descriptor of its working directory; None: this process's.
         umask: Its umask; -1: this process's.
+        after_reap: Called once it is reaped.
 
     Raises:
         OSError: No process could be started.
@@ -164,10 +153,9 @@ def popen_interpreter(
         # A process inherits the signals that its parent's thread blocks: none reaches it before it handles them.
         blocked_before = signal.pthread_sigmask(signal.SIG_BLOCK, lifeline.DEAF_TO)
         try:
-            interpreter = Interpreter()
-            _EnteredPopen(
-                interpreter.started,
+            return SpawnedChild(
                 [sys.executable, *flags, "-c", _begin(restored, entered) + program, *map(str, (*passed, *numbers))],
+                after_reap,
                 stdin=subprocess.DEVNULL,
                 stderr=stderr,
                 pass_fds=passed if entered is None else (*passed, entered),
@@ -177,7 +165,6 @@ def popen_interpreter(
                 umask=umask,
                 env=environment,
             )
-            return interpreter
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked_before)
 
@@ -234,18 +221,18 @@ exec(marshal.loads({marshal.dumps(code)!r}))
 _PAUSE_S = 0.05
 
 
-def end_of(pid: int) -> io.FileIO | None:
+def end_of(pid: int) -> Descriptor | None:
     """Return what is readable once a child of this process has ended; None if there is no descriptor for it.
 
     Where the kernel has no pidfds, a thread looks 20 times a second.
     """
     with suppress(OSError):
         if hasattr(os, "pidfd_open"):
-            return io.FileIO(os.pidfd_open(pid))
+            return Descriptor(os.pidfd_open(pid))
         reading, writing = os.pipe()
         # Thread.start() waits for the thread in a way that an interruption breaks.
         _thread.start_new_thread(_watch, (pid, writing))
-        return io.FileIO(reading)
+        return Descriptor(reading)
     return None
 
 

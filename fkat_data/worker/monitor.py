@@ -7,12 +7,12 @@ live for as long as the fork.
 
 import _thread
 import contextlib
-import io
 import os
 import select
 import sys
 import threading
 from collections import deque
+from collections.abc import Generator
 from typing import TYPE_CHECKING
 
 from fkat_data.dropped import Descriptor, WeakTable
@@ -61,7 +61,7 @@ class WorkerMonitor:
         stderr: The reading end of the pipe that is the process's stderr; the thread closes it.
     """
 
-    def __init__(self, child: "Child", stderr: io.FileIO) -> None:
+    def __init__(self, child: "Child", stderr: Descriptor) -> None:
         self._child = child
         self._stderr = stderr
         self._end = Latch()
@@ -136,10 +136,10 @@ class WorkerMonitor:
 
 # Held during a fork: otherwise the fork of another thread could take over an end that is not listed here yet.
 _guard = threading.RLock()
-_ends: "WeakTable[int, io.FileIO]" = WeakTable()
+_ends: "WeakTable[int, Descriptor]" = WeakTable()
 
 
-def new_lifeline() -> tuple[int, io.FileIO]:
+def new_lifeline() -> tuple[int, Descriptor]:
     """Return the two ends of a new lifeline: the descriptor for the worker, and the trainer's end.
 
     Raises:
@@ -151,6 +151,29 @@ def new_lifeline() -> tuple[int, io.FileIO]:
         end = Descriptor(number)
         _ends[id(end)] = end
     return descriptor, end
+
+
+@contextlib.contextmanager
+def new_lines() -> Generator[tuple[int, Descriptor, int, Descriptor]]:
+    """Yield a new lifeline, then a pipe for stderr: the worker's end, which is closed afterwards, and the trainer's.
+
+    After an error, the lifeline is closed: it ends what was started.
+
+    Raises:
+        OSError: No descriptor is left.
+    """
+    lifeline, own_lifeline = new_lifeline()
+    reading, stderr = os.pipe()
+    # An object: it closes once, however often an interrupted call is repeated, and when nothing holds it.
+    own_stderr = Descriptor(reading)
+    try:
+        yield lifeline, own_lifeline, stderr, own_stderr
+    except BaseException:
+        own_lifeline.close()
+        raise
+    finally:
+        os.close(lifeline)
+        os.close(stderr)
 
 
 def _close_in_child() -> None:

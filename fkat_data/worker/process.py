@@ -24,7 +24,7 @@ from fkat_data.interruption import genuine, suppress
 from fkat_data.machine import text_of
 from fkat_data.worker.child import SpawnedChild, events_on, has_stdout, popen_interpreter
 from fkat_data.worker.inheritance import BIRTH, DEATH, IS_DEAD, Surroundings, WorkerDescriptors, WorkerRequest
-from fkat_data.worker.monitor import Latch, WorkerMonitor, new_lifeline
+from fkat_data.worker.monitor import Latch, WorkerMonitor, new_lines
 from fkat_data.worker.ship import Shipment
 from fkat_data.worker.template_process import TemplateProcess
 
@@ -230,27 +230,12 @@ class WorkerProcess:
     ) -> None:
         self._stacks = stacks
         self._template = template
-        lifeline_descriptor, self._lifeline = new_lifeline()
-        stderr_end, stderr = os.pipe()
-        # An object: it closes once, however often an interrupted call is repeated, and when nothing holds it.
-        self._stderr = io.FileIO(stderr_end)
-        descriptors = (shipment.settings, channel, page, lifeline_descriptor, stacks)
-        try:
+        with new_lines() as (lifeline, self._lifeline, stderr, self._stderr):
+            descriptors = (shipment.settings, channel, page, lifeline, stacks)
             self.child: Child = _start(worker_index, descriptors, stderr, shipment.folder, template)
             """The process itself. Its id is waited for while it is being forked, at most 5 s; else it is the template's."""
-        except BaseException:
-            self._lifeline.close()
-            self._stderr.close()
-            raise
-        finally:
-            os.close(lifeline_descriptor)
-            os.close(stderr)
-        try:
             self._monitor = WorkerMonitor(self.child, self._stderr)
             self._monitor.start()
-        except BaseException:
-            self._lifeline.close()
-            raise
 
     @property
     def last_words(self) -> str:
@@ -280,8 +265,7 @@ class WorkerProcess:
                 self.child.close()
 
     def abandon(self) -> None:
-        """In a forked child: close what would keep the process alive, and nothing else."""
-        self._lifeline.close()
+        """In a forked child: close what would keep the process alive, beside its lifeline, and nothing else."""
         if self._monitor.is_listening:
             self._stderr.close()
         self.child.close()
@@ -320,7 +304,7 @@ def _start(
         with suppress(OSError):  # the template is gone, or cannot keep up
             return _fork(worker_index, descriptors, stderr, folder, template)
     numbers = worker_index, int(STACK_SIGNAL)
-    return SpawnedChild(popen_interpreter(_BOOTSTRAP, descriptors, numbers, stderr, folder=folder))
+    return popen_interpreter(_BOOTSTRAP, descriptors, numbers, stderr, folder=folder)
 
 
 def _fork(

@@ -27,7 +27,7 @@ from typing import NoReturn
 import numpy as np
 import torch
 
-from fkat_data.worker.child import Interpreter, events_on, popen_interpreter
+from fkat_data.worker.child import SpawnedChild, events_on, popen_interpreter
 from fkat_data.worker.inheritance import (
     BIRTH,
     DEATH,
@@ -100,7 +100,7 @@ class _BornWorker:
         OSError: The kernel has no descriptor for it; it is killed then.
     """
 
-    def __init__(self, pid: int, birth: socket.socket, process: Interpreter | None) -> None:
+    def __init__(self, pid: int, birth: socket.socket, process: SpawnedChild | None) -> None:
         self._pid = pid
         self._birth = birth
         self._process = process
@@ -150,7 +150,7 @@ class _BornWorker:
         if self._process is None:
             os.waitpid(self._pid, 0)
         else:
-            self._process.wait()
+            self._process.reap()
 
     def _send(self, message: bytes, *descriptors: int) -> None:
         with contextlib.suppress(OSError):  # the trainer does not want the worker any more, and says so on this socket
@@ -293,7 +293,7 @@ def _stop_idle_threads() -> None:
         os.waitpid(pid, 0)
 
 
-def _execute(request: WorkerRequest, descriptors: WorkerDescriptors) -> Interpreter:
+def _execute(request: WorkerRequest, descriptors: WorkerDescriptors) -> SpawnedChild:
     """Start a new interpreter as the worker: the fork of a process with threads may hang."""
     inherited = descriptors[1:6]
     umask = request.surroundings.umask

@@ -5,7 +5,6 @@ All loaders of a process share one template, as long as a new one would be no di
 from a new one.
 """
 
-import io
 import logging
 import os
 import pickle
@@ -16,9 +15,9 @@ from collections.abc import Sequence
 
 from fkat_data.errors import ConfigurationError
 from fkat_data.interruption import genuine, suppress
-from fkat_data.worker.child import Interpreter, SpawnedChild, popen_interpreter
+from fkat_data.worker.child import popen_interpreter
 from fkat_data.worker.inheritance import RETIRED, heritage, import_paths
-from fkat_data.worker.monitor import WorkerMonitor, new_lifeline
+from fkat_data.worker.monitor import WorkerMonitor, new_lines
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -72,33 +71,20 @@ class TemplateProcess:
         self._is_unfit = self._is_dismissed = False
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control = _Control(ours)
-        lifeline_descriptor, lifeline = new_lifeline()
-        stderr_end, stderr = os.pipe()
-        # An object: it closes once, however often an interrupted call is repeated, and when nothing holds it.
-        self._stderr = io.FileIO(stderr_end)
         try:
-            process = popen_interpreter(_PROGRAM, (theirs.fileno(), lifeline_descriptor), (_IDLE_MS,), stderr)
-            self._child = _TemplateChild(process, self._control, lifeline)
-        except BaseException:
-            self._control.close()
-            lifeline.close()
-            self._stderr.close()
-            raise
-        finally:
-            theirs.close()
-            os.close(lifeline_descriptor)
-            os.close(stderr)
-        self.pid: int = self._child.pid
-        """The process id."""
-        try:
-            with suppress(OSError):  # it has ended already: the first request finds that out
-                self._control.send(pickle.dumps(import_paths()))
-            self._monitor = WorkerMonitor(self._child, self._stderr)
-            self._monitor.start()
-            templates.append(self)
+            with theirs, new_lines() as (lifeline, own_lifeline, stderr, self._stderr):
+                # The thread that watches the process holds the descriptors for as long as it lives.
+                inherited, after_reap = (theirs.fileno(), lifeline), (self._control.close, own_lifeline.close)
+                self._child = popen_interpreter(_PROGRAM, inherited, (_IDLE_MS,), stderr, after_reap=after_reap)
+                self.pid: int = self._child.pid
+                """The process id."""
+                with suppress(OSError):  # it has ended already: the first request finds that out
+                    self._control.send(pickle.dumps(import_paths()))
+                self._monitor = WorkerMonitor(self._child, self._stderr)
+                self._monitor.start()
+                templates.append(self)
         except BaseException:
             self.dismiss()
-            lifeline.close()
             raise
 
     @property
@@ -150,10 +136,11 @@ class TemplateProcess:
         self._control.close()
 
     def abandon(self) -> None:
-        """In a forked child: close what would keep the process alive, and nothing else."""
+        """In a forked child: close what would keep the process alive, beside its lifeline, and nothing else."""
         if self._monitor.is_listening:
             self._stderr.close()
-        self._child.abandon()
+        self._control.abandon()
+        self._child.close()
 
 
 class _Control:
@@ -203,36 +190,6 @@ class _Control:
     def abandon(self) -> None:
         """In a forked child: close the socket; another thread of the parent's may have had the lock."""
         self._sock.close()
-
-
-class _TemplateChild(SpawnedChild):
-    """The template process; its thread holds the descriptors, and closes them when it has ended.
-
-    They live as long as the process, also when no other object refers to it, and the interpreter's end does not complain about them.
-
-    Args:
-        process: The process.
-        control: The trainer's end of its control socket.
-        lifeline: The trainer's end of its lifeline.
-    """
-
-    def __init__(self, process: Interpreter, control: _Control, lifeline: io.FileIO) -> None:
-        super().__init__(process)
-        self._control = control
-        self._lifeline = lifeline
-
-    def reap(self) -> None:
-        """Wait for the process, and close the descriptors."""
-        super().reap()
-        self._control.close()
-        self._lifeline.close()
-        self.close()
-
-    def abandon(self) -> None:
-        """In a forked child: close the descriptors."""
-        self._control.abandon()
-        self._lifeline.close()
-        self.close()
 
 
 class _Registry:
