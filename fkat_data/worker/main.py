@@ -72,20 +72,14 @@ def _settings(settings_file: mmap.mmap) -> WorkerSettings:
     try:
         return pickle.load(settings_file)
     except Exception as error:  # noqa: BLE001 - the trainer gets it with the first shard
-        return WorkerSettings(
-            Registrations(), _Unloadable(error), 0, 0, 1, None, torch.get_default_dtype(), False, False
-        )
+        fail = functools.partial(_fail, error)
+        return WorkerSettings(Registrations(), fail, 0, 0, 1, None, torch.get_default_dtype(), False, False)
 
 
-class _Unloadable:
-    """Replaces a factory that cannot be rebuilt here: each shard fails with the reason."""
-
-    def __init__(self, error: Exception) -> None:
-        self._error = error
-
-    def __call__(self, shard: Shard) -> Any:
-        del shard
-        raise self._error
+def _fail(error: Exception, shard: Shard) -> Any:
+    """Replace a factory that cannot be rebuilt here: each shard fails with the reason."""
+    del shard
+    raise error
 
 
 def _leave_to_parent(sock: socket.socket) -> None:
