@@ -17,7 +17,7 @@ from fkat_data.observe.durations import Durations
 from fkat_data.observe.progress import ReplayDisplay
 from fkat_data.observe.sink import EventSink
 from fkat_data.observe.stages import StageClock, StageTimes, new_page
-from fkat_data.plan.place import ShardTerms, Task
+from fkat_data.plan.place import Task
 from fkat_data.seeding import preserved_generators
 from fkat_data.tracebacks import fold
 from fkat_data.transport.codec import copied
@@ -29,7 +29,7 @@ from fkat_data.worker.messages import (
     End,
     Failure,
     Item,
-    Marked,
+    KnownOfTasks,
     Message,
     Together,
     content_of,
@@ -38,7 +38,7 @@ from fkat_data.worker.messages import (
 from fkat_data.worker.produce import Produced, Producer, name_place, produce, produce_together
 
 
-class WorkerOfThisProcess:
+class WorkerOfThisProcess(KnownOfTasks):
     """What a worker is that has no process of its own, no pipe and no shared memory."""
 
     descriptors: tuple[int, ...] = ()
@@ -46,10 +46,6 @@ class WorkerOfThisProcess:
     held_bytes: int = 0
     num_segments: int = 0
     segment_bytes: int = 0
-
-    def __init__(self) -> None:
-        self._terms: dict[int, ShardTerms] = {}
-        self._carries: dict[int, bytes] = {}
 
     @property
     def pid(self) -> int:
@@ -66,14 +62,6 @@ class WorkerOfThisProcess:
 
     def take_events(self, deadline_s: float) -> None:
         """Do nothing: the timeline already has them."""
-
-    def terms(self, ticket: int) -> ShardTerms | None:
-        """Return what is known of a task's shard, if it is in work."""
-        return self._terms.get(ticket)
-
-    def take_carry(self, ticket: int) -> bytes | None:
-        """Return, once, what a task has left for the one behind it; None: that is not known yet."""
-        return self._carries.pop(ticket, None)
 
     def flush(self) -> None:
         """Do nothing: there is no pipe."""
@@ -205,21 +193,15 @@ class InlineWorker(WorkerOfThisProcess):
         if self._production is None:
             self._production = produce(task, self._producer)
             self._next_index = task.first_microbatch
-        size_bytes = 0
+        index = self._next_index
         try:
             produced = next(self._production, None)
-            given = None if produced is None else produced.microbatch
-            if produced is not None and not self._collate.take(given.microbatch if type(given) is Marked else given):
-                self._mark_and_show("encode", produced.microbatch_index)
-                microbatch, size_bytes = copied(produced.microbatch)
-                produced = produced._replace(microbatch=microbatch)
+            if produced is None:
+                return End(task.ticket, index)
+            self._next_index = produced.microbatch_index + 1
+            return item_of(task, *produced, self._collate, self._mark_and_show, None, self._is_digested)
         except genuine(Exception) as error:
-            return failure_of(task, error, self._next_index)
-        if produced is None:
-            return End(task.ticket, self._next_index)
-        self._next_index = produced.microbatch_index + 1
-        digest = digest_of(content_of(produced.microbatch)) if self._is_digested else 0
-        return Item(task.ticket, produced.microbatch_index, produced.is_last, produced.microbatch, size_bytes, digest)
+            return failure_of(task, error, index)
 
     def kill(self) -> None:
         """Do nothing: it cannot stall beside its caller."""
@@ -257,7 +239,39 @@ def _marking(mark: Callable[[str, int, str], None], replay: ReplayDisplay, tasks
 
 
 def _carry_of(carries: dict[int, bytes], task: Task) -> bytes:
-    return carries.pop(task.ticket) if task.carry is None else task.carry
+    return carries.pop(task.ticket)
+
+
+def item_of(
+    task: Task,
+    index: int,
+    microbatch: Any,
+    is_last: bool | None,
+    collate: FreshCollate,
+    mark: Callable[..., None],
+    size_of: Callable[[Any], int] | None,
+    is_digested: bool,
+) -> Item:
+    """Return the message of a microbatch: in memory of its own, as one that has come from another process.
+
+    Args:
+        task: The task.
+        index: The microbatch's number.
+        microbatch: The microbatch.
+        is_last: Whether the shard ends with it.
+        collate: Knows whether it is in memory of its own; else it is copied.
+        mark: Called with the stage, and the number, before that.
+        size_of: Returns the bytes of one that is not copied; None: they do not count.
+        is_digested: Whether to digest it.
+    """
+    given = content_of(microbatch)
+    if collate.take(given):
+        size_bytes = 0 if size_of is None else size_of(given)
+    else:
+        mark("encode", index)
+        microbatch, size_bytes = copied(microbatch)
+    digest = digest_of(content_of(microbatch)) if is_digested else 0
+    return Item(task.ticket, index, is_last, microbatch, size_bytes, digest)
 
 
 def made_together(task: Task, producer: Producer, *, is_digested: bool) -> Together:

@@ -232,6 +232,22 @@ Worker: TypeAlias = "InlineWorker | ProcessWorker | ThreadWorker"
 """Produces tasks, in any process."""
 
 
+class KnownOfTasks:
+    """What a worker has said of its tasks."""
+
+    def __init__(self) -> None:
+        self._terms: dict[int, ShardTerms] = {}
+        self._carries: dict[int, bytes] = {}
+
+    def terms(self, ticket: int) -> ShardTerms | None:
+        """Return what was reported of a task's shard; None: nothing."""
+        return self._terms.get(ticket)
+
+    def take_carry(self, ticket: int) -> bytes | None:
+        """Return, once, what a task has left for the one behind it; None: that is not known yet."""
+        return self._carries.pop(ticket, None)
+
+
 def remember_terms(reported: dict[int, ShardTerms], ticket: int, terms: ShardTerms) -> None:
     """Remember what was reported of a task's shard, for as long as the task may be in work."""
     reported[ticket] = terms

@@ -136,7 +136,7 @@ class Producer(NamedTuple):
         collate: Does what torch's ``default_collate`` does; used instead of it where that is possible.
         threads: Make the items of map-style DataLoaders; None: they are made one after the other.
         report: Called with a task's ticket, and what is known of its shard's batches and files, before it is made.
-        take_carry: Returns what the task before has left for a task; waits for it.
+        take_carry: Returns what the task before has left for a task that was assigned without it; waits for it.
         give_carry: Called with a task's ticket, and what it has left for the task behind it.
         is_threaded: Whether threads make microbatches, which leave the global random generators alone.
     """
@@ -282,7 +282,10 @@ class OpenShard:
         assert take is not None  # noqa: S101 - workers have both
         assert give is not None  # noqa: S101 - as above
         return product.batches(
-            lambda: take(task), lambda carry: give(task.ticket, carry), producer.collate, producer.threads
+            lambda: take(task) if task.carry is None else task.carry,
+            lambda carry: give(task.ticket, carry),
+            producer.collate,
+            producer.threads,
         )
 
     def _made(self, index: int, stage: str) -> Produced | None:

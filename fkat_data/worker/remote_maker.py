@@ -258,8 +258,6 @@ class RemoteMaker:
         return self._carries.setdefault(ticket, SimpleQueue())
 
     def _take_carry(self, task: Task) -> bytes:
-        if task.carry is not None:
-            return task.carry
         carry = self._queue(task.ticket).get()
         self._carries.pop(task.ticket, None)
         return carry

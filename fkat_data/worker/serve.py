@@ -236,8 +236,6 @@ class Server:
         self._channel.send(Kind.TERMS, pack_terms(ticket, terms))
 
     def _take_carry(self, task: Task) -> bytes:
-        if task.carry is not None:
-            return task.carry
         self._producer.mark("blocked", task.first_microbatch)
         while task.ticket not in self._carries:
             self._hear_of(task, block=True)

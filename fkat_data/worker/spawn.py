@@ -19,7 +19,7 @@ from fkat_data.observe.events import MAIN_THREAD
 from fkat_data.observe.sink import EventSink
 from fkat_data.observe.stages import PRODUCED, StageTimes, stage_times
 from fkat_data.observe.timeline import Timeline
-from fkat_data.plan.place import ShardTerms, Task
+from fkat_data.plan.place import Task
 from fkat_data.transport.anonymous import anonymous_file
 from fkat_data.transport.channel import Channel, ChannelClosed, Frame
 from fkat_data.transport.codec import decode
@@ -41,6 +41,7 @@ from fkat_data.worker.messages import (
     Failure,
     Item,
     Kind,
+    KnownOfTasks,
     MadeAlone,
     MemoryShortage,
     Message,
@@ -61,7 +62,7 @@ _UNWINDING_S = 0.5
 _workers: "WeakTable[int, ProcessWorker]" = WeakTable()
 
 
-class ProcessWorker:
+class ProcessWorker(KnownOfTasks):
     """A worker process and the trainer's end of its pipe.
 
     Args:
@@ -93,6 +94,7 @@ class ProcessWorker:
         *,
         is_zero_copy: bool,
     ) -> None:
+        super().__init__()
         self._sink = sink
         self._timeline = timeline
         self.num_received: int = 0
@@ -129,8 +131,6 @@ class ProcessWorker:
         self._is_hung_up = False
         self._is_closing = self._is_closed = False
         self._last_begun = -1
-        self._terms: dict[int, ShardTerms] = {}
-        self._carries: dict[int, bytes] = {}
         self._allowed = -1, 0
         _workers[id(self)] = self
 
@@ -209,10 +209,6 @@ class ProcessWorker:
                 elif not self._channel.wait(max(0.0, deadline_s - time.monotonic())):
                     return
 
-    def terms(self, ticket: int) -> ShardTerms | None:
-        """Return what the worker has reported of a task's shard; None: nothing."""
-        return self._terms.get(ticket)
-
     def has_begun(self, ticket: int) -> bool:
         """Return whether the worker has reported that it works on a task."""
         return self._last_begun >= ticket
@@ -220,10 +216,6 @@ class ProcessWorker:
     def stack(self) -> str:
         """Return the worker's Python stacks, taken from outside."""
         return self._process.stack()
-
-    def take_carry(self, ticket: int) -> bytes | None:
-        """Return, once, what a task has left for the one behind it; None: that is not known yet."""
-        return self._carries.pop(ticket, None)
 
     def give_carry(self, ticket: int, carry: bytes) -> None:
         """Give a task that was assigned without it what the one before has left."""

@@ -37,22 +37,17 @@ from fkat_data.seeding import (
     preserved_generators,
     seeding_nothing,
 )
-from fkat_data.tracebacks import fold
-from fkat_data.transport.codec import copied
-from fkat_data.transport.digest import digest_of
 from fkat_data.worker.batches import Part, draws_nothing, is_plain
 from fkat_data.worker.collate import FreshCollate
-from fkat_data.worker.inline import WorkerOfThisProcess, failure_of, made_together
+from fkat_data.worker.inline import WorkerOfThisProcess, failure_of, item_of, made_together
 from fkat_data.worker.items import moved_generators
 from fkat_data.worker.messages import (
     End,
     Failure,
     Item,
-    Marked,
     Message,
     Together,
     WorkerGone,
-    content_of,
     remember_terms,
 )
 from fkat_data.worker.produce import OpenShard, Produced, Producer, name_place
@@ -197,35 +192,16 @@ class Threads:
         """Wait for a job, in a thread; None: it is to end."""
         return self.jobs.get()
 
-    def item(self, task: Task, index: int, microbatch: Any, *, is_last: bool | None) -> Item:
-        """Return the message of a microbatch: in memory of its own, as one that has come from another process."""
-        clock, collate = self.here.clock, self.here.collate
-        given = microbatch.microbatch if type(microbatch) is Marked else microbatch
-        if collate.take(given):
-            size_bytes = _size_of(given)
-        else:
-            clock.mark("encode", index)
-            microbatch, size_bytes = copied(microbatch)
-        digest = digest_of(content_of(microbatch)) if self.is_digested else 0
+    def item(self, task: Task, index: int, microbatch: Any, is_last: bool | None) -> Item:
+        """Return the message of a microbatch."""
+        clock = self.here.clock
+        item = item_of(task, index, microbatch, is_last, self.here.collate, clock.mark, _size_of, self.is_digested)
         clock.mark("")
         clock.count()
-        return Item(task.ticket, index, is_last, microbatch, size_bytes, digest)
+        return item
 
     def make(self, work: Work, index: int, part: Part, before: Part | None) -> None:
-        """Make a microbatch by its number, in a thread."""
-        if work.is_cancelled:
-            return
-        try:
-            message = self.made(work, index, part, before)
-        except BaseException as error:  # noqa: BLE001 - raised where the microbatch's turn comes
-            message = self.failed(work.task, index, error)
-        self.news.put((work.task.ticket, index, message))
-
-    def made(self, work: Work, index: int, part: Part, before: Part | None) -> Item | Failure:
-        """Return the message of a microbatch, or of the error that it has raised.
-
-        Raises:
-            BaseException: What is no error, such as an interruption of the caller.
+        """Make a microbatch by its number, in a thread.
 
         Args:
             work: The task.
@@ -233,8 +209,9 @@ class Threads:
             part: How it is made.
             before: How the one before is made, which is compared with what was delivered; None: it is not.
         """
-        task, shard = work.task, work.shard
-        clock = self.here.clock
+        if work.is_cancelled:
+            return
+        task, shard, clock = work.task, work.shard, self.here.clock
         try:
             assert shard is not None  # noqa: S101 - only the parts of an open shard are made
             with helping() as times:
@@ -244,54 +221,40 @@ class Threads:
                 clock.mark("produce", index)
                 microbatch = _made(part)
             clock.shift("store", times.store_s)
-            return self.item(task, index, microbatch, is_last=part.is_last)
-        except genuine(Exception) as error:
-            return self.failed(task, index, error)
+            message = self.item(task, index, microbatch, part.is_last)
+        except BaseException as error:  # noqa: BLE001 - raised where the microbatch's turn comes
+            message = self.failed(task, index, error)
+        self.news.put((task.ticket, index, message))
 
     def failed(self, task: Task, index: int, error: BaseException) -> Failure:
         """Return the message of an error."""
         self.here.clock.mark("")
-        name_place(error, task, index, is_open=True)
-        fold(error)
-        return Failure(task.ticket, error, index)
+        return failure_of(task, error, index)
 
     def follow(self, work: Work) -> None:
         """Make microbatches that follow on one another, up to the limit, in a thread."""
-        index = work.next_job
+        index, task, clock = work.next_job, work.task, self.here.clock
         while not work.is_cancelled and not self.is_closed:
             if index >= work.limit:
-                self.news.put((work.task.ticket, index, _Paused(index)))
+                self.news.put((task.ticket, index, _Paused(index)))
                 return
             try:
-                message = self.next_of(work, index)
+                with helping() as times:
+                    assert work.generator is not None  # noqa: S101 - it is made where the shard is opened
+                    produced = next(work.generator, None)
+                clock.shift("store", times.store_s)
+                if produced is None:
+                    clock.mark("")
+                message = End(task.ticket, index) if produced is None else self.item(task, *produced)
             except _Cancelled:
                 break
             except BaseException as error:  # noqa: BLE001 - as above
-                message = self.failed(work.task, index, error)
-            self.news.put((work.task.ticket, index, message))
+                message = self.failed(task, index, error)
+            self.news.put((task.ticket, index, message))
             if not isinstance(message, Item) or message.is_last:
                 break
             index += 1
         self.close(work)
-
-    def next_of(self, work: Work, index: int) -> Item | End | Failure:
-        """Return the message of the next microbatch of those that follow on one another.
-
-        Raises:
-            BaseException: What is no error, such as an interruption of the caller.
-        """
-        clock = self.here.clock
-        try:
-            with helping() as times:
-                assert work.generator is not None  # noqa: S101 - it is made where the shard is opened
-                produced = next(work.generator, None)
-            clock.shift("store", times.store_s)
-            if produced is None:
-                clock.mark("")
-                return End(work.task.ticket, index)
-            return self.item(work.task, produced.microbatch_index, produced.microbatch, is_last=produced.is_last)
-        except genuine(Exception) as error:
-            return self.failed(work.task, index, error)
 
     def close(self, work: Work) -> None:
         """Close what yields a task's microbatches, unless another thread uses it, which then does so."""
@@ -710,8 +673,6 @@ def _mark(here: Here, stage: str, index: int = -1, label: str = "") -> None:
 
 
 def _carry_of(carries: "dict[int, SimpleQueue[bytes | None]]", task: Task) -> bytes:
-    if task.carry is not None:
-        return task.carry
     queue = carries.get(task.ticket)
     carry = None if queue is None else queue.get()
     if carry is None:
