@@ -8,7 +8,7 @@ formats, and all that is an error.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
@@ -213,17 +213,8 @@ class _Plan:
             elif kind is not tuple and kind is not list:
                 return None
             parts = zip(*batch, strict=True)
-        forms = self._add_each(parts)
-        return None if forms is None else lambda memory: make([form(memory) for form in forms])
-
-    def _add_each(self, batches: Iterable[Any]) -> list[Form] | None:
-        forms: list[Form] = []
-        for batch in batches:
-            form = self.add(batch)
-            if form is None:
-                return None
-            forms.append(form)
-        return forms
+        forms = cast("list[Form]", [self.add(part) for part in parts])
+        return (lambda memory: make([form(memory) for form in forms])) if all(forms) else None
 
     def add_tensors(self, batch: Batch) -> Form | None:
         first: torch.Tensor = batch[0]

@@ -6,6 +6,7 @@ parts are private to torch. Where they are not those that this module knows, a D
 """
 
 import copy
+import functools
 from collections.abc import Callable, Iterator
 from operator import attrgetter
 from typing import Any, cast
@@ -76,26 +77,21 @@ def _with_collate(loader: "DataLoader[Any]", collate: Callable[[Any], Any] | Non
     return loader
 
 
-class _Collate:
-    """A ``collate_fn`` whose StopIteration does not pass for the end of an iterable dataset."""
-
-    def __init__(self, collate: Callable[[Any], Any]) -> None:
-        self._collate = collate
-
-    def __call__(self, samples: Any) -> Any:
-        try:
-            return self._collate(samples)
-        except genuine(StopIteration) as error:
-            raise WorkerError("collate_fn raised StopIteration, which would end the shard early") from error
+def _collated(collate: Callable[[Any], Any], samples: Any) -> Any:
+    """Call a ``collate_fn``, whose StopIteration does not pass for the end of an iterable dataset."""
+    try:
+        return collate(samples)
+    except genuine(StopIteration) as error:
+        raise WorkerError("collate_fn raised StopIteration, which would end the shard early") from error
 
 
 def _iterator_of(loader: "DataLoader[Any]") -> Iterator[Any]:
     """Return an iterator over a DataLoader that takes no StopIteration of ``collate_fn`` for the dataset's."""
     collate = cast("Any", loader.collate_fn)
-    if not isinstance(loader.dataset, IterableDataset) or isinstance(collate, _Collate):
+    if not isinstance(loader.dataset, IterableDataset) or getattr(collate, "func", None) is _collated:
         return iter(loader)
     # Not of a copy, which would start nested workers again that this DataLoader keeps.
-    object.__setattr__(loader, "collate_fn", _Collate(collate))
+    object.__setattr__(loader, "collate_fn", functools.partial(_collated, collate))
     try:
         return iter(loader)
     finally:
