@@ -24,7 +24,7 @@ from fkat_data.worker.fetch import direct_iteration
 from fkat_data.worker.messages import Epilogue, Marked
 from fkat_data.worker.settings import current_worker
 from fkat_data.worker.stacked import StackedBatches
-from fkat_data.worker.windows import Window, WindowFunction, WindowProduct, called_in_turn
+from fkat_data.worker.windows import RowTerms, Window, WindowFunction, WindowProduct, called_in_turn
 
 _MODULE = "datasets.iterable_dataset"
 
@@ -445,12 +445,8 @@ class EpochFactory:
         terms, collate_fn = self._terms, cast("Any", self._terms.collate_fn)
         batches = cast("NumberedBatches", shard)
         if isinstance(shard, Window):
-            return WindowProduct(
-                *(shard, dataset, terms.window_fn, terms.collate_fn, terms.batch_size),
-                drop_last=terms.drop_last,
-                seed=terms.seed,
-                skips=terms.skips_samples,
-            )
+            rows = RowTerms(terms.window_fn, collate_fn, terms.batch_size, terms.drop_last)
+            return WindowProduct(shard, dataset, rows, seed=terms.seed, skips=terms.skips_samples)
         if self._is_stream:
             return dataset.loader_product(batches, collate_fn)
         if terms.is_batched and batches.is_stacked:

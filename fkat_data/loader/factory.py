@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Generic, Literal, cast
 
+from torch.utils import data as torch_data
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
 from fkat_data import arguments
@@ -12,8 +13,9 @@ from fkat_data.files.counted_file import counted_files_of, counts_of
 from fkat_data.interruption import genuine
 from fkat_data.types import Microbatch_co, Shard
 from fkat_data.wording import Described
-from fkat_data.worker.windows import ShardWindows, WindowFunction, version_of, window_functions_of
+from fkat_data.worker.windows import RowTerms, ShardWindows, WindowFunction, version_of, window_functions_of
 
+_DATA: Any = torch_data  # whose functions leave their types open
 _WINDOWED = "window_fn or on_sample_error='skip'"
 
 
@@ -113,10 +115,12 @@ class DataLoaderFactory(Described, Generic[Microbatch_co]):
         dataset = self.dataset_generator(shard)
         if self._has_windows:
             order = self.sampler_generator(dataset) if self.sampler_generator else None
-            collate_fn = _option(self.dataloader_generator, "collate_fn", None)
+            # As of a DataLoader, which converts where it does not batch.
+            plain = _DATA.default_convert if self.batch_size is None else _DATA.default_collate
+            collate_fn = _option(self.dataloader_generator, "collate_fn", None) or plain
             drop_last = _option(self.dataloader_generator, "drop_last", False)
-            windows = self.window_functions, self.window_size, collate_fn, self.batch_size
-            return ShardWindows(dataset, order, *windows, drop_last=drop_last, max_skipped=self.max_skipped_samples)
+            terms = RowTerms(self.window_functions, collate_fn, self.batch_size, drop_last)
+            return ShardWindows(dataset, order, terms, self.window_size, self.max_skipped_samples)
         generate = self.dataloader_generator or cast("Callable[..., Iterable[Microbatch_co]]", DataLoader)
         return generate(dataset, shuffle=None, **self._batching(dataset))
 

@@ -109,41 +109,40 @@ class _Skipping:
             return Skipped(-1, index, "; ".join([f"{type(error).__name__}: {error}", *notes_of(error)]))
 
 
+class RowTerms(NamedTuple):
+    """How rows are made and grouped into microbatches.
+
+    Attributes:
+        functions: Called one on what the other has returned; none: the samples are the rows.
+        collate_fn: The user's, or torch's.
+        batch_size: Rows of a microbatch; None: each row is one.
+        drop_last: Whether a smaller last microbatch, of an epoch or of a shard, is left out.
+    """
+
+    functions: Sequence[WindowFunction]
+    collate_fn: Callable[[Any], Any]
+    batch_size: int | None
+    drop_last: bool
+
+
 class WindowProduct:
     """The microbatches that end in a window.
 
     Args:
         window: The window.
         dataset: The user's.
-        functions: Called one on what the other has returned.
-        collate_fn: The user's, or torch's.
-        batch_size: Rows of a microbatch; None: each row is one.
-        drop_last: Whether a smaller last microbatch of an epoch is left out.
+        terms: What becomes of its samples.
         seed: The loader's.
         skips: Whether a sample that raises is left out.
     """
 
-    def __init__(
-        self,
-        window: Window,
-        dataset: Any,
-        functions: Sequence[WindowFunction],
-        collate_fn: Callable[[Any], Any],
-        batch_size: int | None,
-        *,
-        drop_last: bool,
-        seed: int,
-        skips: bool,
-    ) -> None:
+    def __init__(self, window: Window, dataset: Any, terms: RowTerms, *, seed: int, skips: bool) -> None:
         self._skips = skips
         self.skipped: list[Skipped] = []
         """The samples that were left out, once the window is read; of those before a resume, none."""
         self._window = window
         self._dataset = dataset
-        self._functions = functions
-        self._collate_fn = collate_fn
-        self._batch_size = batch_size
-        self._drop_last = drop_last
+        self._terms = terms
         self._seed = seed
 
     def batches(
@@ -167,12 +166,12 @@ class WindowProduct:
             Exception: The user's.
             ConfigurationError: A function has not returned a list.
         """
-        window = self._window
+        window, batch_size = self._window, self._terms.batch_size
         self._streams(window.number).seed_opening()
-        rows = called_in_turn(self._functions, self._samples(threads), window.in_words)
+        rows = called_in_turn(self._terms.functions, self._samples(threads), window.in_words)
         num_rows = len(rows)
         own = [_Row(window.number, index, rows[index]) for index in range(min(window.first_row, num_rows), num_rows)]
-        if self._batch_size is None:
+        if batch_size is None:
             for row in own:
                 num_behind = num_rows - row.place - 1
                 yield Marked(self._collated(row.value, row, None), self._mark(row.place + 1, num_rows, num_behind))
@@ -181,15 +180,15 @@ class WindowProduct:
             return
         carried = take_carry()
         left = [*map(_Row._make, loads(carried)), *own] if carried else own
-        num_whole = len(left) // self._batch_size * self._batch_size
+        num_whole = len(left) // batch_size * batch_size
         rest = left[num_whole:]
         if not window.is_last:
             give_carry(dumps([tuple(row) for row in rest]) if rest else b"")
-        elif rest and not self._drop_last:
+        elif rest and not self._terms.drop_last:
             num_whole = len(left)
-        for first in range(0, num_whole, self._batch_size):
-            batch = left[first : first + self._batch_size]
-            mark = self._mark(batch[-1].place + 1, num_rows, -(-(num_whole - first) // self._batch_size) - 1)
+        for first in range(0, num_whole, batch_size):
+            batch = left[first : first + batch_size]
+            mark = self._mark(batch[-1].place + 1, num_rows, -(-(num_whole - first) // batch_size) - 1)
             yield Marked(self._collated([row.value for row in batch], batch[0], collate), mark)
         if not num_whole:
             yield from self._epilogue()
@@ -230,8 +229,8 @@ class WindowProduct:
 
     def _collated(self, rows: Any, first: _Row, collate: Callable[[Any], Any] | None) -> Any:
         self._streams(first.window).seed_microbatch(first.place)
-        if collate is None or self._collate_fn is not _DATA.default_collate:
-            return self._collate_fn(rows)
+        if collate is None or self._terms.collate_fn is not _DATA.default_collate:
+            return self._terms.collate_fn(rows)
         try:
             return collate(rows)
         except Exception as error:
@@ -256,11 +255,8 @@ class ShardWindows:
     Args:
         dataset: The shard's.
         order: The indices of its samples; None: its own order, or that of an iterable dataset.
-        functions: Called one on what the other has returned; none: the samples are the rows.
+        terms: What becomes of its samples.
         window_size: Samples of a window.
-        collate_fn: The user's; None: torch's.
-        batch_size: Rows of a microbatch; None: each row is one.
-        drop_last: Whether a smaller last microbatch of the shard is left out.
         max_skipped: Samples of an epoch that may be left out because they raise; None: none may.
 
     Raises:
@@ -268,16 +264,7 @@ class ShardWindows:
     """
 
     def __init__(
-        self,
-        dataset: Any,
-        order: Iterable[Any] | None,
-        functions: Sequence[WindowFunction],
-        window_size: int,
-        collate_fn: Callable[[Any], Any] | None,
-        batch_size: int | None,
-        *,
-        drop_last: bool,
-        max_skipped: int | None,
+        self, dataset: Any, order: Iterable[Any] | None, terms: RowTerms, window_size: int, max_skipped: int | None
     ) -> None:
         self.dataset: Any = dataset
         """The shard's, which a state may ask for its files."""
@@ -286,12 +273,8 @@ class ShardWindows:
             expected = "'raise', with an iterable dataset: what it raises ends its iteration"
             raise ConfigurationError("on_sample_error", "skip", expected)
         self._order = order
-        self._functions = functions
+        self._terms = terms
         self._window_size = window_size
-        # As of a DataLoader, which converts where it does not batch.
-        self._collate_fn: Any = collate_fn or (_DATA.default_convert if batch_size is None else _DATA.default_collate)
-        self._batch_size = batch_size
-        self._drop_last = drop_last
         self._max_skipped = max_skipped
         self._left_out: tuple[int, ...] = ()
         self._seed: int = microbatch_seed() or 0  # of the stream under which the shard is opened
@@ -320,7 +303,7 @@ class ShardWindows:
             first_microbatch: The first that is wanted.
             collate: Does what torch's ``default_collate`` does.
         """
-        begin = 0 if self._functions else first_microbatch
+        begin = 0 if self._terms.functions else first_microbatch
         return begin, self._made(begin, first_microbatch, collate)
 
     def __iter__(self) -> Iterator[Any]:
@@ -334,7 +317,7 @@ class ShardWindows:
 
     def _made(self, begin: int, num_delivered: int, collate: Callable[[Any], Any] | None) -> Iterator[Any]:
         carried, unsaid, index = [b""], list[Skipped](), begin
-        num_left = begin * (self._batch_size or 1)
+        num_left = begin * (self._terms.batch_size or 1)
         for window, dataset in self._windows():
             num_rows = len(window.indices) - len(window.left_out) if num_left else 0
             if num_left and num_rows <= num_left:
@@ -343,10 +326,7 @@ class ShardWindows:
             product = WindowProduct(
                 window._replace(first_row=num_left, is_begun=index < num_delivered),
                 dataset,
-                self._functions,
-                self._collate_fn,
-                self._batch_size,
-                drop_last=self._drop_last,
+                self._terms,
                 seed=self._seed,
                 skips=self._max_skipped is not None,
             )
