@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from fkat_data.drop_in.states import state_at_epoch
+from fkat_data.errors import StateMismatchError
 from fkat_data.plan.place import START, Place, Position
 from fkat_data.plan.shard_plan import ShardPlan
 
@@ -97,6 +98,25 @@ class DatasetPlan(ShardPlan):
 
 class IndexPlan(DatasetPlan):
     """The plan of a map-style dataset: batches of indices."""
+
+    # The epoch that was begun, -1 for none, and that of a loaded state with what it says of the order.
+    _epoch: int = -1
+    _loaded: tuple[int, Mapping[str, Any]] | None = None
+
+    def load_sampler_state(self, epoch: int, state: Mapping[str, Any] | None) -> None:
+        """Begin this epoch again, as a state says; None: as any other one."""
+        self._loaded = None if state is None else (epoch, state)
+        self._epoch = -1
+
+    def _loaded_at(self, epoch: int) -> Mapping[str, Any]:
+        """Return what a loaded state says of an epoch; nothing if it is of another one."""
+        return self._loaded[1] if self._loaded is not None and self._loaded[0] == epoch else {}
+
+    def _check_length(self, epoch: int, num_samples: int) -> None:
+        """Raise if the dataset has another length than when the loaded state of an epoch was saved."""
+        saved = self._loaded_at(epoch).get("num_samples", num_samples)
+        if saved != num_samples:
+            raise StateMismatchError("num_samples", saved, num_samples, "the dataset has another length now")
 
     @abstractmethod
     def state_at(self, epoch: int, step: int) -> dict[str, Any]:

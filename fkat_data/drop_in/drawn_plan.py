@@ -115,8 +115,6 @@ class DrawnPlan(IndexPlan):
         self._seed = seed
         self._dp_rank = dp_rank
         self._part_size = _PART_SIZE if is_ahead or self._draws_at_once else 1
-        self._loaded: tuple[int, Mapping[str, Any]] | None = None
-        self._epoch = -1
         # The samplers' states when the epoch began; None: the next one begins with what they are then.
         self._begun: dict[str, Any] | None = None
         # The same after the newest batch.
@@ -172,19 +170,19 @@ class DrawnPlan(IndexPlan):
         part: DrawnBatches | None = self.shard(epoch, index)
         return None if part is None else Piece(self._dp_rank, 0, part.first)
 
-    def load_sampler_state(self, epoch: int, state: dict[str, Any] | None) -> None:
+    def load_sampler_state(self, epoch: int, state: Mapping[str, Any] | None) -> None:
         """Begin this epoch with samplers as they were when the state's epoch began, and go on at its step."""
-        self._loaded = None if state is None else (epoch, state)
-        self._epoch, self._begun = -1, None
+        super().load_sampler_state(epoch, state)
+        self._begun = None
 
     def state_at(self, epoch: int, step: int) -> dict[str, Any]:
         """Return what the order of the rest of an epoch depends on."""
-        loaded = self._loaded[1] if self._loaded is not None and self._loaded[0] == epoch else None
-        if epoch == self._epoch and self._begun is not None and (loaded is None or loaded.get("step") != step):
+        loaded = self._loaded_at(epoch)
+        if epoch == self._epoch and self._begun is not None and loaded.get("step") != step:
             drawn, order = self._marks.get(step, self._known.get(step, (0, 0)))
             count = {"drawn": drawn} if self._share is not None or self._is_of_others(epoch) else {}
             return {**self._begun, "step": step, **count, "order": order}
-        return {**self._terms(), "step": 0, "order": 0} if loaded is None else dict(loaded)
+        return {**self._terms(), "step": 0, "order": 0} if not loaded else dict(loaded)
 
     def _is_of_others(self, epoch: int) -> bool:
         """Whether other ranks have had something of an epoch's batches, which are drawn again."""
@@ -192,9 +190,7 @@ class DrawnPlan(IndexPlan):
         return self._distributed is None and bool(layers) and not layers[0].is_by_order
 
     def _begin(self, epoch: int) -> None:
-        loaded: Mapping[str, Any] = {}
-        if self._loaded is not None and self._loaded[0] == epoch:
-            loaded = self._loaded[1]
+        loaded = self._loaded_at(epoch)
         begun = self._begun if epoch == self._epoch and not self._is_stale else None
         self._known = {} if begun is None else {**self._known, **self._marks}
         self._is_torn, self._is_over = True, False

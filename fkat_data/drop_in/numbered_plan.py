@@ -255,9 +255,7 @@ class NumberedPlan(IndexPlan):
         self._seed = seed
         self._share = share
         self._layers = layers
-        self._epoch = -1
         self._order: SampleOrder | None = None
-        self._loaded: tuple[int, Mapping[str, Any]] | None = None
         if isinstance(self._sampler, EpochShuffle):
             self._sampler.seed = seed
 
@@ -273,20 +271,11 @@ class NumberedPlan(IndexPlan):
             StateMismatchError: The dataset has another length than when the state of this epoch was saved.
         """
         if epoch != self._epoch:
-            num_samples = self._num_samples(epoch)
-            if self._loaded is not None and self._loaded[0] == epoch:
-                saved = self._loaded[1].get("num_samples", num_samples)
-                if saved != num_samples:
-                    raise StateMismatchError("num_samples", saved, num_samples, "the dataset has another length now")
+            self._check_length(epoch, self._num_samples(epoch))
             if isinstance(self._sampler, EpochShuffle):
                 self._sampler.epoch = epoch
             self._order, self._epoch = self._order_of(epoch), epoch
         return self._order if index == 0 and self._order and len(self._order) > self._order.first else None
-
-    def load_sampler_state(self, epoch: int, state: dict[str, Any] | None) -> None:
-        """Compare the number of samples with the saved one when the epoch begins."""
-        self._loaded = None if state is None else (epoch, state)
-        self._epoch = -1
 
     def state_at(self, epoch: int, step: int) -> dict[str, Any]:
         """Return what the order of the rest of an epoch depends on."""

@@ -143,8 +143,6 @@ class WindowPlan(IndexPlan):
         self._window_size = window_size
         self._share = share
         self.has_carries = is_batched
-        self._loaded: tuple[int, Mapping[str, Any]] | None = None
-        self._epoch = -1
         self._terms: Mapping[str, Any] = {}
         self._windows = DealtWindows(0, None)
         # Those from some window on, one after the other, and the newest of them.
@@ -277,16 +275,15 @@ class WindowPlan(IndexPlan):
             self._left_out[window] = tuple(place for place, _, _ in skipped)
             for _, number, reason in skipped:
                 _logger.warning("sample %s of epoch %d is left out: %s", number, task.epoch, reason)
-        saved = self._loaded_at(task.epoch) or {}
         num_skipped = self._num_skipped(task.epoch, WindowPlace(task.shard_index + 1, 0))
-        num_skipped += saved.get("skipped_before", 0)
+        num_skipped += self._loaded_at(task.epoch).get("skipped_before", 0)
         if num_skipped > self._max_skipped:
             last = f"sample {skipped[-1].number}: {skipped[-1].reason}"
             raise SkippedSamplesError(task.epoch, num_skipped, self._max_skipped, last)
 
     def _num_skipped(self, epoch: int, place: WindowPlace) -> int:
         """Return how many samples were left out of this rank's windows before a place, those of a begun one too."""
-        saved, end = self._loaded_at(epoch) or {}, place.window + (place.row > 0)
+        saved, end = self._loaded_at(epoch), place.window + (place.row > 0)
         counts = (count for (of, number), count in self._skipped.items() if of == epoch and number < end)
         return saved.get("num_skipped", 0) + sum(counts)
 
@@ -323,7 +320,7 @@ class WindowPlan(IndexPlan):
     def state_at(self, epoch: int, step: int) -> dict[str, Any]:
         """Return what the rest of an epoch depends on."""
         place = self._place_at(Position(epoch, 0, 0, step))
-        terms = self._terms if epoch == self._epoch else self._order.terms(epoch, self._loaded_at(epoch))
+        terms = self._terms if epoch == self._epoch else self._order.terms(epoch, self._loaded_at(epoch) or None)
         begun = self._order.drawn(epoch, self._num_begun(epoch, place))
         state = {**terms, **begun, "window": place.window, "row": place.row, **self._split_of(epoch)}
         if place.left_out:
@@ -342,7 +339,7 @@ class WindowPlan(IndexPlan):
         if place is not None:
             return place
         saved = self._loaded_at(position.epoch)
-        if saved is not None and position.step == saved.get("step", 0):
+        if saved and position.step == saved.get("step", 0):
             return place_in(saved)
         if position.step:
             # Never the epoch's beginning instead: rows would come again in silence.
@@ -350,27 +347,22 @@ class WindowPlan(IndexPlan):
             raise StateMismatchError("step", position.step, "<a place that is known>", hint)
         return WindowPlace(0, 0)
 
-    def _loaded_at(self, epoch: int) -> Mapping[str, Any] | None:
-        return self._loaded[1] if self._loaded is not None and self._loaded[0] == epoch else None
-
     def _split_of(self, epoch: int) -> dict[str, Any]:
         """Return what a state says of ranks before, in an epoch that they had begun."""
-        saved = self._loaded_at(epoch) or {}
+        saved = self._loaded_at(epoch)
         return {name: saved[name] for name in ("begun", "layers", "skipped_before") if name in saved}
 
     def _go_to(self, epoch: int) -> None:
         if epoch == self._epoch:
             return
         saved = self._loaded_at(epoch)
-        terms = self._order.terms(epoch, saved)
+        terms = self._order.terms(epoch, saved or None)
         num_samples: int = terms["num_samples"]
-        if saved is not None and saved["num_samples"] != num_samples:
-            hint = "the dataset has another length now"
-            raise StateMismatchError("num_samples", saved["num_samples"], num_samples, hint)
+        self._check_length(epoch, num_samples)
         self._terms = {**terms, **self._split_of(epoch)}
         self._windows = dealt_windows(self._terms, self._window_size, self._share)
         num_ranks = 1 if self._share is None else self._share.num_ranks
-        is_whole = saved is None or not (self._split_of(epoch) or saved.get("window") or saved.get("row"))
+        is_whole = not (self._split_of(epoch) or saved.get("window") or saved.get("row"))
         if is_whole and not dealt_windows(terms, self._window_size, RankShare(num_ranks, num_ranks - 1)):
             most = max(1, num_samples // num_ranks)
             expected = f"at most {most:,}, so that each of {num_ranks} ranks has a window of {num_samples:,} samples"
@@ -385,8 +377,7 @@ class WindowPlan(IndexPlan):
 
     def load_sampler_state(self, epoch: int, state: Mapping[str, Any] | None) -> None:
         """Go on with a saved place."""
-        self._loaded = None if state is None else (epoch, state)
-        self._epoch = -1
+        super().load_sampler_state(epoch, state)
         self._kept.clear()
         self._left_out.clear()
         self._skipped.clear()
