@@ -18,7 +18,6 @@ from fkat_data.device.accelerator import device_of
 from fkat_data.distributed import gather, rank_and_world_size
 from fkat_data.drop_in.dataset_plan import DatasetPlan, Provenance
 from fkat_data.drop_in.drawn_plan import DrawnPlan
-from fkat_data.drop_in.drawn_windows import DrawnWindows
 from fkat_data.drop_in.epochs_of_ranks import EpochsOfRanks
 from fkat_data.drop_in.frameworks import is_begun_by_fabric, original_of
 from fkat_data.drop_in.layers_of_ranks import resplits_field
@@ -35,7 +34,14 @@ from fkat_data.drop_in.own_engine import (
 from fkat_data.drop_in.rank_share import RankShare, shared_fields
 from fkat_data.drop_in.states import check_order, checked_loader_state, merged_states
 from fkat_data.drop_in.strand_plan import StrandPlan, StrandRanks, counts_all_ranks
-from fkat_data.drop_in.window_plan import SampledWindows, WindowOrder, WindowPlan, check_sampler, check_windows
+from fkat_data.drop_in.window_plan import (
+    DrawnWindows,
+    SampledWindows,
+    WindowOrder,
+    WindowPlan,
+    check_sampler,
+    check_windows,
+)
 from fkat_data.drop_in.worker_side import order_of
 from fkat_data.errors import ConfigurationError
 from fkat_data.interruption import genuine

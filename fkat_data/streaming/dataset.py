@@ -39,8 +39,7 @@ from fkat_data.streaming.reading.catalog import Catalog
 from fkat_data.streaming.reading.open_shards import OpenShards
 from fkat_data.streaming.reading.stream import Stream, check_ranks, check_saved, given_streams, saved_commits
 from fkat_data.streaming.sample_access import SampleAccess
-from fkat_data.streaming.stream_plan import PartBatches, StreamEpochs, StreamPart, StreamPlan, writable
-from fkat_data.streaming.stream_windows import StreamWindows
+from fkat_data.streaming.stream_plan import PartBatches, StreamEpochs, StreamPart, StreamPlan, StreamWindows, writable
 from fkat_data.wording import Described
 from fkat_data.worker.produce import check_files, files_field
 
