@@ -34,14 +34,7 @@ from fkat_data.drop_in.own_engine import (
 from fkat_data.drop_in.rank_share import RankShare, shared_fields
 from fkat_data.drop_in.states import check_order, checked_loader_state, merged_states
 from fkat_data.drop_in.strand_plan import StrandPlan, StrandRanks, counts_all_ranks
-from fkat_data.drop_in.window_plan import (
-    DrawnWindows,
-    SampledWindows,
-    WindowOrder,
-    WindowPlan,
-    check_sampler,
-    check_windows,
-)
+from fkat_data.drop_in.window_plan import WindowOrder, WindowPlan, check_windows, kind_of_order
 from fkat_data.drop_in.worker_side import order_of
 from fkat_data.errors import ConfigurationError
 from fkat_data.interruption import genuine
@@ -661,8 +654,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         dealing = self._dealing()
         if self.has_windows:
             if self._windowed is None:
-                check_sampler(self.sampler, self.batch_sampler, dealing)
-                kind = SampledWindows if is_numbered(self.sampler, self.batch_sampler) else DrawnWindows
+                kind = kind_of_order(self.sampler, self.batch_sampler, dealing)
                 order = kind(self.sampler, self.window_size, self._known_seed())
             else:
                 order = self._windows_of(self._windowed)

@@ -506,8 +506,8 @@ def check_windows(window_fn: Any, dataset: object, batch_sampler: object, on_sam
         )
 
 
-def check_sampler(sampler: Any, batch_sampler: Any, dealing: object) -> None:
-    """Check that a loader's order can be cut into windows.
+def kind_of_order(sampler: Any, batch_sampler: Any, dealing: object) -> type[SampledWindows] | type[DrawnWindows]:
+    """Return what cuts a loader's order into windows.
 
     Raises:
         ConfigurationError: It is of one rank, or has no length.
@@ -516,5 +516,8 @@ def check_sampler(sampler: Any, batch_sampler: Any, dealing: object) -> None:
         found = sampler if dealing is None else dealing
         expected = f"an order of all ranks, with {_WINDOWED}; deal_out(num_ranks, rank) gives ranks their windows"
         raise ConfigurationError("sampler", found, expected)
-    if not is_numbered(sampler, batch_sampler) and not isinstance(sampler, Sized):
+    if is_numbered(sampler, batch_sampler):
+        return SampledWindows
+    if not isinstance(sampler, Sized):
         raise ConfigurationError("sampler", sampler, f"a sampler that has a length, with {_WINDOWED}")
+    return DrawnWindows
