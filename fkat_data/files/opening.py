@@ -1,11 +1,11 @@
 """Open files by path or URI: whole, by ranges, or as decompressed text; and tell their versions apart."""
 
-import gzip
 import os
 import tempfile
 import threading
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeAlias, cast
 
@@ -245,8 +245,9 @@ class RangedFile:
 _CHUNK_BYTES = 1 << 20
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _COMPRESSED = (".gz", ".zst", ".zstd")
-# Feeding zstd 1 KiB at a time bounds the output: 4 bytes can expand to 128 KiB.
-_ZSTD_PIECE_BYTES = 1 << 10
+# What is fed at a time bounds the output: 4 bytes of zstd can expand to 128 KiB, and one of gzip to 1 KiB.
+_ZSTD_PIECE_BYTES, _GZIP_PIECE_BYTES = 1 << 10, 32 << 10
+_WITH_GZIP_HEADER = 16 + zlib.MAX_WBITS
 
 
 class TextFile:
@@ -269,21 +270,21 @@ class TextFile:
         self.version_read: FileVersion | None = None
 
     def chunks(self) -> Iterator[bytes]:
-        """Yield the text in pieces of about 1 MiB, or at most 32 MiB for zstd.
+        """Yield the text in pieces of about 1 MiB, or at most 32 MiB of a compressed file.
 
         Raises:
             ShardNotFoundError: The file does not exist.
             ShardCorruptError: The compressed data is damaged or truncated, or the file is written while it is read.
             ConfigurationError: The file is zstd but zstandard is not installed, or no file system opens the URI.
         """
-        with self._open() as file:
-            self.version_read = before = self._version(file)
-            for chunk in self._text(file):
-                if self._version(file) != before:
-                    break
-                yield chunk
-            if self._version(file) != before:
-                raise changed(self.path, "it was written while it was read")
+        file = RangedFile(self.path, self._storage_options)
+        self.version_read = before = file.version()
+        for chunk in self._text(file):
+            if file.version() != before:
+                break
+            yield chunk
+        if file.version() != before:
+            raise changed(self.path, "it was written while it was read")
 
     def version(self) -> FileVersion:
         """Return what the file is of which ``read`` returns text."""
@@ -318,21 +319,11 @@ class TextFile:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_decompressed": None}
 
-    def _open(self) -> Any:
-        local = local_path(self.path)
-        if local is None:
-            return open_uri(self.path, self._storage_options)
-        try:
-            return Path(local).open("rb", buffering=0)
-        except genuine(FileNotFoundError) as error:
-            raise not_found(self.path) from error
-
     def _open_for_offsets(self) -> RangedFile | None:
         """Return the file if it is plain; else decompress it."""
-        with self._open() as file:
-            start = file.read(len(_ZSTD))
-        if not start.startswith(_GZIP) and start != _ZSTD:
-            return RangedFile(self.path, self._storage_options)
+        file = RangedFile(self.path, self._storage_options)
+        if not _start_of(file).startswith((_GZIP, _ZSTD)):
+            return file
         with tempfile.TemporaryFile(buffering=0) as text:
             for chunk in self.chunks():
                 view = memoryview(chunk)
@@ -341,44 +332,41 @@ class TextFile:
             self._decompressed, self._version_of_text = Descriptor(os.dup(text.fileno())), self.version_read
         return None
 
-    def _version(self, file: Any) -> FileVersion:
-        return FileVersion.of_remote(file) if local_path(self.path) is None else FileVersion.of(file.fileno())
-
-    def _text(self, file: Any) -> Iterator[bytes]:
-        start = file.read(len(_ZSTD))
-        file.seek(0)
+    def _text(self, file: RangedFile) -> Iterator[bytes]:
+        start, size_bytes = _start_of(file), file.size_bytes
+        stored = (file.read(at, min(size_bytes, at + _CHUNK_BYTES)) for at in range(0, size_bytes, _CHUNK_BYTES))
         if start.startswith(_GZIP):
-            yield from self._of_gzip(file)
+            make = partial(zlib.decompressobj, _WITH_GZIP_HEADER)
+            yield from self._decompressed_of("gzip", stored, _GZIP_PIECE_BYTES, make, zlib.error)
         elif start == _ZSTD:
-            yield from self._of_zstd(file)
+            zstandard = required("zstandard", "json")
+            make = zstandard.ZstdDecompressor().decompressobj
+            yield from self._decompressed_of("zstd", stored, _ZSTD_PIECE_BYTES, make, zstandard.ZstdError)
         elif not start and self.path.lower().endswith(_COMPRESSED):
             raise ShardCorruptError(self.path, "the file is empty, and its name says that it is compressed")
         else:
-            yield from iter(lambda: file.read(_CHUNK_BYTES), b"")
+            yield from stored
 
-    def _of_gzip(self, file: Any) -> Iterator[bytes]:
-        try:
-            with gzip.GzipFile(fileobj=file) as text:
-                while chunk := text.read(_CHUNK_BYTES):
-                    yield chunk
-        except genuine(EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise ShardCorruptError(self.path, f"gzip: {error}") from error
-
-    def _of_zstd(self, file: Any) -> Iterator[bytes]:
-        zstandard = required("zstandard", "json")
-        decompressor = zstandard.ZstdDecompressor()
+    def _decompressed_of(
+        self, name: str, stored: Iterable[bytes], piece_bytes: int, make: Callable[[], Any], damage: type[Exception]
+    ) -> Iterator[bytes]:
         frame: Any = None  # the current one
         try:
-            while chunk := file.read(_CHUNK_BYTES):
-                for start in range(0, len(chunk), _ZSTD_PIECE_BYTES):
-                    piece = chunk[start : start + _ZSTD_PIECE_BYTES]
-                    while piece:
-                        frame = frame or decompressor.decompressobj()
+            for chunk in stored:
+                for start in range(0, len(chunk), piece_bytes):
+                    piece = chunk[start : start + piece_bytes]
+                    # Tapes fill up a file of gzip with zeros.
+                    while piece := piece if frame or name != "gzip" else piece.lstrip(b"\0"):
+                        frame = frame or make()
                         text = frame.decompress(piece)
                         piece, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
                         if text:
                             yield text
-        except genuine(zstandard.ZstdError) as error:
-            raise ShardCorruptError(self.path, f"zstd: {error}") from error
+        except genuine(damage) as error:
+            raise ShardCorruptError(self.path, f"{name}: {error}") from error
         if frame is not None:
-            raise ShardCorruptError(self.path, "zstd: the file ends in the middle of a frame")
+            raise ShardCorruptError(self.path, f"{name}: the file ends in the middle of a frame")
+
+
+def _start_of(file: RangedFile) -> bytes:
+    return file.read(0, min(len(_ZSTD), file.size_bytes))
