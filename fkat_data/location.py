@@ -1,17 +1,20 @@
 """Say where files are: a path of this machine, or a URL."""
 
+import json
 import logging
 import os
 import re
 import secrets
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from hashlib import blake2s
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 from urllib.parse import unquote, urlsplit
 
 from fkat_data.errors import ConfigurationError
+from fkat_data.interruption import genuine, suppress
 
 #: A folder that file systems make for their own repair, and that only the administrator may read. It holds no data.
 LOST_AND_FOUND = "lost+found"
@@ -121,3 +124,51 @@ def user_cache_file(kind: str, location: str) -> Path:
         folder = "/nonexistent"  # the user has no home: nothing is kept, because no user can make this folder
     name = blake2s(location.encode(errors="surrogateescape"), digest_size=16).hexdigest()
     return Path(folder) / "fkat_data" / kind / f"{name}.json"
+
+
+#: A temporary file that is older was left by a process that died.
+_LEFT_S = 3600.0
+
+
+def load_kept(path: Path, version: int) -> tuple[dict[str, Any], Any] | None:
+    """Return the facts and the content that ``save_kept`` has written; None if there is nothing that is whole."""
+    try:
+        head, _, body = path.read_bytes().partition(b"\n")
+        facts = json.loads(head)
+        if facts["version"] != version or facts["digest"] != _digest(body):
+            raise ValueError("it is of another version, or torn")
+        return facts, json.loads(body)
+    except genuine(FileNotFoundError):
+        return None
+    except genuine(OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        _logger.warning("what is kept in %s is made again: %s", path, error)
+        return None
+
+
+def save_kept(path: Path, version: int, content: Any, **facts: str) -> None:
+    """Keep what can be found out again, as JSON, in a file that is whole or not there; no error if that fails.
+
+    Args:
+        path: The file.
+        version: Of the content's form: no other is loaded.
+        content: What to keep.
+        **facts: What to keep beside it, in the file's first line.
+    """
+    body = json.dumps(content, separators=(",", ":")).encode()
+    head = json.dumps({"version": version, **facts, "digest": _digest(body)}).encode()
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for left in path.parent.glob(f"{path.name}.*.tmp"):
+            with suppress(FileNotFoundError):
+                if time.time() - left.stat().st_mtime > _LEFT_S:
+                    left.unlink()
+        with replacing(path) as temporary, temporary.open("xb") as file:
+            file.writelines((head, b"\n", body))
+            file.flush()
+            os.fsync(file.fileno())
+    except genuine(OSError) as error:
+        _logger.info("what is known is not kept in %s: %s", path, error)
+
+
+def _digest(body: bytes) -> str:
+    return blake2s(body, digest_size=16).hexdigest()

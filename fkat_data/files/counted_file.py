@@ -1,6 +1,5 @@
 """The number of samples in a file: counted once, and kept in the user's directory of caches until the file changes."""
 
-import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -9,11 +8,11 @@ from typing import Any, NamedTuple, cast
 
 from fkat_data.background import in_parallel
 from fkat_data.interruption import genuine
-from fkat_data.location import path_of, replacing, user_cache_file
+from fkat_data.location import load_kept, path_of, save_kept, user_cache_file
 
 _logger = logging.getLogger(__name__)
 
-_VERSION = 1
+_VERSION = 2
 #: Files that are counted at a time.
 _NUM_THREADS = 16
 #: A file that was changed this recently may change again and look the same: clocks of file systems are coarse.
@@ -99,7 +98,7 @@ def counts_of(files: Sequence[CountedFile]) -> list[int | None]:
 
     A file that cannot be counted has None: opening it raises the error.
     """
-    kept = {folder: _load(folder) for folder in {file.folder for file in files}}
+    kept = {folder: _kept(folder) for folder in {file.folder for file in files}}
     counted: dict[str, dict[str, tuple[str, int]]] = {}
 
     def count(file: CountedFile) -> int | None:
@@ -119,9 +118,9 @@ def counts_of(files: Sequence[CountedFile]) -> list[int | None]:
     try:
         return in_parallel(count, files, _NUM_THREADS)
     finally:
-        # After an interruption, threads may still count.
+        # After an interruption, threads may still count. Of two processes that save at once, one may lose its counts.
         for folder in list(counted):
-            _save(folder, dict(counted[folder]))
+            save_kept(user_cache_file("counts", folder), _VERSION, {**_kept(folder), **counted[folder]}, folder=folder)
 
 
 def _remote_version(uri: str, storage_options: Mapping[str, Any]) -> str:
@@ -134,27 +133,6 @@ def _remote_version(uri: str, storage_options: Mapping[str, Any]) -> str:
     return "" if version is None else f"{found.get('size')} {version}"
 
 
-def _load(folder: str) -> dict[str, tuple[str, int]]:
-    path = user_cache_file("counts", folder)
-    try:
-        content = json.loads(path.read_bytes())
-        if content["version"] != _VERSION:
-            return {}
-        return {name: (str(version), int(number)) for name, (version, number) in content["counts"].items()}
-    except genuine(FileNotFoundError):
-        return {}
-    except genuine(OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        _logger.info("the numbers of samples in %s are counted again: %s", path, error)
-        return {}
-
-
-def _save(folder: str, counts: Mapping[str, tuple[str, int]]) -> None:
-    """Add counts to those that are kept. Of two processes that do so at once, one may lose its counts."""
-    path = user_cache_file("counts", folder)
-    content = {"version": _VERSION, "folder": folder, "counts": {**_load(folder), **counts}}
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with replacing(path) as temporary:
-            temporary.write_text(json.dumps(content, separators=(",", ":")), "utf-8")
-    except genuine(OSError) as error:
-        _logger.info("the numbers of samples of %d files are not kept in %s: %s", len(counts), path, error)
+def _kept(folder: str) -> dict[str, tuple[str, int]]:
+    _, counts = load_kept(user_cache_file("counts", folder), _VERSION) or ({}, {})
+    return {name: (version, number) for name, (version, number) in counts.items()}

@@ -124,7 +124,7 @@ def test_what_cannot_be_one_dataset_is_an_error_that_names_file_and_column(tmp_p
 def test_a_directory_of_which_nothing_can_be_kept_is_read(both, tmp_path, monkeypatch, caplog):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with caplog.at_level(logging.INFO, "fkat_data.streaming.reading.dataset_index"):
+    with caplog.at_level(logging.INFO, "fkat_data"):
         assert len(LocalDataset(both[1])) == COUNT
     assert "is not kept" in caplog.text
 

@@ -1,6 +1,5 @@
 """A dataset's index: the one in its store, or one that is made of its files and kept."""
 
-import json
 import logging
 import os
 import time
@@ -17,8 +16,8 @@ from fkat_data.files.index import INDEX_NAME, parse_index
 from fkat_data.files.shard import DescribedFile, ShardEntry, version_prefix
 from fkat_data.files.stored import file_size
 from fkat_data.files.token_shards import TokenWindowing, check_windowing
-from fkat_data.interruption import genuine, suppress
-from fkat_data.location import replacing, user_cache_file
+from fkat_data.interruption import suppress
+from fkat_data.location import load_kept, save_kept, user_cache_file
 from fkat_data.streaming.reading.stream import FilePattern
 from fkat_data.streaming.store.client import ListedFile, moment_of
 from fkat_data.streaming.store.directory_client import version_of
@@ -203,8 +202,6 @@ _VERSION = 3
 _NUM_THREADS = 16
 #: What is read in the time that another reading takes to begin: of a local file, and from a store.
 _HOP_BYTES, _HOP_IN_STORE_BYTES = 16 << 10, 2 << 20
-#: A temporary file that is older was left by a process that died.
-_LEFT_S = 3600.0
 #: Room for what a cache appends to a name, within the 255 bytes that a file system allows.
 _LONGEST_NAME_BYTES = 200
 
@@ -303,8 +300,8 @@ class GeneratedIndex:
 
     def kept(self) -> Generated | None:
         """Return the index as it was kept, without asking the store; None if there is none."""
-        found = _load(self._path)
-        return None if found is None else self._generated(*found)
+        facts, files = load_kept(self._path, _VERSION) or ({}, [])
+        return self._generated(facts["format"], [DescribedFile(*file) for file in files]) if files else None
 
     @property
     def _location(self) -> str:
@@ -343,8 +340,8 @@ class GeneratedIndex:
         return Generated(kind, files, self._columns, self._url, self._windowing)
 
     def _known(self, kind: str, listed: Sequence[ListedFile]) -> list[DescribedFile | None]:
-        found = _load(self._path)
-        kept = {file.name: file for file in found[1]} if found is not None and found[0] == kind else {}
+        found = self.kept()
+        kept = {file.name: file for file in found.files} if found is not None and found.format == kind else {}
         return [
             known if (known := kept.get(file.name)) is not None and _is_same(known, file) else None for file in listed
         ]
@@ -355,7 +352,7 @@ class GeneratedIndex:
         _logger.info("reading the structure of %d of %d files of %s", len(missing), len(listed), self._location)
         described = iter(in_parallel(lambda file: self._described(describing(kind), file), missing, _NUM_THREADS))
         made = self._generated(kind, [next(described) if file is None else file for file in known])
-        _save(self._path, made)
+        save_kept(self._path, _VERSION, made.files, format=kind)
         return made
 
     def _described(self, kind: Any, file: ListedFile) -> DescribedFile:
@@ -411,40 +408,3 @@ def _kind_of(location: str, listed: Iterable[ListedFile]) -> str:
             "remote", location, f"files of one format; it has {first} and {second}: pass a pattern, such as *.parquet"
         )
     return next(iter(kinds))
-
-
-def _load(path: Path) -> tuple[str, list[DescribedFile]] | None:
-    """Return the format and the files of a kept index; None if there is none that is whole."""
-    try:
-        head, _, body = path.read_bytes().partition(b"\n")
-        header = json.loads(head)
-        if header["version"] != _VERSION or header["digest"] != _digest(body):
-            raise ValueError("it is of another version, or torn")
-        return header["format"], [DescribedFile(*item) for item in json.loads(body)]
-    except genuine(FileNotFoundError):
-        return None
-    except genuine(OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-        _logger.warning("the index kept in %s is made again: %s", path, error)
-        return None
-
-
-def _save(path: Path, made: Generated) -> None:
-    body = json.dumps(made.files, separators=(",", ":")).encode()
-    head = json.dumps({"version": _VERSION, "format": made.format, "digest": _digest(body)}).encode()
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # What processes left that died while they wrote.
-        for left in path.parent.glob(f"{path.name}.*.tmp"):
-            with suppress(FileNotFoundError):
-                if time.time() - left.stat().st_mtime > _LEFT_S:
-                    left.unlink()
-        with replacing(path) as temporary, temporary.open("xb") as file:
-            file.writelines((head, b"\n", body))
-            file.flush()
-            os.fsync(file.fileno())
-    except genuine(OSError) as error:
-        _logger.info("the index of %d files is not kept in %s: %s", len(made.files), path, error)
-
-
-def _digest(body: bytes) -> str:
-    return blake2s(body, digest_size=16).hexdigest()
