@@ -6,6 +6,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import BinaryIO
@@ -14,8 +15,8 @@ from fkat_data import arguments
 from fkat_data.errors import CacheFullError
 from fkat_data.interruption import genuine
 from fkat_data.streaming.cache.cache_budget import CacheBudget
-from fkat_data.streaming.cache.cache_directory import CLAIMS, Owned
-from fkat_data.streaming.cache.locks import pauses
+from fkat_data.streaming.cache.cache_directory import CLAIMS
+from fkat_data.streaming.cache.locks import Owned, pauses
 from fkat_data.streaming.cache.paths import MAKING, parts_of
 from fkat_data.streaming.cache.records import MappedFiles
 
@@ -139,12 +140,13 @@ class Cache:
         Each file has its own lock, so that the maker of one file can wait for another, such as its compressed form.
         """
         claim = f"{CLAIMS}/{blake2b(os.fsencode(name), digest_size=16).hexdigest()}"
+        opened = partial(self._directory.open, claim)
         try:
-            return Owned(self._directory, claim)
+            return Owned(opened)
         except genuine(OSError) as error:
             if error.errno not in _FULL or not self._budget.evict(1):
                 raise
-        return Owned(self._directory, claim)
+        return Owned(opened)
 
     def _make(self, name: str, size_bytes: int, fill: Callable[[BinaryIO], None]) -> bool:
         """Make a file; return whether it came on top of the limit."""

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, Self, TypeVar
+from typing import BinaryIO, TypeVar
 
 from fkat_data.errors import ConfigurationError, ShardCorruptError
 from fkat_data.interruption import genuine, suppress
-from fkat_data.streaming.cache.locks import MOST_REMOVALS, SHORTEST_PAUSE_S, LockFile, locked
+from fkat_data.streaming.cache.locks import SHORTEST_PAUSE_S, LockFile, Owned, locked
 from fkat_data.streaming.cache.paths import (
     BOOKKEEPING,
     MAKING,
@@ -269,15 +269,6 @@ class CacheDirectory:
             self.prepare()
             return kind(path, *how)
 
-    def discard(self, name: str) -> None:
-        """Remove a bookkeeping file if it exists.
-
-        Args:
-            name: Its path in ``BOOKKEEPING``.
-        """
-        with suppress(FileNotFoundError):
-            os.unlink(f"{self._text}/{BOOKKEEPING}/{name}")  # noqa: PTH108 - as in ``open``
-
     def sweep(self, *folders: str) -> None:
         """Remove what dead processes left behind.
 
@@ -369,58 +360,6 @@ def _remove_if_free(path: Path) -> None:
             raise
 
 
-class Owned:
-    """A bookkeeping file that this process may lock, and removes if it has.
-
-    Any process may remove one that is not locked. It is safe against what a signal's handler raises: an object that
-    has the lock is in a ``with`` block.
-
-    Args:
-        directory: The cache's directory.
-        name: Its path in ``BOOKKEEPING``.
-        mode: Permissions of a new file.
-    """
-
-    def __init__(self, directory: CacheDirectory, name: str, mode: int = 0o600) -> None:
-        self._directory = directory
-        self._name = name
-        self._mode = mode
-        # The process that took it: a forked child must not remove the file on its way out.
-        self._owner = 0
-        self._lock = directory.open(name, mode=mode)
-
-    def try_take(self) -> bool:
-        """Take the lock if it is free; return whether it was.
-
-        Raises:
-            OSError: The file cannot be made.
-        """
-        for _ in range(MOST_REMOVALS):
-            if not self._lock.try_lock():
-                return False
-            if self._lock.is_there:
-                break
-            # Its last holder has removed it: such a lock excludes no process.
-            self._lock.close()
-            self._lock = self._directory.open(self._name, mode=self._mode)
-        self._owner = os.getpid()
-        return True
-
-    def close(self) -> None:
-        """Remove it and release its lock, if this process took it."""
-        try:
-            if self._owner == os.getpid():
-                self._directory.discard(self._name)
-        finally:
-            self._lock.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
 class Temporary(Owned):
     """A file in the making. Its name states its final size, at which every process counts it.
 
@@ -428,21 +367,22 @@ class Temporary(Owned):
         directory: The cache's directory.
         size_bytes: Its final size.
 
+    Attributes:
+        path: Its temporary path.
+
     Raises:
         OSError: It cannot be made; the error has its path.
     """
 
     def __init__(self, directory: CacheDirectory, size_bytes: int) -> None:
         self._size_bytes = size_bytes
-        super().__init__(directory, f"{MAKING}/{secrets.token_hex(8)}.{size_bytes}", 0o666)
+        self._directory = directory
+        name = f"{MAKING}/{secrets.token_hex(8)}.{size_bytes}"
+        self.path: Path = directory.path / BOOKKEEPING / name
+        super().__init__(partial(directory.open, name, mode=0o666))
         # Unlocked until now, it looked like a dead process's: another one may hold it for a moment, and removes it.
         while not self.try_take():
             time.sleep(SHORTEST_PAUSE_S)
-
-    @property
-    def path(self) -> Path:
-        """Its temporary path."""
-        return self._directory.path / BOOKKEEPING / self._name
 
     def fill(self, name: str, fill: Callable[[BinaryIO], None]) -> None:
         """Have ``fill`` write the file, check its size, and sync it to the disk.

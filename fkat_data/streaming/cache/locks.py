@@ -15,7 +15,7 @@ from fkat_data.interruption import genuine, suppress
 SHORTEST_PAUSE_S = 0.001
 LONGEST_PAUSE_S = 0.05
 #: How often a lock is taken on a file that was removed meanwhile: for file systems that change inode numbers at each look.
-MOST_REMOVALS = 100
+_MOST_REMOVALS = 100
 
 # Held during a fork: otherwise a child could inherit an open file that is not listed here yet, and its lock.
 _guard = threading.RLock()
@@ -45,7 +45,7 @@ class LockFile(io.FileIO):
     """The descriptor, and the device and inode of the file; none before it is open."""
 
     def __init__(self, path: str | Path, flags: int = os.O_RDWR | os.O_CREAT, mode: int = 0o600) -> None:
-        self._path = path
+        self.path: str | Path = path
         with _guard:
             _files[id(self)] = self
             super().__init__(
@@ -76,7 +76,7 @@ class LockFile(io.FileIO):
         """Whether the path still leads to this file; a lock on a removed file excludes no process."""
         # The link count does not tell: NFS and FUSE rename an open file instead of removing it.
         try:
-            return os.path.samestat(os.fstat(self.descriptor), os.lstat(self._path))
+            return os.path.samestat(os.fstat(self.descriptor), os.lstat(self.path))
         except genuine(FileNotFoundError):
             return False
 
@@ -113,18 +113,67 @@ def locked(opened: Callable[[], _Locked]) -> _Locked:
     Args:
         opened: Opens the path.
     """
-    for attempt in range(MOST_REMOVALS):
+    for attempt in range(_MOST_REMOVALS):
         file = opened()
         try:
             file.lock()
             # The user may have removed it: such a lock excludes no process.
-            if file.is_there or attempt == MOST_REMOVALS - 1:
+            if file.is_there or attempt == _MOST_REMOVALS - 1:
                 return file
         except BaseException:
             file.close()
             raise
         file.close()
     raise AssertionError("the last attempt returns")
+
+
+class Owned:
+    """A file that this process may lock, and removes if it has.
+
+    Any process may remove one that is not locked. It is safe against what a signal's handler raises: an object that
+    has the lock is in a ``with`` block.
+
+    Args:
+        opened: Opens the file, and makes it if it is missing.
+    """
+
+    def __init__(self, opened: Callable[[], LockFile]) -> None:
+        self._opened = opened
+        # The process that took it: a forked child must not remove the file on its way out.
+        self._owner = 0
+        self._lock = opened()
+
+    def try_take(self) -> bool:
+        """Take the lock if it is free; return whether it was.
+
+        Raises:
+            OSError: The file cannot be made.
+        """
+        for _ in range(_MOST_REMOVALS):
+            if not self._lock.try_lock():
+                return False
+            if self._lock.is_there:
+                break
+            # Its last holder has removed it: such a lock excludes no process.
+            self._lock.close()
+            self._lock = self._opened()
+        self._owner = os.getpid()
+        return True
+
+    def close(self) -> None:
+        """Remove it and release its lock, if this process took it."""
+        try:
+            if self._owner == os.getpid():
+                with suppress(FileNotFoundError):
+                    os.unlink(self._lock.path)  # noqa: PTH108 - a Path takes longer
+        finally:
+            self._lock.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def pauses() -> Iterator[float]:

@@ -1,5 +1,6 @@
 """Where a writer puts a dataset: a local directory, a remote one with a local staging directory, or both."""
 
+import contextlib
 import logging
 import os
 import shutil
@@ -8,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from hashlib import blake2s
 from pathlib import Path
 from typing import Any, Self, cast
@@ -16,7 +18,7 @@ from fkat_data.errors import ConfigurationError
 from fkat_data.files.index import INDEX_NAME
 from fkat_data.interruption import suppress
 from fkat_data.location import is_url, resolved
-from fkat_data.streaming.cache.locks import MOST_REMOVALS, LockFile
+from fkat_data.streaming.cache.locks import LockFile, Owned
 from fkat_data.streaming.writing.directories import (
     LocalDirectory,
     Place,
@@ -72,47 +74,25 @@ class WriterLock:
     """
 
     def __init__(self, shown: str, keys: Iterable[str], directory: Path | None) -> None:
-        self._owner = os.getpid()
-        self._held: list[tuple[LockFile, Path]] = []
         paths = [_of_this_node(key) for key in sorted(set(keys))]
-        try:
+        with contextlib.ExitStack() as held:
             for path in [*paths, *([] if directory is None else [directory / LOCK_NAME])]:
                 with suppress(OSError):
-                    lock = _taken(path)
-                    if lock is None:
+                    # What cannot be removed, as its directory is gone or read-only, is no lock once it is closed.
+                    held.enter_context(suppress(OSError))
+                    if not held.enter_context(Owned(partial(LockFile, path))).try_take():
                         raise ConfigurationError("out", shown, "a place that no other writer is writing to")
-                    self._held.append((lock, path))
-        except BaseException:
-            self.close()
-            raise
+            self._held = held.pop_all()
 
     def close(self) -> None:
         """Give the right back, if this process took it."""
-        while self._held:
-            lock, path = self._held.pop()
-            # A file that cannot be removed, as the directory is gone or read-only, is no lock once it is closed.
-            with lock, suppress(OSError):
-                if os.getpid() == self._owner:
-                    path.unlink(missing_ok=True)
+        self._held.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _taken(path: Path) -> LockFile | None:
-    # The holder removes the file when it closes, and a lock on a removed file excludes no process.
-    for _ in range(MOST_REMOVALS):
-        lock = LockFile(path)
-        if not lock.try_lock():
-            lock.close()
-            return None
-        if lock.is_there:
-            return lock
-        lock.close()
-    return None
 
 
 def _of_this_node(key: str) -> Path:
