@@ -246,7 +246,7 @@ _CHUNK_BYTES = 1 << 20
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _COMPRESSED = (".gz", ".zst", ".zstd")
 # What is fed at a time bounds the output: 4 bytes of zstd can expand to 128 KiB, and one of gzip to 1 KiB.
-_ZSTD_PIECE_BYTES, _GZIP_PIECE_BYTES = 1 << 10, 32 << 10
+_ZSTD_PIECE_BYTES, _GZIP_PIECE_BYTES = 1 << 10, 16 << 10
 _WITH_GZIP_HEADER = 16 + zlib.MAX_WBITS
 
 
