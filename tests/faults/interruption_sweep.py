@@ -48,7 +48,7 @@ class Interruptions:
     def __init__(self, error, share=1, offset=0):
         self.error = error
         self._share, self._offset = share, offset
-        self.met = set()
+        self._left = {}
         self.num_raised = 0
         self.last_site = None
         self._is_armed = False
@@ -97,28 +97,39 @@ class Interruptions:
         raise error
 
     def _trace(self, frame, event, argument):
-        if not frame.f_code.co_filename.startswith(ROOT) or not self._is_armed:
+        code = frame.f_code
+        if not self._is_armed or not code.co_filename.startswith(ROOT):
+            return None
+        if code not in self._left:
+            self._left[code] = self._sites_of(code)
+        # Where none is left, the code runs at its own speed.
+        if not self._left[code]:
             return None
         frame.f_trace_opcodes = True
         frame.f_trace_lines = False
-        return self._at_instruction
+        return functools.partial(self._at_instruction, self._left[code])
 
-    def _at_instruction(self, frame, event, argument):
-        if event != "opcode" or not self._is_armed:
-            return self._at_instruction
-        code, offset = frame.f_code, frame.f_lasti
-        # An instruction without a line only passes an exception on.
-        operation = code.co_code[offset]
-        if operation in SAFE or frame.f_lineno is None:
-            return self._at_instruction
-        if code.co_flags & inspect.CO_GENERATOR and operation not in CHECKED:
-            return self._at_instruction
-        site = code, offset
-        if site in self.met or (offset // 2 + code.co_firstlineno) % self._share != self._offset:
-            return self._at_instruction
-        self.met.add(site)
+    def _sites_of(self, code):
+        """Return the offsets of a code's sites, of the share."""
+        found = set()
+        for one in dis.get_instructions(code):
+            # An instruction without a line only passes an exception on.
+            if one.opcode in SAFE or one.positions.lineno is None:
+                continue
+            if code.co_flags & inspect.CO_GENERATOR and one.opcode not in CHECKED:
+                continue
+            if (one.offset // 2 + code.co_firstlineno) % self._share == self._offset:
+                found.add(one.offset)
+        return found
+
+    def _at_instruction(self, left, frame, event, argument):
+        offset = frame.f_lasti
+        if offset not in left or event != "opcode" or not self._is_armed:
+            return frame.f_trace
+        left.remove(offset)
         self._is_armed = False
         self.num_raised += 1
+        code = frame.f_code
         self.last_site = f"{Path(code.co_filename).relative_to(ROOT)}:{frame.f_lineno} {code.co_qualname} +{offset}"
         return self.handler(signal.SIGUSR2, frame)
 
