@@ -5,7 +5,7 @@ import json
 
 import torch
 from drop_in_examples import Counting, Drawing, Lazy, Remembering
-from interruption_sweep import ERRORS, Interruptions, go_through, left, sweep
+from interruption_sweep import ERRORS, Interruptions, Preempted, go_through, left, sweep
 from torch.utils.data import RandomSampler
 from walks import recorded
 
@@ -79,16 +79,15 @@ def check_epoch(reference, loader, interruptions, epoch, resumes_at):
     assert (loader.epoch, loader.step) == (epoch + 1, 0)
 
 
-def sweep_beside(make, interruptions):
-    """Go through epochs as ``sweep`` does, beside a loader that nothing interrupts."""
-    reference = Reference(make)
+def sweep_beside(make, share, error=Preempted):
+    """Go through epochs as ``sweep`` does, beside a loader that nothing interrupts; return how often was raised."""
+    interruptions, reference = Interruptions(error, share), Reference(make)
     check = functools.partial(check_epoch, reference)
     with reference.loader:
         sweep(make, interruptions, check, first_stop=1, num_stops=3)
+    return interruptions.num_raised
 
 
 def main(way, error, share):
     """Sweep in this process; print how often was raised, and which processes are left."""
-    interruptions = Interruptions(ERRORS[error], int(share))
-    sweep_beside(WAYS[way], interruptions)
-    print(json.dumps({"raised": interruptions.num_raised, "left": left()}))
+    print(json.dumps({"raised": sweep_beside(WAYS[way], int(share), ERRORS[error]), "left": left()}))

@@ -48,7 +48,7 @@ class Interruptions:
     def __init__(self, error, share=1, offset=0):
         self.error = error
         self._share, self._offset = share, offset
-        self._left = {}
+        self._left = functools.cache(self._sites_of)
         self.num_raised = 0
         self.last_site = None
         self._is_armed = False
@@ -100,27 +100,24 @@ class Interruptions:
         code = frame.f_code
         if not self._is_armed or not code.co_filename.startswith(ROOT):
             return None
-        if code not in self._left:
-            self._left[code] = self._sites_of(code)
-        # Where none is left, the code runs at its own speed.
-        if not self._left[code]:
+        left = self._left(code)
+        if not left:  # then it runs at its own speed
             return None
         frame.f_trace_opcodes = True
         frame.f_trace_lines = False
-        return functools.partial(self._at_instruction, self._left[code])
+        return functools.partial(self._at_instruction, left)
 
     def _sites_of(self, code):
         """Return the offsets of a code's sites, of the share."""
-        found = set()
-        for one in dis.get_instructions(code):
+        return {
+            one.offset
+            for one in dis.get_instructions(code)
+            if one.opcode not in SAFE
+            and (one.opcode in CHECKED or not code.co_flags & inspect.CO_GENERATOR)
             # An instruction without a line only passes an exception on.
-            if one.opcode in SAFE or one.positions.lineno is None:
-                continue
-            if code.co_flags & inspect.CO_GENERATOR and one.opcode not in CHECKED:
-                continue
-            if (one.offset // 2 + code.co_firstlineno) % self._share == self._offset:
-                found.add(one.offset)
-        return found
+            and one.positions.lineno is not None
+            and (one.offset // 2 + code.co_firstlineno) % self._share == self._offset
+        }
 
     def _at_instruction(self, left, frame, event, argument):
         offset = frame.f_lasti
