@@ -3,6 +3,7 @@
 import gc
 import multiprocessing
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -201,30 +202,45 @@ def share_of_examples(pytestconfig):
     return EXAMPLES[pytestconfig.getoption("lane")]
 
 
+@pytest.fixture(scope="session")
+def some(pytestconfig):
+    """Return a function that draws some of the cases of a sweep, others in each run; in lane `all`, it takes all."""
+    lane = pytestconfig.getoption("lane")
+
+    def drawn(cases, fewest=4):
+        cases = list(cases)
+        number = len(cases) if lane == "all" else max(min(fewest, len(cases)), round(EXAMPLES[lane] * len(cases)))
+        return [cases[place] for place in sorted(random.Random().sample(range(len(cases)), number))]
+
+    return drawn
+
+
 @pytest.fixture
-def run_script(processes, tmp_path):
-    """Run a text as a Python program of its own and return its standard output."""
+def run_script(processes, tmp_path, request):
+    """Run a text as a Python program of its own and return its standard output.
+
+    By "fork", it runs in a fork of an interpreter: the test uses the fixture `prepared`, too.
+    """
 
     def run(text, *arguments, by="file", timeout=120, check=True):
         path = tmp_path / "script.py"
         path.write_text(text)
-        command, given = {
-            "file": ([sys.executable, str(path), *arguments], None),
-            "stdin": ([sys.executable, "-", *arguments], text),
-            "-c": ([sys.executable, "-c", text, *arguments], None),
-            "-i": ([sys.executable, "-i", *arguments], text),
-        }[by]
-        done = subprocess.run(
-            command,
-            input=given,
-            stdin=subprocess.DEVNULL if given is None else None,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            env=environment_of(),
-            cwd=tmp_path,
-            check=False,
-        )
+        if by == "fork":
+            done = request.getfixturevalue("prepared").run(path, *arguments, folder=tmp_path, timeout=timeout)
+        else:
+            command = {"file": [path], "stdin": ["-"], "-c": ["-c", text], "-i": ["-i"]}[by]
+            given = text if by in ("stdin", "-i") else None
+            done = subprocess.run(
+                [sys.executable, *command, *arguments],
+                input=given,
+                stdin=subprocess.DEVNULL if given is None else None,
+                capture_output=True,
+                text=True,
+                timeout=timeout,
+                env=environment_of(),
+                cwd=tmp_path,
+                check=False,
+            )
         if check:
             assert done.returncode == 0, done.stdout + done.stderr
         return done

@@ -40,10 +40,10 @@ def in_order(kind):
     return lambda path: list(kind(path))
 
 
-def outcomes(tmp_path, content, read, changed):
+def outcomes(tmp_path, content, read, changed, some=list):
     """Yield, for each changed content, the position of the change and the rows; None for an error that names the file."""
     path = tmp_path / "file"
-    for position, other in changed(content):
+    for position, other in some(changed(content)):
         path.unlink(missing_ok=True)
         path.write_bytes(other)
         try:
@@ -75,25 +75,25 @@ COMPRESSED = [gzip.compress(LINES, mtime=0), zstandard.ZstdCompressor(write_chec
 @pytest.mark.long
 @pytest.mark.parametrize("read", PARQUET)
 @pytest.mark.parametrize("options", [{}, {"compression": "none", "data_page_version": "2.0"}])
-def test_no_row_of_a_damaged_parquet_file_is_lost_in_silence(tmp_path, options, read):
-    found = outcomes(tmp_path, parquet_bytes(**options), read, flipped)
+def test_no_row_of_a_damaged_parquet_file_is_lost_in_silence(tmp_path, options, read, some):
+    found = outcomes(tmp_path, parquet_bytes(**options), read, flipped, some)
     assert [position for position, rows in found if rows is not None and len(rows) != len(ROWS)] == []
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("read", PARQUET)
-def test_each_row_of_a_damaged_parquet_file_with_checksums_is_right(tmp_path, read):
+def test_each_row_of_a_damaged_parquet_file_with_checksums_is_right(tmp_path, read, some):
     content = parquet_bytes(write_page_checksum=True)
     footer = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
-    found = outcomes(tmp_path, content, read, flipped)
+    found = outcomes(tmp_path, content, read, flipped, some)
     # A footer has no checksum: what it calls a column cannot be known to be wrong.
     assert [position for position, rows in found if rows not in (None, ROWS) and position < footer] == []
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("read", PARQUET)
-def test_a_parquet_file_that_was_cut_is_an_error(tmp_path, read):
-    assert {rows is None for _, rows in outcomes(tmp_path, parquet_bytes(), read, cut)} == {True}
+def test_a_parquet_file_that_was_cut_is_an_error(tmp_path, read, some):
+    assert {rows is None for _, rows in outcomes(tmp_path, parquet_bytes(), read, cut, some)} == {True}
 
 
 @pytest.mark.parametrize("read", JSON)
@@ -120,19 +120,19 @@ def test_an_empty_file_that_says_it_is_compressed_is_an_error(tmp_path, name, re
 
 @pytest.mark.long
 @pytest.mark.parametrize("read", JSON)
-def test_no_line_of_a_damaged_text_is_lost_in_silence_but_those_after_a_cut_between_lines(tmp_path, read):
-    found = outcomes(tmp_path, LINES, read, flipped)
+def test_no_line_of_a_damaged_text_is_lost_in_silence_but_those_after_a_cut_between_lines(tmp_path, read, some):
+    found = outcomes(tmp_path, LINES, read, flipped, some)
     assert [position for position, rows in found if rows is not None and len(rows) != len(ROWS)] == []
-    for size, rows in outcomes(tmp_path, LINES, read, cut):
+    for size, rows in outcomes(tmp_path, LINES, read, cut, some):
         num_whole = LINES[: size + 1].count(b"\n") if LINES[size : size + 1] == b"\n" else LINES[:size].count(b"\n")
         assert rows is None or rows == ROWS[:num_whole]
 
 
 @pytest.mark.long
-def test_no_member_of_a_damaged_archive_is_lost_in_silence(tmp_path):
+def test_no_member_of_a_damaged_archive_is_lost_in_silence(tmp_path, some):
     content = tar_bytes()
     right = [{"__key__": f"sample{number}", "txt": f"text{number}"} for number in range(3)]
-    for position, rows in outcomes(tmp_path, content, by_index(TarDataset), flipped):
+    for position, rows in outcomes(tmp_path, content, by_index(TarDataset), flipped, some):
         # What a member holds has no checksum.
         is_in_content = position // 512 in (1, 3, 5)
         assert (
@@ -140,7 +140,7 @@ def test_no_member_of_a_damaged_archive_is_lost_in_silence(tmp_path):
             or rows == right
             or (is_in_content and [row["__key__"] for row in rows] == [row["__key__"] for row in right])
         )
-    assert {rows is None for _, rows in outcomes(tmp_path, content, by_index(TarDataset), cut)} == {True}
+    assert {rows is None for _, rows in outcomes(tmp_path, content, by_index(TarDataset), cut, some)} == {True}
 
 
 def test_an_error_of_a_damaged_row_group_names_the_file_and_the_place(tmp_path):

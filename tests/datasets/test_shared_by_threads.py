@@ -115,18 +115,16 @@ def together(dataset, indices):
     "prepare",
     [parquet, remote_parquet, json_lines, tokens, stream, of_shards, in_buffers, in_drawn_buffers, packed],
 )
-def test_threads_that_share_a_dataset_read_what_one_alone_reads(prepare, read, tmp_path):
+def test_threads_that_share_a_dataset_read_what_one_alone_reads(prepare, read, tmp_path, some):
     make = prepare(tmp_path)
     alone = make()
-    expected = by_index(alone, range(len(alone)))
+    # As threads of a worker do: near one another, one a little ahead of the other.
+    parts = [range(start, min(start + 50, len(alone))) for start in some(range(0, len(alone), 50))]
+    expected = {index: text for part in parts for index, text in zip(part, by_index(alone, part), strict=True)}
     shared, wrong = make(), []
 
     def work(number):
-        order = [*range(len(expected))]
-        # As threads of a worker do: near one another, one a little ahead of the other.
-        for start in range(0, len(order), 50):
-            part = order[start : start + 50]
-            order[start : start + 50] = random.Random(f"{number} {start}").sample(part, len(part))
+        order = [index for part in parts for index in random.Random(f"{number} {part.start}").sample(part, len(part))]
         try:
             found = read(shared, order)
             wrong.extend(index for index, text in zip(order, found, strict=True) if text != expected[index])

@@ -59,10 +59,10 @@ if __name__ == "__main__":
 """
 
 
-def test_a_script_gives_the_same_losses_after_one_changed_line(run_script):
+def test_a_script_gives_the_same_losses_after_one_changed_line(prepared, run_script):
     changed = SCRIPT.replace("from torch.utils.data import DataLoader", "from fkat_data import DataLoader")
     assert changed.count("fkat_data") == 1
-    before, after = run_script(SCRIPT), run_script(changed)
+    before, after = (run_script(text, by="fork") for text in (SCRIPT, changed))
     assert after.stdout == before.stdout
     assert len(after.stdout.splitlines()) == 3 * 7 + 1
     assert not after.stderr

@@ -12,8 +12,6 @@ from fkat_data import DataLoader
 from fkat_data.datasets import JsonDataset, Pack, collate_packed
 from fkat_data.huggingface import ExactResumeMixin, last_checkpoint
 
-NUM_CHATS = 200
-
 
 def encoded(chats):
     rows = []

@@ -35,8 +35,9 @@ def on_two_ranks(python, folder, *program):
     return output
 
 
-def test_two_ranks_deliver_each_sample_once_and_resume_exactly(processes, python, tmp_path):
-    output = on_two_ranks(python, tmp_path, Path(__file__).with_name("two_ranks.py"), tmp_path)
+def test_two_ranks_deliver_each_sample_once_and_resume_exactly(processes, python, tmp_path, some):
+    kinds = some(("sharded", "DataLoader", "streaming"), 1)
+    output = on_two_ranks(python, tmp_path, Path(__file__).with_name("two_ranks.py"), tmp_path, *kinds)
     assert output.endswith("all of it\n")
 
 

@@ -90,7 +90,7 @@ class Run:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_checkpoint_resumes_to_the_same_data_and_weights(kind, folder, tmp_path):
+def test_every_checkpoint_resumes_to_the_same_data_and_weights(kind, folder, tmp_path, some):
     make, prepared_by = KINDS[kind]
     run = Run(make(folder), prepared_by)
     places = []
@@ -108,7 +108,7 @@ def test_every_checkpoint_resumes_to_the_same_data_and_weights(kind, folder, tmp
     assert [updated for _, _, updated in places[:num_batches]] == [
         (step + 1) % ACCUMULATED == 0 or step + 1 == num_batches for step in range(num_batches)
     ]
-    for index, (epoch, step, is_updated) in enumerate(places):
+    for index, (epoch, step, is_updated) in some(enumerate(places)):
         resumed = Run(make(folder), prepared_by)
         resumed.accelerator.load_state(tmp_path / f"{index}")
         is_over = step == num_batches

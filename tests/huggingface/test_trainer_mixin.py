@@ -113,7 +113,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_checkpoint_resumes_to_the_same_data_and_weights(kind, tmp_path):
+def test_every_checkpoint_resumes_to_the_same_data_and_weights(kind, tmp_path, some):
     write_streams(tmp_path / "streams")
     make, settings = KINDS[kind]
     run = trained(tmp_path / "run", make(tmp_path / "streams"), **settings)
@@ -123,7 +123,7 @@ def test_every_checkpoint_resumes_to_the_same_data_and_weights(kind, tmp_path):
     assert max(counts) - min(counts) <= 1
     if "max_steps" not in settings:
         assert set(counts) == {2}
-    for step in range(1, num_steps):
+    for step in some(range(1, num_steps), 2):
         Rows.loaded = 0
         checkpoint = tmp_path / "run" / f"checkpoint-{step}"
         resumed = check_resumed(run, checkpoint, step, tmp_path / "resumed", make(tmp_path / "streams"), **settings)

@@ -106,9 +106,10 @@ if __name__ == "__main__":
     PartialState().wait_for_everyone()
     deliver_each_once(target)
     even_metrics()
-    resume_the_trainer(target / "sharded", lambda: sharded(rank=rank, num_ranks=2))
-    resume_the_trainer(target / "DataLoader", data_loader)
-    resume_the_trainer(target / "streaming", lambda: streaming(target / "streams"))
+    makers = {"DataLoader": data_loader, "streaming": lambda: streaming(target / "streams")}
+    makers["sharded"] = lambda: sharded(rank=rank, num_ranks=2)
+    for kind in sys.argv[2:]:
+        resume_the_trainer(target / kind, makers[kind])
     refuse_other_lengths(target)
     warn_of_equal_shards()
     if rank == 0:

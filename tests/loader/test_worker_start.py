@@ -38,8 +38,8 @@ for method in ("template", "spawn"):
 """
 
 
-@pytest.mark.parametrize("by", ["file", "stdin"])
-def test_programs_that_a_dataset_starts_can_be_ended_and_the_worker_cannot(run_script, by):
+@pytest.mark.parametrize("by", ["fork", "stdin"])
+def test_programs_that_a_dataset_starts_can_be_ended_and_the_worker_cannot(prepared, run_script, by):
     numbers = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2]
     expected = [*((number.name, -number) for number in numbers), 0]
     assert run_script(CHILDREN, by=by).stdout == f"{expected}\n" * 2

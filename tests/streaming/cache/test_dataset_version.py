@@ -228,5 +228,5 @@ print("right")
 """
 
 
-def test_ranks_that_start_at_a_time_agree_and_forked_children_hold_for_themselves(run_script, directory):
-    assert run_script(RANKS, str(directory)).stdout == "right\n"
+def test_ranks_that_start_at_a_time_agree_and_forked_children_hold_for_themselves(prepared, run_script, directory):
+    assert run_script(RANKS, str(directory), by="fork").stdout == "right\n"

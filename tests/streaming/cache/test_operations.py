@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.usefixtures("processes", "nothing_left_behind")
+pytestmark = pytest.mark.usefixtures("prepared", "processes", "nothing_left_behind")
 
 PROGRAM = Path(__file__).parent / "operations.py"
 
@@ -31,7 +31,7 @@ def test_after_a_failure_of_any_operation_a_fresh_process_finds_right_bytes_and_
     # In memory: a disk would take most of the time to sync, and what it keeps is not the question here.
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
         timeout_s = 170 if which == "first" else 3500
-        done = run_script(PROGRAM.read_text(), folder, which, action, timeout=timeout_s)
+        done = run_script(PROGRAM.read_text(), folder, which, action, by="fork", timeout=timeout_s)
     found = json.loads(done.stdout.splitlines()[-1])
     assert {"flock", "fsync", "open", "read", "rename", "unlink", "write"} <= set(found["names"])
     assert found["tried"] > 40
