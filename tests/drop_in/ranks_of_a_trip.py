@@ -62,10 +62,13 @@ def main():
     if num_ranks > 1:
         dist.init_process_group("gloo")
     torch.manual_seed(rank)
-    for kind, options in KINDS.items():
+    for kind in sys.argv[3:]:
         path, num_own = folder / f"{kind}.pt", num_steps + (rank if kind in OUT_OF_STEP else 0)
         content = torch.load(path, weights_only=True) if path.exists() else {"ledger": [], "loader": None}
-        with DataLoader(**{"dataset": range(NUM_SAMPLES), "batch_size": 3, **options(num_ranks, rank)}) as loader:
+        given = {"dataset": range(NUM_SAMPLES), "batch_size": 3, **KINDS[kind](num_ranks, rank)}
+        if num_ranks > 2 and "num_workers" in given and kind != "an iterable dataset":
+            given["workers"] = "threads"  # processes of each rank would wait for the imports of a template of its own
+        with DataLoader(**given) as loader:
             loader.deal_out(num_ranks, rank)
             if content["loader"] is not None:
                 loader.load_state_dict(content["loader"])

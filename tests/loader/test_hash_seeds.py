@@ -3,6 +3,7 @@
 import ast
 
 import pytest
+from interpreters import run_python
 
 PROGRAM = """
 import os, signal, sys
@@ -31,32 +32,22 @@ print((found[0], list(set(labels)) == found[0][0]))
 """
 
 
-@pytest.fixture
-def orders(run_script, monkeypatch):
-    """Return what a run's workers found, and whether its trainer orders sets as they do."""
-
-    def run(seed=None, at_run_time=None, by="file"):
-        if seed is None:
-            monkeypatch.delenv("PYTHONHASHSEED", raising=False)
-        else:
-            monkeypatch.setenv("PYTHONHASHSEED", seed)
-        done = run_script(PROGRAM.replace("AT_RUN_TIME", repr(at_run_time or {})), by=by)
-        return ast.literal_eval(done.stdout)
-
-    return run
+ORDER = "print(list({f'label {index}' for index in range(50)}))"
 
 
-def test_workers_have_the_seed_of_a_trainer_that_has_one_and_order_sets_alike_without(orders):
-    (one, variable, *_), _ = orders(by="stdin")
-    assert variable is None  # programs that a dataset starts see the trainer's environment
-    (late, variable, *_), _ = orders(at_run_time={"PYTHONHASHSEED": "7"})
-    assert variable == "7"
-    (zero, *_), is_trainers = orders("0")
-    assert is_trainers
-    (five, variable, *_), is_trainers = orders("5")
-    assert is_trainers
-    assert variable == "5"
-    assert one == late == zero != five
+@pytest.mark.parametrize(("seed", "later"), [(None, None), (None, "7"), ("0", None), ("5", None)])
+def test_workers_have_the_seed_of_a_trainer_that_has_one_and_order_sets_alike_without(
+    run_script, monkeypatch, seed, later
+):
+    at_run_time = {"PYTHONHASHSEED": later} if later else {}
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    if seed is not None:
+        monkeypatch.setenv("PYTHONHASHSEED", seed)
+    done = run_script(PROGRAM.replace("AT_RUN_TIME", repr(at_run_time)), by="file" if seed or later else "stdin")
+    (order, variable, *_), is_trainers = ast.literal_eval(done.stdout)
+    assert variable == (later or seed)  # programs that a dataset starts see the trainer's
+    assert is_trainers or seed is None
+    assert order == ast.literal_eval(run_python("-c", ORDER, PYTHONHASHSEED=seed or "0").stdout)
 
 
 def test_workers_of_a_trainer_that_ignores_its_environment_hash_alike_too(run_script, monkeypatch, tmp_path):

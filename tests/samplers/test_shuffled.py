@@ -56,8 +56,8 @@ def test_the_order_is_the_same_in_every_process(processes):
     program = (
         "from fkat_data.samplers import ShuffledShardSampler as S; print(S([f's{i}' for i in range(9)], 3).shards(2))"
     )
-    outputs = {run_python("-c", program, PYTHONHASHSEED=seed).stdout for seed in ("0", "1")}
-    assert outputs == {f"{ShuffledShardSampler(named(9), 3).shards(2)}\n"}
+    # Of this process, the seed of hash() is another one.
+    assert run_python("-c", program, PYTHONHASHSEED="1").stdout == f"{ShuffledShardSampler(named(9), 3).shards(2)}\n"
 
 
 def test_each_epoch_of_the_inner_sampler_is_shuffled():

@@ -214,12 +214,13 @@ def test_a_batch_of_more_shards_than_may_be_open_is_whole(data, serve, tmp_path,
 def test_a_dataset_that_was_written_again_replaces_what_was_kept(tmp_path, serve):
     remote, local = tmp_path / "remote", str(tmp_path / "local")
     write(remote, 40, first=10)
-    server = serve(remote)
-    assert sorted(itertools.chain(*epoch(remote=server.url, local=local))) == list(range(10, 50))
-    # Files of the same names and sizes, with other numbers in them.
-    time.sleep(1.1)  # HTTP tells the time of a change by the second
-    write(remote, 40, first=50, exist_ok=True)
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
+    # Forked before this process has used the cache.
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        server = serve(remote)
+        assert sorted(itertools.chain(*epoch(remote=server.url, local=local))) == list(range(10, 50))
+        # Files of the same names and sizes, with other numbers in them.
+        time.sleep(1.1)  # HTTP tells the time of a change by the second
+        write(remote, 40, first=50, exist_ok=True)
         # This process has used the cache: nobody else may empty it.
         with pytest.raises(ConfigurationError, match="another job"):
             pool.apply(epoch, kwds={"remote": server.url, "local": local})
