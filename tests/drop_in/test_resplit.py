@@ -10,12 +10,11 @@ from itertools import chain, islice, product
 from pathlib import Path
 
 import pytest
+import ranks_of_a_trip
 import torch
 from drop_in_examples import Uneven
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ranks_of_a_trip import KINDS as KINDS_OF_TRIP
-from ranks_of_a_trip import NUM_SAMPLES
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Sampler
 from walks import at_state, gathered
 
@@ -341,14 +340,14 @@ def test_a_state_that_an_older_version_saved_goes_on(kind):
 PROGRAM = Path(__file__).parent / "ranks_of_a_trip.py"
 
 
-@pytest.mark.parametrize(("kinds", "first"), [(list(KINDS_OF_TRIP)[:-1], 0), (["an iterable dataset"], 1)])
+@pytest.mark.parametrize(("kinds", "first"), [(list(ranks_of_a_trip.KINDS)[:-1], 0), (["an iterable dataset"], 1)])
 def test_real_ranks_go_from_four_to_two_to_three_to_one(processes, prepared, tmp_path, kinds, first):
     for num_ranks, num_steps in ((4, 3), (2, 4), (3, 3), (1, 0))[first:]:
         for rank in prepared.run_ranks(num_ranks, PROGRAM, tmp_path, num_steps, *kinds, folder=tmp_path):
             assert rank.returncode == 0, rank.stderr
     for kind in kinds:
         ledger = torch.load(tmp_path / f"{kind}.pt", weights_only=True)["ledger"]
-        assert sorted(ledger) == list(range(NUM_SAMPLES)), kind
+        assert sorted(ledger) == list(range(ranks_of_a_trip.NUM_SAMPLES)), kind
 
 
 class Ramp:
