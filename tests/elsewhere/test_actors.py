@@ -317,14 +317,12 @@ def test_the_example_loses_a_node_and_no_bit(cluster, processes, tmp_path):
     environment = environment_of()
     expected = subprocess.run([sys.executable, EXAMPLE], stdout=subprocess.PIPE, text=True, env=environment, check=True)
     environment["RAY_ADDRESS"] = cluster.address
-    log = tmp_path / "log"
-    with log.open("w") as errors:
-        trainer = subprocess.Popen([sys.executable, EXAMPLE], stdout=-1, stderr=errors, text=True, env=environment)
+    command, log = [sys.executable, EXAMPLE], tmp_path / "log"
+    with log.open("w") as err, subprocess.Popen(command, stdout=-1, stderr=err, text=True, env=environment) as trainer:
         found = [trainer.stdout.readline() for _ in range(20)]
         homes = {each["Address"]["NodeID"] for each in all_actors().values() if each["State"] == "ALIVE"}
         cluster.remove_node(next(node for node in cluster.worker_nodes if node.node_id in homes))
-        with trainer:
-            found += trainer.stdout
+        found += trainer.stdout
     assert "".join(found) == expected.stdout
     assert "another worker replaces it" in log.read_text()
     assert settled()

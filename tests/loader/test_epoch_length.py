@@ -375,9 +375,7 @@ def test_a_file_that_has_changed_just_now_is_counted_each_time(tmp_path, cache):
     assert not cache.exists()
 
 
-@pytest.mark.parametrize(
-    "content", ["", "[", "[]", "{}", '{"version": 2, "digest": ""}\n{"json lines a.jsonl": ["", 5]}', "\x00"]
-)
+@pytest.mark.parametrize("content", ["", "[", "[]", "{}", '{"version": 2, "digest": ""}\n{}', "\x00"])
 def test_a_file_of_counts_that_is_torn_is_made_again(path, cache, content):
     assert len(make([str(path)], DataLoaderFactory(JsonDataset))) == 3
     kept_file(cache).write_text(content)

@@ -77,13 +77,11 @@ def nested(dataset, num_workers, shard):
 @pytest.mark.parametrize(("dataset", "num_workers"), [(MapDataset, 2), (StreamDataset, 1)], ids=["map", "stream"])
 def test_a_nested_data_loader_resumes_in_the_other_mode(dataset, num_workers):
     shards, factory = ["nested-a-7", "nested-b-4"], partial(nested, dataset, num_workers)
-    with make(shards, factory, multiprocessing=True) as remote:
-        here = make(shards, factory)
+    with make(shards, factory, multiprocessing=True) as remote, make(shards, factory) as here:
         whole, states = recorded(here, plain)
         assert epoch(remote) == whole
-        if (
-            dataset is MapDataset
-        ):  # without workers of its own it gives the same: who makes a microbatch is no part of it
+        # Without workers of its own it gives the same: who makes a microbatch is no part of it.
+        if dataset is MapDataset:
             assert epoch(make(shards, partial(nested, dataset, 0))) == whole
         for position in (1, 3, 5):
             remote.load_state_dict(states[position])

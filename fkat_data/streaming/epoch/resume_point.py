@@ -79,7 +79,9 @@ def iteration_that_starts() -> tuple[TorchIteration, Any] | None:
     """
     frame = inspect.currentframe()
     while frame is not None:
-        iterator: Any = frame.f_locals.get("self")
+        # It starts workers in its constructor. To ask any frame for its variables would keep them: those of the caller
+        # until it returns, and this function's for as long as nothing looks for cycles.
+        iterator: Any = frame.f_locals.get("self") if frame.f_code.co_name == "__init__" else None
         if _BASE_ITERATOR is not None and isinstance(iterator, _BASE_ITERATOR):
             queue = getattr(iterator, "_worker_result_queue", None)
             if getattr(iterator, "_dataset_kind", None) != _ITERABLE or not isinstance(queue, Queue):

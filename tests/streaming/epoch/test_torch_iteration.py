@@ -4,6 +4,7 @@ import pickle
 import signal
 import threading
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -163,3 +164,12 @@ def test_threads_take_turns_and_a_fork_waits_for_none_of_them(options):
             assert len(in_fork(lambda: begun(dataset, 2))) == 2
         is_over.set()
     assert sorted(found) == list(range(len(found)))
+
+
+def test_a_fork_keeps_nothing_of_its_caller():
+    def forked():
+        kept = torch.zeros(1)
+        os.waitpid(os.fork() or os._exit(0), 0)
+        return weakref.ref(kept)
+
+    assert forked()() is None
