@@ -157,7 +157,7 @@ def new_lifeline() -> tuple[int, Descriptor]:
 def new_lines() -> Generator[tuple[int, Descriptor, int, Descriptor]]:
     """Yield a new lifeline, then a pipe for stderr: the worker's end, which is closed afterwards, and the trainer's.
 
-    After an error, the lifeline is closed: it ends what was started.
+    After an error, both of the trainer's ends are closed: that of the lifeline ends what was started.
 
     Raises:
         OSError: No descriptor is left.
@@ -170,6 +170,7 @@ def new_lines() -> Generator[tuple[int, Descriptor, int, Descriptor]]:
         yield lifeline, own_lifeline, stderr, own_stderr
     except BaseException:
         own_lifeline.close()
+        own_stderr.close()
         raise
     finally:
         os.close(lifeline)

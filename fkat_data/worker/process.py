@@ -234,8 +234,12 @@ class WorkerProcess:
             descriptors = (shipment.settings, channel, page, lifeline, stacks)
             self.child: Child = _start(worker_index, descriptors, stderr, shipment.folder, template)
             """The process itself. Its id is waited for while it is being forked, at most 5 s; else it is the template's."""
+        try:
             self._monitor = WorkerMonitor(self.child, self._stderr)
             self._monitor.start()
+        except BaseException:
+            self._lifeline.close()
+            raise
 
     @property
     def last_words(self) -> str:

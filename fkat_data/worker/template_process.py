@@ -76,13 +76,13 @@ class TemplateProcess:
                 # The thread that watches the process holds the descriptors for as long as it lives.
                 inherited, after_reap = (theirs.fileno(), lifeline), (self._control.close, own_lifeline.close)
                 self._child = popen_interpreter(_PROGRAM, inherited, (_IDLE_MS,), stderr, after_reap=after_reap)
-                self.pid: int = self._child.pid
-                """The process id."""
-                with suppress(OSError):  # it has ended already: the first request finds that out
-                    self._control.send(pickle.dumps(import_paths()))
-                self._monitor = WorkerMonitor(self._child, self._stderr)
-                self._monitor.start()
-                templates.append(self)
+            self.pid: int = self._child.pid
+            """The process id."""
+            with suppress(OSError):  # it has ended already: the first request finds that out
+                self._control.send(pickle.dumps(import_paths()))
+            self._monitor = WorkerMonitor(self._child, self._stderr)
+            self._monitor.start()
+            templates.append(self)
         except BaseException:
             self.dismiss()
             raise

@@ -183,9 +183,9 @@ def test_workers_that_die_together_lose_nothing_that_they_had_sent(num_workers):
         got = [plain(next(microbatches))]
         for _ in range(2):
             wait_until(lambda: several.statistics().queue_depth >= 8)
-            for pid in worker_pids():
-                os.kill(pid, signal.SIGKILL)
-            wait_until(lambda: not worker_pids())
+            while pids := worker_pids():  # one that is being forked is seen later
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pids[0], signal.SIGKILL)
             got.append(plain(next(microbatches)))
         assert got + list(map(plain, microbatches)) == expected
 
