@@ -141,7 +141,7 @@ def load_kept(path: Path, version: int) -> tuple[dict[str, Any], Any] | None:
     except genuine(FileNotFoundError):
         return None
     except genuine(OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-        _logger.warning("what is kept in %s is made again: %s", path, error)
+        _logger.warning("the file %s cannot be used, and its content is computed again: %s", path, error)
         return None
 
 
@@ -167,7 +167,7 @@ def save_kept(path: Path, version: int, content: Any, **facts: str) -> None:
             file.flush()
             os.fsync(file.fileno())
     except genuine(OSError) as error:
-        _logger.info("what is known is not kept in %s: %s", path, error)
+        _logger.info("the file %s cannot be written, so its content will be computed again: %s", path, error)
 
 
 def _digest(body: bytes) -> str:

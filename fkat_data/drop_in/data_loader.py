@@ -341,9 +341,8 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
             self._ship_again(engine)
             if (self.epoch, self.step - 1) == self._resumed:
                 _logger.warning(
-                    "the rest of epoch %d, where a state was loaded, is left after one microbatch, and the next epoch "
-                    "begins. If that was a look at a microbatch, take it before load_state_dict(), or call take_back() "
-                    "after it",
+                    "the rest of epoch %d, in which a state was loaded, is skipped after one microbatch, and the next "
+                    "epoch begins. To look at a microbatch, do so before load_state_dict(), or call take_back() afterwards",
                     self.epoch,
                 )
         plan = cast("DatasetPlan", self._plan)
@@ -583,7 +582,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
                 shipped = self._shipment_digest()
             except genuine(Exception) as error:
                 _logger.warning(
-                    "workers keep the dataset that they have, as it cannot be sent to them any more: %s", error
+                    "workers keep their copy of the dataset, because the present one cannot be sent to them: %s", error
                 )
                 return
             if shipped == self._shipped:

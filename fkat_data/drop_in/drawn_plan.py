@@ -297,7 +297,9 @@ class DrawnPlan(IndexPlan):
         for layer in layers:
             counts = layer.counts_in(epoch)
             if layer.is_split and (len(set(counts)) > 1 or counts[0] is None):
-                raise TypeError("the number of microbatches is not known after ranks that split batches out of step")
+                raise TypeError(
+                    "the number of microbatches is not known: ranks that split batches were at different steps"
+                )
             counts = counts[:1] if layer.is_split else counts
             num_rounds = num_left // len(counts) if self._drop_last else -(-num_left // len(counts))
             num_left = len(LeftOver(num_left, 1, [num_rounds if count is None else count for count in counts]))

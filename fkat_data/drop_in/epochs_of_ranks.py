@@ -179,16 +179,16 @@ class EpochsOfRanks(AccelerateSide):
             raise ConfigurationError(
                 "dp_rank",
                 None,
-                "this process's rank, if the dataset yields this rank's own part: samples of an iterable dataset are not "
-                "dealt out, so that each rank would deliver all that it yields; or counts_workers_of_all_ranks = True on the "
-                "dataset, and num_workers",
+                "this process's rank, if the dataset yields only this rank's part: the loader does not "
+                "divide an iterable dataset, so each rank would deliver all of its samples; or "
+                "counts_workers_of_all_ranks = True on the dataset, and num_workers",
             )
         if self._is_iterable or self._has_ranks:
             vars(self).update(_is_collective=True)
             return
         share = RankShare(num_ranks, rank, even_batches, split_batches)
         if split_batches and self.has_windows:
-            raise ConfigurationError("split_batches", True, "False: ranks get windows, and not parts of batches")
+            raise ConfigurationError("split_batches", True, "False: ranks get windows instead of parts of batches")
         size = getattr(self.sampler if self.batch_sampler is None else self.batch_sampler, "batch_size", None)
         if split_batches and (not isinstance(size, int) or size % num_ranks):
             raise ConfigurationError(
@@ -264,7 +264,7 @@ class EpochsOfRanks(AccelerateSide):
         own = own_state(state_dict, layout, check, *rank_and_world_size())
         if "strand_numbers" in own and own["all_strands"] != own["num_strands"]:
             hint = (
-                "set counts_workers_of_all_ranks = True on the dataset, as where the state was saved, and num_workers"
+                "set counts_workers_of_all_ranks = True on the dataset, and pass num_workers, as in the run that saved"
             )
             raise StateMismatchError("strand_numbers", own["strand_numbers"], "<all strands>", hint)
         check_share(own, self._share)
@@ -412,7 +412,7 @@ class EpochsOfRanks(AccelerateSide):
             saved, present = (
                 "<a drawn seed>" if has else "<none>" for has in ("dataset" in state, ordered is not None)
             )
-            hint = "the dataset decides on the order: make it with the arguments, seeds too, that it was saved with"
+            hint = "the dataset determines the order: make it with the arguments and seeds of the run that saved"
             raise StateMismatchError("dataset", saved, present, hint)
 
     def _check_order_of_dataset(self) -> None:
@@ -451,14 +451,14 @@ class EpochsOfRanks(AccelerateSide):
             return
         loaded = self._loaded
         if loaded is not None and not self._is_untouched and (loaded["epoch"], loaded["step"]) != (0, 0):
-            hint = "go on with the epoch of the loaded state, which loader.epoch says"
+            hint = "continue with the epoch of the loaded state (loader.epoch)"
             raise StateMismatchError("epoch", loaded["epoch"], epoch, hint)
         if isinstance(self.sampler, EpochShuffle) and self.seed is None and self._engine is None:
             raise ConfigurationError(
                 "seed",
                 None,
-                f"a number: a loader that begins with the shuffle of epoch {epoch} and no state goes on with what another "
-                "one began, and needs its seed",
+                f"a number: this loader begins at epoch {epoch} without a state, and needs the seed of the "
+                "loader that shuffled the epochs before",
             )
         follows = any(callable(getattr(sampler, "set_epoch", None)) for sampler in self._samplers())
         if not self._is_iterable and not follows and not self._is_free_of_states():
@@ -468,7 +468,7 @@ class EpochsOfRanks(AccelerateSide):
 
     def _jump_in_stream(self, epoch: int, stream: Any) -> None:
         if self._engine is None and self.step:
-            hint = "go on with the epoch of the loaded state, which loader.epoch says"
+            hint = "continue with the epoch of the loaded state (loader.epoch)"
             raise StateMismatchError("epoch", self.epoch, epoch, hint)
         self.close()
         vars(self).update(_engine=None, _plan=None)

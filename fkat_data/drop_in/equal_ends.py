@@ -198,8 +198,8 @@ class EndsOfRanks:
             self._made = job, EqualEnds() if is_of_ranks else None
             if not is_of_ranks:
                 _logger.warning(
-                    "ranks that torch.distributed does not know end an epoch each by itself: window_fn may make more rows "
-                    "of one rank's windows than of another's"
+                    "torch.distributed does not know these ranks, so each ends its epoch alone: window_fn may "
+                    "make more rows on one rank than on another"
                 )
         return self._made[1]
 

@@ -108,9 +108,10 @@ class AccelerateSide(ABC):
             raise ConfigurationError(
                 function,
                 f"a fkat_data.{type(self).__name__}",
-                "no call: after accelerator.load_state() the loader itself goes on with the next microbatch, so iterate "
-                "it. For scripts that step over what they had, prepare it with fkat_data.huggingface.prepare("
-                "accelerator, ...); for the Trainer of transformers, use fkat_data.huggingface.ExactResumeMixin",
+                "no call: after accelerator.load_state() the loader continues with the next microbatch, so "
+                "iterate it. If a script skips batches itself, prepare the loader with "
+                "fkat_data.huggingface.prepare(accelerator, ...); for the Trainer of transformers, use "
+                "fkat_data.huggingface.ExactResumeMixin",
             )
         return self._pin_memory_device
 
@@ -215,8 +216,8 @@ def _hook(loader_of: Callable[[], Any], accelerator_of: Callable[[], Any]) -> Ca
             name = f"dl_state_dict_{index}.bin" if index else "dl_state_dict.bin"
             if each is loader and not (Path(folder) / name).exists():
                 _logger.warning(
-                    "%s has no %s, the place of a %s, number %d of the prepared loaders: it stays where it is, and does "
-                    "not go on where the run that saved was",
+                    "%s has no %s with the place of the %s that was prepared as number %d: this loader stays "
+                    "where it is, and does not resume",
                     folder,
                     name,
                     type(loader).__name__,

@@ -184,7 +184,7 @@ def check_threads(loader: Any, *, is_iterable: bool) -> None:
         raise _needs_processes(reason)
 
 
-_STRANDS = "an iterable dataset: get_worker_info() tells its workers apart, and a process has one"
+_STRANDS = "an iterable dataset: its workers need get_worker_info(), which all threads of a process share"
 
 
 def _needs_processes(reason: str) -> ConfigurationError:

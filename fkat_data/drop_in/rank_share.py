@@ -115,7 +115,10 @@ def check_share(state: Mapping[str, Any], share: RankShare | None) -> None:
             )
             raise StateMismatchError(field, saved, value, hint)
     if share is not None and state.get("rank", share.rank) != share.rank:
-        hint = "windows of ranks make unlike numbers of rows: load merge_state_dicts([...]) of each rank's local_state_dict()"
+        hint = (
+            "window_fn makes another number of rows on each rank: load merge_state_dicts([...]) of all "
+            "ranks' local_state_dict()"
+        )
         raise StateMismatchError("rank", state["rank"], share.rank, hint)
 
 

@@ -356,7 +356,7 @@ def check_order(state: Mapping[str, Any] | None, present: Mapping[str, Any] | No
     if saved is None or present is None or saved == present:
         return
     field = next(name for name in ("epoch", "shuffle") if saved.get(name) != present[name])
-    hint = "pass shuffle() of the dataset the seed that the run that saved had: without one, each process has its own"
+    hint = "pass the dataset's shuffle() the seed of the run that saved: without a seed, each process draws its own"
     if field == "epoch":
         hint = f"call dataset.set_epoch({saved.get(field)}) before the resumed epoch, as the run that saved had"
     raise StateMismatchError(f"dataset_order.{field}", saved.get(field), present[field], hint)

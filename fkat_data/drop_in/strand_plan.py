@@ -162,7 +162,7 @@ class StrandPlan(DatasetPlan):
         position = Position(epoch, 0, step, step, tuple(ended.items()))
         if self._left(position) != left:
             expected = f"<turns of the strands at step {step}>"
-            raise StateMismatchError("strands", strands, expected, "the state is damaged: fkat_data saves no such one")
+            raise StateMismatchError("strands", strands, expected, "the state is damaged: fkat_data never saves this")
         return Place(position, sampler={"strands": strands})
 
     def load_sampler_state(self, epoch: int, state: Mapping[str, Any] | None) -> None:
@@ -184,8 +184,8 @@ class StrandPlan(DatasetPlan):
                 snapshots.record(saved["epoch"], _loaded(snapshot))
         if num_again:
             _logger.warning(
-                "making %s again up to the saved place: the state has none of the dataset. A dataset with state_dict() and "
-                "load_state_dict() resumes at once",
+                "making %s again up to the saved place, because the saved state has none of the dataset. A "
+                "dataset with state_dict() and load_state_dict() resumes at once",
                 counted(num_again, "microbatch"),
             )
 
@@ -373,9 +373,7 @@ def _taken_over(states: Sequence[Mapping[str, Any]], ranks: StrandRanks) -> dict
     epoch = min(strand["epoch"] for strand in own)
     if max(strand["epoch"] for strand in own) > epoch + 1:
         epochs = [strand["epoch"] for strand in own]
-        raise StateMismatchError(
-            "epoch", epochs, "<two epochs at most>", "ranks that are that far apart share no epoch"
-        )
+        raise StateMismatchError("epoch", epochs, "<two epochs at most>", "ranks that far apart cannot be in one epoch")
     for strand in own:
         if strand["epoch"] > epoch and strand["step"]:
             strand["delivered"] = 0  # it was that of the epoch ahead

@@ -389,9 +389,7 @@ class WindowPlan(IndexPlan):
             except genuine(StopIteration):
                 if not self._num_handed_out and len(self._windows):
                     windows = counted(len(self._windows), "window")
-                    _logger.warning(
-                        "epoch %d has no microbatch: no row was made of %s (window_fn)", self._epoch, windows
-                    )
+                    _logger.warning("epoch %d has no microbatch: window_fn made no row of %s", self._epoch, windows)
                 raise
 
         return taken if ends is None else DeliveredAlike(taken, ends, place, num_certain, cut, engine)
@@ -422,7 +420,7 @@ class WindowPlan(IndexPlan):
             return place_in(saved)
         if position.step:
             # Never the epoch's beginning instead: rows would come again in silence.
-            hint = f"ask for a place at most {_MOST_KEPT} microbatches after it was the present one"
+            hint = f"ask for a place before {_MOST_KEPT} more microbatches are delivered"
             raise StateMismatchError("step", position.step, "<a place that is known>", hint)
         return WindowPlace(0, 0)
 
@@ -495,7 +493,7 @@ def check_windows(window_fn: Any, dataset: object, batch_sampler: object, on_sam
     is_stream = plans_batches(dataset)
     is_iterable = isinstance(dataset, IterableDataset) and not is_stream
     if is_iterable and on_sample_error == "skip":
-        expected = "'raise', with an iterable dataset: what it raises ends its iteration"
+        expected = "'raise', with an iterable dataset: its iteration ends where it raises"
         raise ConfigurationError("on_sample_error", on_sample_error, expected)
     if not is_iterable and not is_stream and not has_indices:
         expected = f"a dataset with indices or an iterable one, with {_WINDOWED}"

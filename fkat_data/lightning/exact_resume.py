@@ -287,8 +287,8 @@ def accumulated_gradients(trainer: Any, module: Any) -> dict[str, torch.Tensor]:
     if not is_plain or progress.current.started != trained:
         why = "in a training step" if is_plain else f"under {type(strategy).__name__}"
         _logger.warning(
-            "the checkpoint lacks the gradients of %d accumulated microbatches: they cannot be saved %s. Save where the "
-            "optimizer has stepped",
+            "the checkpoint lacks the gradients of %d accumulated microbatches: they cannot be saved %s. "
+            "Save after a step of the optimizer",
             num_accumulated,
             why,
         )

@@ -438,7 +438,7 @@ def _warn_of_first_epochs(loaders: list[Any], epoch: int) -> None:
         # One without a seed draws another.
         if state.get("epoch") == 0 and getattr(loader, "seed", 0) is not None:
             _logger.warning(
-                "epoch %d of the Trainer begins with a %s that was made again, which begins with its own first epoch: all "
+                "epoch %d of the Trainer begins with a new %s, which begins with its own first epoch: all "
                 "epochs have the same order and the same random draws. Return the same loader each time, as "
                 "fkat_data.lightning.DataModule does",
                 epoch,

@@ -66,10 +66,10 @@ class DictDataLoader(Described, Closing):
         found: list[object] = []
         for name, loader in dataloaders.items():
             if not isinstance(loader, Iterable) or isinstance(loader, Iterator):
-                expected = "a loader that can be iterated again and again"
+                expected = "a loader that can be iterated more than once"
                 raise ConfigurationError(f"dataloaders[{name!r}]", cast("object", loader), expected)
             if isinstance(loader, Stateful) and any(loader is other for other in found):
-                raise ConfigurationError(f"dataloaders[{name!r}]", loader, "a loader that is no other source, too")
+                raise ConfigurationError(f"dataloaders[{name!r}]", loader, "a loader of its own for each source")
             found.append(loader)
         if key is not None and not isinstance(key, str):
             raise ConfigurationError("key", key, "the name of a field, or None")
@@ -438,6 +438,7 @@ def _own_place(state: Mapping[str, Any], rank: int, world_size: int) -> Mapping[
         "draw",
         f"<of {num_ranks} ranks at other places>",
         f"<of {world_size} ranks>",
-        "ranks are at other places of the mixture where their sources have other numbers of microbatches: go on with as "
-        "many ranks as saved, or, where each rank loads its own, pass it its local_state_dict()",
+        "the sources of the ranks have different numbers of microbatches, so the ranks are at "
+        "different places of the mixture: resume with the number of ranks that saved, or, if each "
+        "rank loads its own state, pass it its local_state_dict()",
     )

@@ -71,9 +71,9 @@ class EventSink:
         if not self._has_said_alone:
             self._has_said_alone = True
             logger.info(
-                "one worker makes all of shard %r instead of %d together: what the factory returns (%s) does not make "
-                "a microbatch without those before it; a DataLoader over a dataset with indices does, and an object "
-                "with num_microbatches and microbatch(index)",
+                "one worker makes all of shard %r instead of %d workers together: what the factory returns "
+                "(%s) cannot make a microbatch without those before it. A DataLoader over a dataset with "
+                "indices can, and so can an object with num_microbatches and microbatch(index)",
                 shard,
                 num_workers,
                 kind,

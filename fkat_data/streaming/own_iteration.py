@@ -188,9 +188,9 @@ class IteratedBatches(NearestProduct):
         following = self._dataset.next_of_strand
         if following is None or following.epoch != handed_out.beginning.epoch + 1:
             raise StaleIteratorError(
-                f"another iterator of the dataset reads on from epoch {handed_out.beginning.epoch}, where this one has "
-                f"begun at sample {self._point.sample_in_epoch} of epoch {self._point.epoch}: super().__iter__() must be "
-                "called in the thread that iterates the dataset"
+                f"another iterator of the dataset continues from epoch {handed_out.beginning.epoch}, but this "
+                f"one began at sample {self._point.sample_in_epoch} of epoch {self._point.epoch}: call "
+                "super().__iter__() in the thread that iterates the dataset"
             )
         return handed_out.beginning.epoch
 

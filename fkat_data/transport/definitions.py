@@ -367,5 +367,5 @@ def _load_class(key: bytes, body: bytes) -> Any:
 def _find(key: bytes) -> Any:
     found = _registry.find(key)
     if found is None:
-        raise LookupError("a microbatch refers to a class or function that this loader has sent, and that is gone")
+        raise LookupError("a microbatch refers to a class or function that this loader sent, and that no longer exists")
     return found

@@ -270,7 +270,7 @@ class ShardWindows:
         """The shard's, which a state may ask for its files."""
         self._is_iterable = isinstance(dataset, _DATA.IterableDataset) or not hasattr(dataset, "__getitem__")
         if max_skipped is not None and self._is_iterable:
-            expected = "'raise', with an iterable dataset: what it raises ends its iteration"
+            expected = "'raise', with an iterable dataset: its iteration ends where it raises"
             raise ConfigurationError("on_sample_error", "skip", expected)
         self._order = order
         self._terms = terms

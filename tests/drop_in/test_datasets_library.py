@@ -149,5 +149,5 @@ def test_another_order_of_the_dataset_is_refused():
     unseeded = IterableDataset(None, is_shuffled=True)
     unseeded.set_epoch(1)
     resumed = at_state(DataLoader(unseeded, 3, seed=1), state)
-    with pytest.raises(StateMismatchError, match=r"dataset_order.shuffle.*shuffle\(\) of the dataset the seed"):
+    with pytest.raises(StateMismatchError, match=r"dataset_order.shuffle.*shuffle\(\) the seed"):
         iter(resumed)

@@ -445,7 +445,7 @@ def test_an_order_that_a_state_does_not_say_is_an_error_instead_of_other_data():
     for state, arguments in [(seeded, {}), (drawn, {"init_seed": 3})]:
         with pytest.raises(StateMismatchError, match="seed"):
             bucketed(**arguments)[0].load_state_dict(state)
-    with pytest.raises(StateMismatchError, match="the dataset decides on the order"):
+    with pytest.raises(StateMismatchError, match="the dataset determines the order"):
         DataLoader(range(40), batch_size=4).load_state_dict(drawn)
     bucketed(init_seed=3)[0].load_state_dict(seeded)
 

@@ -143,7 +143,7 @@ def test_what_accelerate_makes_of_a_data_loaders_parts_is_refused(folder):
     accelerator = Accelerator(cpu=True)
     loader = accelerator.prepare(data_loader())
     for refused in (loader, data_loader(), streaming(folder)):
-        with pytest.raises(ConfigurationError, match=r"skip_first_batches.*the loader itself goes on"):
+        with pytest.raises(ConfigurationError, match=r"skip_first_batches.*the loader continues"):
             accelerator.skip_first_batches(refused, 3)
     with pytest.raises(ConfigurationError, match="dispatch_batches"):
         Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(dispatch_batches=True)).prepare(data_loader())
@@ -324,7 +324,7 @@ def test_a_checkpoint_without_a_loaders_place_is_named(folder, tmp_path, caplog)
         caplog.clear()
         accelerator.load_state(tmp_path)
         (line,) = caplog.messages
-        assert "has no dl_state_dict_1.bin, the place of a " in line
+        assert "has no dl_state_dict_1.bin with the place of the " in line
 
 
 def test_gather_for_metrics_gives_every_sample(folder):

@@ -115,7 +115,7 @@ def test_a_loader_goes_to_an_epoch_that_its_seed_decides_on():
     assert list(other) == epochs[2]
     other.set_epoch(0)
     assert list(other) == epochs[0]
-    with pytest.raises(ConfigurationError, match="needs its seed"):
+    with pytest.raises(ConfigurationError, match="needs the seed of"):
         DataLoader(range(9), shuffle=True).set_epoch(1)
     in_order = DataLoader(range(9), collate_fn=list)
     in_order.set_epoch(1)

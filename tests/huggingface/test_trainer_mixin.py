@@ -258,7 +258,7 @@ def test_the_trainer_alone_refuses_what_it_would_do_wrong(tmp_path):
             trainer(tmp_path, rows(), **settings).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
         resumed = trainer(tmp_path, rows(), **settings)
         if seed is None:
-            with pytest.raises(ConfigurationError, match="needs its seed"):
+            with pytest.raises(ConfigurationError, match="needs the seed of"):
                 resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
         else:
             resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))

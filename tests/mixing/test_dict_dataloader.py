@@ -381,5 +381,5 @@ def test_a_state_that_a_source_refuses_does_not_stay():
 
 def test_one_loader_is_not_two_sources():
     loader = make(["a"])
-    with pytest.raises(ConfigurationError, match=r"dataloaders\['b'\] = .*no other source"):
+    with pytest.raises(ConfigurationError, match=r"dataloaders\['b'\] = .*a loader of its own"):
         DictDataLoader({"a": loader, "b": loader}, RoundRobin(["a", "b"]))

@@ -258,4 +258,4 @@ def test_fewer_windows_than_ranks_are_refused_by_name(data):
 def test_ranks_that_torch_does_not_know_are_told_that_epochs_may_end_apart(data, caplog):
     with caplog.at_level(logging.WARNING):
         list(make(data, world=World(1, 2, 1, 0)))
-    assert "end an epoch each by itself" in caplog.text
+    assert "each ends its epoch alone" in caplog.text

@@ -320,8 +320,8 @@ class CacheBudget:
         if num_mapped:
             if is_last and excess_bytes > 0:
                 _logger.warning(
-                    "the cache in %s exceeds its limit of %d bytes by %d: processes of this node keep %d evictable "
-                    "files mapped and do not read",
+                    "the cache in %s exceeds its limit of %d bytes by %d: processes of this node keep %d "
+                    "evictable files mapped without reading them",
                     *(directory.path, limit_bytes, excess_bytes, num_mapped),
                 )
             return max(0, excess_bytes) if is_last or excess_bytes <= 0 else None

@@ -198,8 +198,8 @@ class SharedResumePoint:
                 is_first = round_index == 0
                 if is_order_needed and is_first and 0 < iteration.first_process < trainer["first_process"]:
                     raise StaleIteratorError(
-                        "a later iterator of a DataLoader has begun its epoch before this one, so that ranks may read "
-                        "different epochs: give each DataLoader a StreamingDataset of its own"
+                        "a later iterator of a DataLoader began its epoch before this one, so ranks may read "
+                        "different epochs: give each DataLoader its own StreamingDataset"
                     )
                 trainer["first_process"] = max(trainer["first_process"], iteration.first_process)
                 point = self._advance(trainer)

@@ -123,7 +123,9 @@ def check_apart(sources: Sequence[ShardSource], entries: Sequence[Sequence[Shard
             name = shared_file(outer.directory, names_of(shards), inner.directory, names_of(inner_shards))
             if name is not None:
                 raise ConfigurationError(
-                    "local", inner_path, f"another directory: {name} of {outer.location} goes there, too, into {path}"
+                    "local",
+                    inner_path,
+                    f"another directory: {name} of {outer.location} is also written there, to {path}",
                 )
 
 
