@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, cast
 
 import numpy as np
@@ -93,6 +93,11 @@ def seeding_nothing() -> Generator[None]:
         yield
     finally:
         _here.seeds_globals = before
+
+
+def undoing_draws() -> Callable[[], object]:
+    """Return what puts the global generators back, where production uses them in this thread."""
+    return partial(_install, _states()) if _here.seeds_globals else int
 
 
 def seed_global_generators(seed: int) -> None:

@@ -16,7 +16,7 @@ from torch.utils import data as torch_data
 from fkat_data.errors import CacheFullError, ConfigurationError, DownloadError, StateMismatchError
 from fkat_data.interruption import genuine, is_interruption
 from fkat_data.sample_errors import note_misfit, note_places
-from fkat_data.seeding import ShardStreams, microbatch_seed
+from fkat_data.seeding import ShardStreams, microbatch_seed, undoing_draws
 from fkat_data.transport.codec import dumps, loads
 from fkat_data.types import plans_batches
 from fkat_data.wording import add_note, notes_of
@@ -89,24 +89,38 @@ _NOT_THE_SAMPLES = (CacheFullError, ConfigurationError, DownloadError, MemoryErr
 
 
 class _Skipping:
-    """A dataset that gives a ``Skipped`` for a sample that raises.
+    """A dataset that gives a ``Skipped`` for a sample that raises, by its place and index.
+
+    Samples that were left out when the window was made before are read again, since they may draw before they raise, and
+    left out again.
 
     Args:
         dataset: The user's.
+        left_out: Places of those that were left out before.
+        skips: Whether another one that raises is left out.
     """
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: Any, left_out: tuple[int, ...], *, skips: bool) -> None:
         self._dataset = dataset
         self._is_stream = plans_batches(dataset)
+        self._left_out = left_out
+        self._skips = skips
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, placed: tuple[int, Any]) -> Any:
+        place, index = placed
+        is_left_out = place in self._left_out
+        undo = undoing_draws() if is_left_out else None
         try:
-            return self._dataset.window_samples([index])[0] if self._is_stream else self._dataset[index]
+            sample = self._dataset.window_samples([index])[0] if self._is_stream else self._dataset[index]
         except genuine(Exception) as error:
-            if isinstance(error, _NOT_THE_SAMPLES):
+            if not is_left_out and (not self._skips or isinstance(error, _NOT_THE_SAMPLES)):
                 raise
             note_places(error, self._dataset, [index])
-            return Skipped(-1, index, "; ".join([f"{type(error).__name__}: {error}", *notes_of(error)]))
+            return Skipped(place, index, "; ".join([f"{type(error).__name__}: {error}", *notes_of(error)]))
+        if undo is None:
+            return sample
+        undo()  # it can be read now: what it draws now, it may not have drawn
+        return Skipped(place, index, "")
 
 
 class RowTerms(NamedTuple):
@@ -200,15 +214,17 @@ class WindowProduct:
 
     def _samples(self, threads: ItemThreads | None) -> list[Any]:
         dataset, window = self._dataset, self._window
-        places = [place for place in range(len(window.indices)) if place not in window.left_out]
-        indices = [window.indices[place] for place in places] if window.left_out else window.indices
+        indices, left_out = window.indices, window.left_out
         # Rows that were delivered are counted: none before them may be left out now.
         skips = self._skips and not (window.first_row or window.is_begun)
         one_by_one = items_in_turn if threads is None else threads.items
+        skipping = _Skipping(dataset, left_out, skips=skips), [*enumerate(indices)]
         try:
-            if plans_batches(dataset):
+            if left_out and not skips:
+                return [each for each in one_by_one(*skipping) if not isinstance(each, Skipped)]
+            if plans_batches(dataset) and not left_out:
                 return dataset.window_samples(indices)
-            if gives_items_together(dataset):
+            if gives_items_together(dataset) and not left_out:
                 return [*dataset.__getitems__(indices)]
             if not skips:
                 return one_by_one(dataset, indices)
@@ -221,11 +237,9 @@ class WindowProduct:
                     )
                 raise
             self._streams(window.number).seed_opening()
-        found = one_by_one(_Skipping(dataset), indices)
-        self.skipped = [
-            each._replace(place=place) for place, each in zip(places, found, strict=True) if isinstance(each, Skipped)
-        ]
-        return [each for each in found if not isinstance(each, Skipped)] if self.skipped else found
+        found = one_by_one(*skipping)
+        self.skipped = [each for each in found if isinstance(each, Skipped) and each.place not in left_out]
+        return [each for each in found if not isinstance(each, Skipped)]
 
     def _collated(self, rows: Any, first: _Row, collate: Callable[[Any], Any] | None) -> Any:
         self._streams(first.window).seed_microbatch(first.place)

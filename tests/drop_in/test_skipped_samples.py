@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import signal
 from itertools import chain, islice
 
@@ -22,6 +23,7 @@ from fkat_data import (
     DownloadError,
     SkippedSamplesError,
     StateMismatchError,
+    item_generators,
 )
 from fkat_data.datasets import JsonDataset
 from fkat_data.streaming import StreamingDataLoader, StreamingDataset, World
@@ -43,6 +45,12 @@ class Broken(Counted):
 class BrokenTogether(Broken):
     def __getitems__(self, indices):
         return [self[index] for index in indices]
+
+
+class Drawing(Broken):
+    def __getitem__(self, index):
+        drawn = random.random() + item_generators().python.random()
+        return drawn + super().__getitem__(index)
 
 
 def make(dataset, size=3, *, ranks=(1, 0), **options):
@@ -68,7 +76,7 @@ def test_the_others_come_in_the_same_order_in_full_microbatches(kind, shape, siz
     assert loader.statistics().skipped_samples == len(shape[1])
 
 
-@given(kinds, broken, st.sampled_from([1, 2, 5]), st.data())
+@given(kinds | st.just(Drawing), broken, st.sampled_from([1, 2, 5]), st.data())
 def test_a_state_at_any_cut_counts_each_sample_that_was_left_out_once(kind, shape, size, data):
     whole = list(make(kind(*shape), size))
     loader, had, num_skipped = make(kind(*shape), size), [], 0
@@ -122,9 +130,8 @@ def test_a_sample_that_was_delivered_and_cannot_be_read_again_is_an_error_not_a_
     loader = make(Broken(40, [1]), 3, shuffle=False, window_size=10)
     list(islice(loader, 2))
     other = at_state(make(Broken(40, [1, 2]), 3, shuffle=False, window_size=10), saved([loader]))
-    with pytest.raises(OSError, match="no 2") as caught:
+    with pytest.raises(OSError, match=r"no 2(.|\n)*before the resume"):
         list(other)
-    assert any("before the resume" in note for note in caught.value.__notes__)
 
 
 def test_ranks_count_what_all_had_left_out_before_their_number_changed():
@@ -151,9 +158,7 @@ def test_one_too_many_is_an_error_that_stays_and_names_the_sample(processes, num
     with make(Broken(60, [7, 9, 30]), max_skipped_samples=2, shuffle=False, num_workers=num_workers) as loader:
         had, iterator = [], iter(loader)
         for _ in range(2):
-            with pytest.raises(
-                SkippedSamplesError, match=r"^3 samples of epoch 0 .*sample 30: OSError: no 30"
-            ) as caught:
+            with pytest.raises(SkippedSamplesError, match=r"^3 samples of epoch 0 .* 30: OSError: no 30") as caught:
                 had += iterator
         assert (caught.value.num_skipped, caught.value.limit) == (3, 2)
         assert [*chain.from_iterable(had)] == [number for number in range(29) if number not in (7, 9)][: 3 * len(had)]
@@ -196,11 +201,9 @@ class Unreadable(StreamingDataset):
 def test_a_stream_leaves_out_what_a_subclass_cannot_make(processes, tmp_path, num_workers):
     path = write(tmp_path / "stream", 50, columns=("number",))
 
-    def opened(**options):
+    def opened():
         dataset = Unreadable(local=path, shuffle=True, shuffle_seed=1, world=World())
-        return StreamingDataLoader(
-            dataset, 4, on_sample_error="skip", window_size=8, num_workers=num_workers, **options
-        )
+        return StreamingDataLoader(dataset, 4, on_sample_error="skip", window_size=8, num_workers=num_workers)
 
     with opened() as loader:
         batches = list(loader)
@@ -215,11 +218,6 @@ def test_a_stream_leaves_out_what_a_subclass_cannot_make(processes, tmp_path, nu
             assert torch.equal(found["number"], expected["number"])
 
 
-class Raising(Broken):
-    def __getitem__(self, index):
-        raise self.error
-
-
 @pytest.mark.parametrize(
     "error",
     [
@@ -230,10 +228,12 @@ class Raising(Broken):
     ids=lambda error: type(error).__name__,
 )
 def test_what_is_wrong_with_dataset_store_or_machine_is_no_samples_fault(error):
-    dataset = Raising(9, [])
-    dataset.error = error
+    class Raising(Counted):
+        def __getitem__(self, index):
+            raise error
+
     with pytest.raises(type(error)):
-        list(make(dataset))
+        list(make(Raising(9)))
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from fkat_data import (
     ShardedDataLoader,
     SkippedSamplesError,
     StateMismatchError,
+    item_generators,
 )
 
 SIZES = {"a": 9, "b": 1, "c": 25, "d": 0, "e": 14}
@@ -38,9 +39,10 @@ class Broken:
         return SIZES[self.shard]
 
     def __getitem__(self, index):
+        drawn = random.random() + item_generators().python.random()
         if (self.shard, index) in self.bad:
             raise OSError(f"no {index}")
-        return self.shard, index, random.random()
+        return self.shard, index, drawn
 
 
 class BrokenTogether(Broken):
@@ -151,9 +153,8 @@ def test_a_sample_that_was_delivered_and_cannot_be_read_again_is_an_error_not_a_
     loader = make([("c", 1)], shards=["c"], window_size=10)
     list(islice(loader, 2))
     other = at_state(make([("c", 1), ("c", 5)], shards=["c"], window_size=10), loader.state_dict())
-    with pytest.raises(OSError, match="no 5") as caught:
+    with pytest.raises(OSError, match=r"no 5(.|\n)*before the resume"):
         list(other)
-    assert any("before the resume" in note for note in caught.value.__notes__)
 
 
 def test_a_shard_goes_on_without_the_sample_that_stopped_the_run():
