@@ -692,11 +692,11 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
     def _strand_plan(self) -> StrandPlan:
         num_strands = self.num_workers if self._loaded is None else int(self._loaded["num_strands"])
         own_dataset = None if num_strands or self.num_workers else self.dataset
-        has_ranks = self.dp_rank is not None or (self._strand_ranks or StrandRanks()).num_ranks > 1
+        has_rank = self.dp_rank is not None or self._strand_ranks is not None
+        num_ranks = max((self._strand_ranks or StrandRanks()).num_ranks, rank_and_world_size()[1])
         # How many rows a rank makes is its windows' affair: without windows, it is the dataset's.
-        ends_alike = self.has_windows and has_ranks and rank_and_world_size()[1] > 1
         strands = self._strands_of_ranks()
-        ends = self._ends if ends_alike else None
+        ends = partial(self._ends.get, has_rank=has_rank) if self.has_windows and num_ranks > 1 else None
         return StrandPlan(num_strands, self._known_dp_rank(), own_dataset, strands, ends=ends)
 
     def _strands_of_ranks(self) -> dict[str, Any]:

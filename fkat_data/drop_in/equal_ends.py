@@ -12,6 +12,7 @@ from fkat_data.distributed import Exchange, job_store, rank_and_world_size
 from fkat_data.dropped import after_end
 from fkat_data.errors import RankMismatchError
 from fkat_data.interruption import genuine, suppress
+from fkat_data.wording import add_note
 
 _logger = logging.getLogger(__name__)
 
@@ -19,6 +20,10 @@ _logger = logging.getLogger(__name__)
 _Round = tuple[int, int, int, bool]
 _MOST_KEPT = 8
 _RECHECK_S = 0.05
+_WAITED = (
+    "fkat_data: while ranks told one another how many microbatches their windows have. If another rank has failed, its own "
+    "error says why"
+)
 
 
 # How long the thread sleeps between two looks at a round.
@@ -63,6 +68,7 @@ class _Rounds:
                 self._rung.get(timeout=_RECHECK_S)
         found = self._heard[name]
         if isinstance(found, BaseException):
+            add_note(found, _WAITED)
             raise found
         return found
 
@@ -190,16 +196,20 @@ class EndsOfRanks:
     def __init__(self) -> None:
         self._made: tuple[Any, EqualEnds | None] | None = None
 
-    def get(self) -> EqualEnds | None:
-        """Return it; None, with a warning, where ranks cannot ask one another. A collective when it is made."""
+    def get(self, *, has_rank: bool = True) -> EqualEnds | None:
+        """Return it; None, with a warning, where ranks cannot ask one another. A collective when it is made.
+
+        Args:
+            has_rank: Whether the loader was given its rank.
+        """
         job = job_store()
         if self._made is None or self._made[0] is not job:
-            is_of_ranks = rank_and_world_size()[1] > 1
+            is_of_ranks = has_rank and rank_and_world_size()[1] > 1
             self._made = job, EqualEnds() if is_of_ranks else None
             if not is_of_ranks:
                 _logger.warning(
-                    "torch.distributed does not know these ranks, so each ends its epoch alone: window_fn may "
-                    "make more rows on one rank than on another"
+                    "%s, so each ends its epoch alone: window_fn may make more rows on one rank than on another",
+                    "torch.distributed does not know these ranks" if has_rank else "these ranks were given no dp_rank=",
                 )
         return self._made[1]
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard, cast
 
 from fkat_data.drop_in.dataset_plan import DatasetPlan
-from fkat_data.drop_in.equal_ends import DeliveredAlike, EndsOfRanks
+from fkat_data.drop_in.equal_ends import DeliveredAlike, EqualEnds
 from fkat_data.drop_in.states import state_at_epoch
 from fkat_data.drop_in.worker_side import Snapshot, Strand, is_of_datasets
 from fkat_data.errors import StateMismatchError
@@ -33,7 +33,7 @@ class StrandPlan(DatasetPlan):
         dp_rank: The loader's data-parallel rank.
         own_dataset: The dataset, if it is iterated in this process; None: workers have it.
         of_ranks: What a state says of strands of several ranks, of which these are some; empty: the loader has them all.
-        ends: By what ranks ask one another before each microbatch whether all have one; None: they do not.
+        ends: Gives by what ranks ask one another before each microbatch whether all have one; None: they do not.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class StrandPlan(DatasetPlan):
         own_dataset: Any,
         of_ranks: Mapping[str, Any] | None = None,
         *,
-        ends: EndsOfRanks | None = None,
+        ends: Callable[[], EqualEnds | None] | None = None,
     ) -> None:
         self._ends = ends
         self._of_ranks = dict(of_ranks or {})
@@ -99,7 +99,8 @@ class StrandPlan(DatasetPlan):
 
     def watched(self, take: Callable[[], Any], engine: Any) -> Callable[[], Any]:
         """Return what takes microbatches as long as every rank has one, where ranks make rows of windows."""
-        if self._ends is None:
+        ends = None if self._ends is None else self._ends()
+        if ends is None:
             return take
         begun: list[Position] = []
 
@@ -114,9 +115,6 @@ class StrandPlan(DatasetPlan):
             engine.cut_epoch()
             return "one microbatch or more left out on this rank"
 
-        ends = self._ends.get()
-        if ends is None:
-            return take
         return DeliveredAlike(take, ends, place, lambda: 1 + engine.count_ahead(), cut, engine)
 
     def num_batches(self, epoch: int) -> int:
