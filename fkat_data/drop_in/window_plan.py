@@ -38,7 +38,7 @@ _MOST_KEPT = 64
 # More than there are tasks in work.
 _MOST_PLANNED = 256
 _BEGUN, _ORDERS = "samplers_begun", "window_orders"
-_WINDOWED = "window_fn or on_sample_error='skip'"
+_WINDOWED = "with window_fn or on_sample_error='skip'"
 
 
 class WindowOrder(ABC):
@@ -387,9 +387,9 @@ class WindowPlan(IndexPlan):
             try:
                 return take()
             except genuine(StopIteration):
-                if not self._num_handed_out and len(self._windows):
-                    windows = counted(len(self._windows), "window")
-                    _logger.warning("epoch %d has no microbatch: window_fn made no row of %s", self._epoch, windows)
+                if not self._num_handed_out and (len(self._windows) or not self._terms["num_samples"]):
+                    epoch, windows = self._epoch, counted(len(self._windows), "window")
+                    _logger.warning("epoch %d has no microbatch: too few rows of %s, %s", epoch, windows, _WINDOWED)
                 raise
 
         return taken if ends is None else DeliveredAlike(taken, ends, place, num_certain, cut, engine)
@@ -439,7 +439,7 @@ class WindowPlan(IndexPlan):
         self._terms = {**terms, **self._split_of(epoch)}
         self._windows = dealt_windows(self._terms, self._window_size, self._share)
         num_ranks = 1 if self._share is None else self._share.num_ranks
-        is_whole = not (self._split_of(epoch) or saved.get("window") or saved.get("row"))
+        is_whole = num_samples and not (self._split_of(epoch) or saved.get("window") or saved.get("row"))
         if is_whole and not dealt_windows(terms, self._window_size, RankShare(num_ranks, num_ranks - 1)):
             most = max(1, num_samples // num_ranks)
             expected = f"at most {most:,}, so that each of {num_ranks} ranks has a window of {num_samples:,} samples"
@@ -478,7 +478,7 @@ class WindowPlan(IndexPlan):
             TypeError: How many rows there are shows when they are made.
         """
         del epoch
-        raise TypeError(f"the number of microbatches is not known before the epoch's rows are made, with {_WINDOWED}")
+        raise TypeError(f"the number of microbatches is not known before the epoch's rows are made, {_WINDOWED}")
 
 
 def check_windows(window_fn: Any, dataset: object, batch_sampler: object, on_sample_error: str) -> None:
@@ -496,12 +496,10 @@ def check_windows(window_fn: Any, dataset: object, batch_sampler: object, on_sam
         expected = "'raise', with an iterable dataset: its iteration ends where it raises"
         raise ConfigurationError("on_sample_error", on_sample_error, expected)
     if not is_iterable and not is_stream and not has_indices:
-        expected = f"a dataset with indices or an iterable one, with {_WINDOWED}"
+        expected = f"a dataset with indices or an iterable one, {_WINDOWED}"
         raise ConfigurationError("dataset", kind, expected)
     if batch_sampler is not None:
-        raise ConfigurationError(
-            "batch_sampler", batch_sampler, f"batch_size, with {_WINDOWED}: batches are cut from rows"
-        )
+        raise ConfigurationError("batch_sampler", batch_sampler, f"batch_size, {_WINDOWED}: batches are cut from rows")
 
 
 def kind_of_order(sampler: Any, batch_sampler: Any, dealing: object) -> type[SampledWindows] | type[DrawnWindows]:
@@ -512,10 +510,10 @@ def kind_of_order(sampler: Any, batch_sampler: Any, dealing: object) -> type[Sam
     """
     if dealing is not None or distributed_sampler_of(sampler) is not None:
         found = sampler if dealing is None else dealing
-        expected = f"an order of all ranks, with {_WINDOWED}; deal_out(num_ranks, rank) gives ranks their windows"
+        expected = f"an order of all ranks, {_WINDOWED}; deal_out(num_ranks, rank) gives ranks their windows"
         raise ConfigurationError("sampler", found, expected)
     if is_numbered(sampler, batch_sampler):
         return SampledWindows
     if not isinstance(sampler, Sized):
-        raise ConfigurationError("sampler", sampler, f"a sampler that has a length, with {_WINDOWED}")
+        raise ConfigurationError("sampler", sampler, f"a sampler that has a length, {_WINDOWED}")
     return DrawnWindows

@@ -445,8 +445,9 @@ def window_functions_of(window_fn: object) -> tuple[WindowFunction, ...]:
     raise ConfigurationError("window_fn", window_fn, "a function of a list of samples, or a list of functions")
 
 
-def _name_of(function: object) -> str:
-    return getattr(function, "__qualname__", None) or repr(function)
+def _name_of(function: Any) -> str:
+    inner = getattr(function, "func", function)  # of a functools.partial
+    return getattr(inner, "__qualname__", None) or type(inner).__qualname__
 
 
 def version_of(functions: Sequence[object]) -> str:
@@ -458,6 +459,5 @@ def _version_of(function: Any) -> str:
     version = getattr(function, "version", None)
     if version is not None:
         return str(version)
-    inner = getattr(function, "func", function)  # of a functools.partial
-    name = getattr(inner, "__qualname__", None) or type(inner).__qualname__
-    return f"{getattr(inner, '__module__', None) or type(inner).__module__}.{name}"
+    inner = getattr(function, "func", function)
+    return f"{getattr(inner, '__module__', None) or type(inner).__module__}.{_name_of(function)}"

@@ -17,7 +17,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from own_workers import worker_pids
 from ranks_of_windows import rows_of
-from torch.utils.data import DistributedSampler, RandomSampler, WeightedRandomSampler
+from torch.utils.data import ChainDataset, DistributedSampler, RandomSampler, WeightedRandomSampler
 from walks import at_state, delivered, saved
 
 from fkat_data import ConfigurationError, DataLoader, ReplayMismatchError, StateMismatchError
@@ -168,13 +168,11 @@ def test_each_row_comes_once_though_the_number_of_ranks_changes_again_and_again(
 
 
 def test_a_place_of_two_microbatches_ago_can_be_taken_back_to():
-    whole = epoch_of(30, [2, 0, 3])
-    with make(30, [2, 0, 3]) as loader:
-        had = list(islice(loader, 5))
-        assert loader.take_back()
-        state = saved([loader])
-    with at_state(make(30, [2, 0, 3]), state) as loader:
-        assert had[:4] + list(loader) == whole
+    loader = make(30, [2, 0, 3])
+    had = list(islice(loader, 5))
+    assert loader.take_back()
+    other = at_state(make(30, [2, 0, 3]), saved([loader]))
+    assert had[:4] + list(other) == epoch_of(30, [2, 0, 3])
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
@@ -261,8 +259,9 @@ def test_functions_in_a_list_are_called_one_on_what_the_other_has_returned():
     assert list(loader) == [[0, 4, 8], [12, 16]]
 
 
-def test_an_epoch_without_a_row_ends_and_says_so(caplog):
-    loader = DataLoader(range(10), 3, window_fn=lambda samples: [], window_size=4)
+@pytest.mark.parametrize("dataset", [range(10), [], ChainDataset([])])
+def test_an_epoch_without_a_row_ends_and_says_so(dataset, caplog):
+    loader = DataLoader(dataset, 3, window_fn=lambda samples: [], window_size=4)
     assert list(loader) == []
     assert "window_fn" in caplog.text
     assert loader.epoch == 1
