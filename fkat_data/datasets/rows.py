@@ -30,8 +30,9 @@ class Filter:
     @property
     def version(self) -> str:
         """What a state says of it: a resume with another ``keep`` is refused."""
-        kind = getattr(self._keep, "__qualname__", None) or type(self._keep).__qualname__
-        return f"Filter({getattr(self._keep, '__module__', None)}.{kind})"
+        keep = getattr(self._keep, "func", self._keep)  # of a functools.partial
+        kind = getattr(keep, "__qualname__", None) or type(keep).__qualname__
+        return f"Filter({getattr(keep, '__module__', None)}.{kind})"
 
     def __call__(self, samples: list[Any]) -> list[Any]:
         """Return the samples that stay, in order."""
@@ -99,7 +100,10 @@ class Pack(Described):
     @property
     def version(self) -> str:
         """What a state says of it: a resume with other arguments is refused."""
-        return repr(self)
+        # A line shows no contents of lists and dicts, and has an end.
+        if (self._padding, self._max_document_length) == ({"tokens": 0}, None):
+            return repr(self)
+        return f"{self!r}, padding={self._padding}, max_document_length={self._max_document_length}"
 
     def __call__(self, samples: list[Any]) -> list[dict[str, torch.Tensor]]:
         """Return the sequences: in the order of the samples, those packed by best fit in that of their first documents.

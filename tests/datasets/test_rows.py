@@ -73,24 +73,25 @@ def test_fields_are_padded_each_by_its_own_value():
 
 def test_packed_while_loading_each_token_comes_once():
     documents = documents_of([5, 1, 30, 7, 2, 8, 8, 3] * 9)
-    long_enough = Filter(lambda document: len(document) > 1)
-    loader = DataLoader(
-        documents, 4, shuffle=True, window_fn=[long_enough, Pack(8, too_long="split")], window_size=10,
-        collate_fn=collate_packed,
-    )  # fmt: skip
+    functions = [Filter(lambda document: len(document) > 1), Pack(8, too_long="split")]
+    loader = DataLoader(documents, 4, shuffle=True, window_fn=functions, window_size=10, collate_fn=collate_packed)
     tokens = torch.cat([batch["tokens"][batch["document_ids"] >= 0] for batch in loader])
     expected = torch.cat([document for document in documents if len(document) > 1])
     assert torch.equal(tokens.sort().values, expected.sort().values)
 
 
-def test_a_state_of_another_packing_is_refused():
-    def loader(size):
-        return DataLoader(documents_of([5] * 30), 1, window_fn=Pack(size), window_size=4, collate_fn=collate_packed)
+@pytest.mark.parametrize(
+    ("name", "value"), [("sequence_length", 9), ("padding", {"tokens": 1}), ("max_document_length", 7)]
+)
+def test_a_state_of_another_packing_is_refused(name, value):
+    def loader(**options):
+        pack = Pack(**{"sequence_length": 8, "method": "concatenate", "too_long": "truncate", **options})
+        return DataLoader(documents_of([5] * 30), 1, window_fn=pack, window_size=4, collate_fn=collate_packed)
 
-    begun = loader(8)
+    begun = loader()
     next(iter(begun))
-    with pytest.raises(ValueError, match=r"window_fn.*sequence_length=8.*sequence_length=9"):
-        loader(9).load_state_dict(begun.state_dict())
+    with pytest.raises(ValueError, match=rf"window_fn.*{name}={value}"):
+        loader(**{name: value}).load_state_dict(begun.state_dict())
 
 
 @pytest.mark.parametrize(
