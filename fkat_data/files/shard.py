@@ -377,10 +377,10 @@ class PartReader(ABC):
         if not self._is_in_place or not self._origin.version:
             return
         try:
-            found = str(self._path.stat().st_mtime_ns)
+            found = self._path.stat()
         except genuine(FileNotFoundError) as error:
             raise ShardNotFoundError(str(self._path), "no such file") from error
-        if found != self._origin.version:
+        if (found.st_size, str(found.st_mtime_ns)) != (self._origin.size_bytes, self._origin.version):
             raise self._written_again()
 
     def _written_again(self) -> ShardCorruptError:

@@ -1,5 +1,6 @@
 """Files of tokens as a stream's shards: windows of one length, in parts that a cache keeps one by one."""
 
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -9,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from fkat_data import arguments
-from fkat_data.errors import ConfigurationError
+from fkat_data.errors import ConfigurationError, ShardCorruptError
 from fkat_data.files.mapping import mapped_span
 from fkat_data.files.shard import (
     Column,
@@ -76,7 +77,10 @@ def checked_windowing(value: object) -> TokenWindowing:
     given: dict[str, Any] = dict(cast("Mapping[str, Any]", value)) if isinstance(value, Mapping) else {}
     if "window_size" not in given or not set(given) <= set(TokenWindowing._fields):
         names = ", ".join(TokenWindowing._fields[1:])
-        raise ConfigurationError("tokens", cast("object", value), f"a mapping with window_size, and perhaps {names}")
+        expected = (
+            f"a mapping with window_size, and perhaps {names}; end_of_document adds boundaries, which no index does"
+        )
+        raise ConfigurationError("tokens", cast("object", value), expected)
     window_size = arguments.integer("tokens: window_size", given["window_size"], minimum=1)
 
     def integer(name: str, minimum: int) -> int | None:
@@ -125,6 +129,12 @@ class WindowsOfPart(NamedTuple):
     windowing: TokenWindowing
     digest: int
 
+    @property
+    def digest_of_windows(self) -> int:
+        """A number that differs where the file's size or content do, or how windows are cut."""
+        size, stride, *_ = self.windowing
+        return zlib.crc32(f"{self.layout.dtype} windows of {size} by {stride}".encode(), self.digest)
+
     def __str__(self) -> str:
         return f"from window {self.first}"
 
@@ -133,8 +143,7 @@ def describe(file: StoredBytes) -> dict[str, Any]:
     """Return what the first bytes of a file say of its tokens, or an index beside it of another file; see ``formats``.
 
     Raises:
-        ShardCorruptError: A header or an index contradicts itself, or does not fit its file.
-        ConfigurationError: The file holds no tokens.
+        ShardCorruptError: A header or an index contradicts itself, or the file holds no tokens.
     """
     name = file.name.lower()
     if name.endswith(_MEGATRON_INDEX):
@@ -170,22 +179,29 @@ def entries_of(
         if name not in present:
             hint = "" if len(present) > 1 else ", and with end_of_document in tokens= its boundaries"
             raise ConfigurationError("columns", name, f"columns of {files[0].name}: {', '.join(present)}{hint}")
-    by_name = {file.name: file for file in files}
+    indices = {file.name: file for file in files if file.name.lower().endswith((_MEGATRON_INDEX, _DATATROVE_INDEX))}
+    tokens = [file for file in files if file.name not in indices]
+    for name in indices.keys() - {index_of(file.name) for file in tokens}:
+        raise ShardCorruptError(name, "it is an index, and the stream does not have the file of tokens that it is of")
     return [
         ShardEntry("tokens", num_windows, described, info, part=part)
-        for file in files
-        if not file.name.lower().endswith((_MEGATRON_INDEX, _DATATROVE_INDEX))
-        for part, num_windows, info in _parts(file, _layout(file, by_name, windowing), windowing, is_in_place)
+        for file in tokens
+        for part, num_windows, info in _parts(file, _layout(file, indices, windowing), windowing, is_in_place)
     ]
 
 
-def _layout(file: DescribedFile, by_name: Mapping[str, DescribedFile], windowing: TokenWindowing) -> Layout:
+def index_of(name: str) -> str:
+    """Return the name that the index beside a file of tokens would have."""
+    stem, _, suffix = name.rpartition(".")
+    return f"{stem}{_MEGATRON_INDEX}" if suffix.lower() == "bin" else f"{name}.index"
+
+
+def _layout(file: DescribedFile, indices: Mapping[str, DescribedFile], windowing: TokenWindowing) -> Layout:
     given = None if windowing.dtype is None else np.dtype(windowing.dtype)
-    stem, _, suffix = file.name.rpartition(".")
-    index = by_name.get(f"{stem}{_MEGATRON_INDEX}" if suffix.lower() == "bin" else f"{file.name}.index")
+    index = indices.get(index_of(file.name))
     if file.description["layout"] is not None:
         found = Layout(*file.description["layout"])
-    elif index is not None and suffix.lower() == "bin":
+    elif index is not None and index.name.endswith(_MEGATRON_INDEX):
         end = index.description
         found = megatron_layout(file.name, file.size_bytes, index.name, end["dtype"], end["end"])
     elif index is not None:

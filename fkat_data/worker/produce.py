@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, IterableDataset
 
 from fkat_data.errors import ConfigurationError, ReplayMismatchError, StateMismatchError, WorkerError
 from fkat_data.interruption import genuine
@@ -41,7 +41,7 @@ _MOST_NUMBERS = 256
 
 @runtime_checkable
 class OfFiles(Protocol):
-    """What knows what a dataset's files were when it was made: the dataset, or its attribute ``of_files``."""
+    """What knows what a dataset's files were when it was made: the dataset, or what it is made of."""
 
     paths: list[str]
 
@@ -58,8 +58,7 @@ def files_field(dataset: object) -> dict[str, Any]:
 
 def numbers_of_files(dataset: object) -> tuple[int, ...] | None:
     """Return numbers that differ where a dataset's files do; None where the dataset does not know."""
-    below = _of_files(dataset)
-    return None if below is None else tuple(_numbers(below))
+    return tuple(_numbers(_of_files(dataset))) or None
 
 
 def check_files(saved: Sequence[int] | None, dataset: object) -> None:
@@ -73,40 +72,42 @@ def check_files(saved: Sequence[int] | None, dataset: object) -> None:
         StateMismatchError: A file has changed. The message names it.
     """
     below = _of_files(dataset)
-    if below is None or saved is None:
+    paths = [path for part in below for path in part.paths]
+    if not paths or saved is None:
         return
     present = _numbers(below)
     if len(saved) != len(present):
         hint = "the state was saved with another number of files"
         raise StateMismatchError(_FIELD, f"<{len(saved)} numbers>", f"<{len(present)} numbers>", hint)
-    size = _files_a_number(below)
+    size = _files_a_number(len(paths))
     for index, (was, now) in enumerate(zip(saved, present, strict=True)):
         if was != now:
-            found = below.paths[index * size : (index + 1) * size]
+            found = paths[index * size : (index + 1) * size]
             which = found[0] if len(found) == 1 else f"one from {found[0]} to {found[-1]}"
-            hint = f"the file has changed since the state was saved, or other files are read: {which}"
+            hint = f"the file has changed since the state was saved, or is read in another way, or others are: {which}"
             raise StateMismatchError(f"{_FIELD}[{index}]", f"{was:08x}", f"{now:08x}", hint)
 
 
-def _of_files(dataset: object) -> OfFiles | None:
+def _of_files(dataset: object) -> list[OfFiles]:
+    """Return what knows the files, of each dataset that is joined."""
     for _ in range(_MOST_VIEWS):
-        if dataset is None:
-            break
-        for below in (dataset, getattr(dataset, "of_files", None)):
-            # The second question takes long.
-            if hasattr(below, "file_digests") and isinstance(below, OfFiles) and below.paths:
-                return below
-        dataset = getattr(dataset, "dataset", None)
-    return None
+        # The second question takes long.
+        if hasattr(dataset, "file_digests") and isinstance(dataset, OfFiles):
+            return [dataset]
+        if isinstance(dataset, ConcatDataset):
+            return [found for each in cast("Any", dataset).datasets for found in _of_files(each)]
+        dataset = getattr(dataset, "of_files", getattr(dataset, "dataset", None))
+    return []
 
 
-def _files_a_number(dataset: OfFiles) -> int:
-    return -(-len(dataset.paths) // _MOST_NUMBERS)
+def _files_a_number(num_files: int) -> int:
+    return -(-num_files // _MOST_NUMBERS)
 
 
-def _numbers(dataset: OfFiles) -> list[int]:
-    digests, size = dataset.file_digests(), _files_a_number(dataset)
-    if size == 1:
+def _numbers(below: Sequence[OfFiles]) -> list[int]:
+    digests = [digest for part in below for digest in part.file_digests()]
+    size = _files_a_number(len(digests))
+    if size <= 1:
         return digests
     return [zlib.crc32(repr(digests[first : first + size]).encode()) for first in range(0, len(digests), size)]
 

@@ -1,7 +1,9 @@
 """Files of tokens as streams: the windows of TokenWindows, in every order, from everywhere, in any world."""
 
 import json
+import os
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -43,7 +45,8 @@ def test_a_stream_has_the_windows_of_token_windows(tmp_path, bucket, writer, way
     expected = TokenWindows(paths, **options)
     folder = tmp_path / "tokens"
     if way == "in place":
-        stream = StreamingDataset(local=str(folder), tokens=tokens, **OPTIONS)
+        pattern = str(folder / f"*{Path(paths[0]).suffix}")  # without the indices
+        stream = StreamingDataset(local=pattern, tokens=tokens, **OPTIONS)
     elif way == "cached":
         stream = StreamingDataset(remote=str(folder), local=str(tmp_path / "cache"), tokens=tokens, **OPTIONS)
     else:
@@ -125,13 +128,15 @@ def test_bad_input_is_named(tmp_path):
     refused(ConfigurationError, r"tokens = None: expected a mapping .*for the tokens of 0\.npy", tmp_path / "npy", None)
     refused(ConfigurationError, r"dtype = None: .*0\.bin", tmp_path / "bare", window)
     refused(ConfigurationError, r"dtype = .*int64.*0\.npy says", tmp_path / "npy", window | {"dtype": "int64"})
-    for wrong in ({}, 5, window | {"size": 1}):
-        refused(ConfigurationError, r"tokens = .*a mapping with window_size", tmp_path / "npy", wrong)
+    for wrong in ({}, 5, window | {"size": 1}, window | {"boundaries": True}):
+        refused(ConfigurationError, r"a mapping with window_size.*end_of_document adds bound", tmp_path / "npy", wrong)
     refused(ConfigurationError, r"columns = 'text'.*tokens, and with", tmp_path / "npy", window, columns=["text"])
     refused(ShardCorruptError, r"has no samples", tmp_path / "npy", {"window_size": 5000})
     refused(ShardNotFoundError, r"\.npy, \.bin", tmp_path / "nothing", window)
     (tmp_path / "megatron" / "1.bin").write_bytes(b"short")
     refused(ShardCorruptError, r"1\.bin.*size is 5.*180 bytes, where 1\.idx ends", tmp_path / "megatron", window)
+    (tmp_path / "megatron" / "1.bin").unlink()
+    refused(ShardCorruptError, r"1\.idx.*it is an index, and the stream does not", tmp_path / "megatron", window)
     stream = StreamingDataset(local=str(tmp_path / "npy"), tokens=window | {"vocab_size": 50}, batch_size=2)
     with pytest.raises(ShardCorruptError, match=r"0\.npy.*token \d+.*from 0 to 49, for vocab_size=50"):
         list(stream)
@@ -140,7 +145,9 @@ def test_bad_input_is_named(tmp_path):
     refused(ConfigurationError, re.escape("shard.00000.mds is mds, and holds no tokens"), tmp_path / "mds", window)
     stream = StreamingDataset(local=str(tmp_path / "npy"), tokens=window, batch_size=2)
     assert len(stream[0]["tokens"]) == 10
+    before = (tmp_path / "npy" / "0.npy").stat()
     (tmp_path / "npy" / "0.npy").write_bytes(b"cut off")
+    os.utime(tmp_path / "npy" / "0.npy", ns=(before.st_atime_ns, before.st_mtime_ns))
     with pytest.raises(ShardCorruptError, match=r"0\.npy.*written again"):
         stream[0]
 
@@ -150,16 +157,22 @@ def test_bad_input_is_named(tmp_path):
 def test_a_file_that_has_changed_between_two_runs_is_named_at_a_resume(tmp_path, has_cache, how):
     [path, *_] = write(tmp_path / "npy", numpys)
 
-    def loader(run):
-        where = {"remote": str(tmp_path / "npy"), "local": str(tmp_path / f"run {run}")}
+    list(write(tmp_path / "b", numpys))  # the same names
+
+    def loader(run, size=10):
+        where = {"remote": str(tmp_path), "local": str(tmp_path / f"run {run}")}
         where = where if has_cache else {"local": where["remote"]}
-        dataset = StreamingDataset(**where, tokens={"window_size": 10}, batch_size=2, num_canonical_nodes=2)
+        streams = [Stream(**where, split="npy"), Stream(local=str(tmp_path), split="b")]
+        tokens = {"window_size": size, "stride": 10}
+        dataset = StreamingDataset(streams=streams, tokens=tokens, batch_size=2, num_canonical_nodes=2)
         return DataLoader(dataset, 2, collate_fn=list, **how)
 
     made = loader(1)
     next(iter(made))
     state = json.loads(json.dumps(made.state_dict()))
     loader(2).load_state_dict(state)
+    with pytest.raises(StateMismatchError, match=r"files\[0\].* read in another way"):
+        loader(2, 9).load_state_dict(state)
     tokens = np.load(path)
     tokens[0] += 1
     np.save(path, tokens)

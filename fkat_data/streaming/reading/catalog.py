@@ -25,6 +25,7 @@ from fkat_data.streaming.reading.dataset_index import DatasetIndex, GeneratedInd
 from fkat_data.streaming.reading.in_place_source import DecompressedSource, DirectorySource, folder_of
 from fkat_data.streaming.reading.stream import NO_DATASET, FilePattern, ReadCommit, Stream, no_stream, split_name
 from fkat_data.streaming.store.store import open_store
+from fkat_data.wording import place_of
 
 #: Seconds after which a directory that is read in place does not answer.
 _LONGEST_LOOK_S = 60.0
@@ -267,7 +268,7 @@ class Catalog:
         sources, cache_budget = sources_of(streams)
         self.sources: list[ShardSource] = sources
         self.cache_budget: CacheBudget | None = cache_budget
-        self._locations = [stream.remote or stream.local for stream in streams]
+        self._locations = [place_of(stream.remote_location or stream.local_directory) for stream in streams]
         self.entries: list[ShardEntry] = []
         per_stream: list[list[ShardEntry]] = []
         for stream, source in zip(streams, self.sources, strict=True):
@@ -300,10 +301,10 @@ class Catalog:
         return [source.read_commit for source in self.sources]
 
     @cached_property
-    def _token_files(self) -> dict[str, int]:
+    def _token_files(self) -> dict[tuple[int, str], int]:
         entries = zip(self.entries, self.stream_per_shard.tolist(), strict=True)
         return {
-            f"{entry.raw_data.origin.name} of {self._locations[stream]}": entry.part.digest
+            (stream, entry.raw_data.origin.name): entry.part.digest_of_windows
             for entry, stream in entries
             if isinstance(entry.part, WindowsOfPart) and entry.raw_data.origin is not None
         }
@@ -311,10 +312,10 @@ class Catalog:
     @property
     def paths(self) -> list[str]:
         """The files of tokens."""
-        return list(self._token_files)
+        return [f"{name} of {self._locations[stream]}" for stream, name in self._token_files]
 
     def file_digests(self) -> list[int]:
-        """Return a number for each of them that differs where its size, or some of its content, does."""
+        """Return a number for each of them that differs where its size, some of its content, or its windows do."""
         return list(self._token_files.values())
 
     @property

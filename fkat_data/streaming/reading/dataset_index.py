@@ -15,7 +15,7 @@ from fkat_data.files.formats import LISTED_SUFFIXES, describing, listed_format
 from fkat_data.files.index import INDEX_NAME, parse_index
 from fkat_data.files.shard import DescribedFile, ShardEntry, version_prefix
 from fkat_data.files.stored import file_size
-from fkat_data.files.token_shards import TokenWindowing, check_windowing
+from fkat_data.files.token_shards import TokenWindowing, check_windowing, index_of
 from fkat_data.interruption import suppress
 from fkat_data.location import load_kept, save_kept, user_cache_file
 from fkat_data.streaming.reading.stream import FilePattern
@@ -324,10 +324,22 @@ class GeneratedIndex:
         # An array beside tables is no part of their stream, nor are tables part of one of tokens.
         of_kind = [file for file in found if (listed_format(file.name) == "tokens") == (self._windowing is not None)]
         found = of_kind or found
+        if of_kind and self._windowing is not None:
+            found = sorted({*found, *self._indices_of(found, listed)})
         for file in found:
             if max(len(part.encode(errors="replace")) for part in file.name.split("/")) > _LONGEST_NAME_BYTES:
                 raise ShardCorruptError(file.name, f"a name or a folder is longer than {_LONGEST_NAME_BYTES} bytes")
         return found
+
+    def _indices_of(self, found: Sequence[ListedFile], listed: Sequence[ListedFile]) -> list[ListedFile]:
+        """Return the indices beside files of tokens, also where the pattern is of the files alone."""
+        there = {file.name: file for file in listed}
+        names = [index_of(file.name) for file in found]
+        if self._pattern.text == found[0].name and names[0] not in there:
+            # A server may refuse what it does not have.
+            with suppress(DownloadError):
+                there |= {file.name: file for file in self._store.listing(names[0])}
+        return [there[name] for name in names if name in there]
 
     def _joined(self, kind: str, listed: Sequence[ListedFile]) -> Generated | None:
         """Return the kept index if it has every file as it is listed."""
