@@ -103,6 +103,12 @@ class EpochOrder(InOrder):
     """A dataset whose order is that of an epoch, which the caller says or a loader does."""
 
     _is_epoch_given = False
+    _base: Any = None
+
+    @property
+    def of_files(self) -> Any:
+        """What knows, for a state, what the files were; None: nothing does."""
+        return self._base
 
     def set_epoch(self, epoch: int) -> None:
         """Switch to the order of an epoch.
@@ -164,11 +170,10 @@ class IndexedFiles(InOrder, DatasetOfFiles, Dataset[Any]):
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def __getitem__(self, index: int) -> Any:
-        return self.__getitems__([index])[0]
+        return (self._read_together if self._makes_own_items else self.__getitems__)([index])[0]
 
-    @abstractmethod
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Return the samples at ``indices``, in that order.
+        """Return the samples at ``indices``, in that order; those of a file are read together.
 
         Args:
             indices: Indices of samples; negative ones count from the end.
@@ -177,13 +182,25 @@ class IndexedFiles(InOrder, DatasetOfFiles, Dataset[Any]):
             IndexError: An index is out of range.
             ShardCorruptError: A sample is invalid, or its file has changed since it was indexed.
         """
+        return [self[index] for index in indices] if self._makes_own_items else self._read_together(indices)
 
-    def _by_file(self, indices: Sequence[int], samples_of: Callable[[int, list[int]], Iterable[Any]]) -> list[Any]:
-        """Return samples in the order of their indices, given what returns those of a file."""
+    @property
+    def _makes_own_items(self) -> bool:
+        """Whether a subclass has a ``__getitem__`` alone, which a loader would not ask where there is ``__getitems__``."""
+        kind = type(self)
+        is_own = kind.__getitem__ is not IndexedFiles.__getitem__
+        return is_own and kind.__getitems__ is IndexedFiles.__getitems__
+
+    def _samples(self, file_number: int, rows: list[int]) -> Iterable[Any]:
+        """Return the samples of a file at some rows."""
+        raise NotImplementedError
+
+    def _read_together(self, indices: Sequence[int]) -> list[Any]:
+        """Return the samples at ``indices``; see ``__getitems__``."""
         numbers = counted_from_starts(indices, len(self), "sample")
         found: list[Any] = [None] * len(numbers)
         for file_number, positions, rows in in_parts(numbers, self._ends):
-            samples = samples_of(file_number, cast("list[int]", rows.tolist()))
+            samples = self._samples(file_number, cast("list[int]", rows.tolist()))
             for position, sample in zip(positions.tolist(), samples, strict=True):
                 found[position] = sample
         return found

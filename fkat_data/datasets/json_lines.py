@@ -1,6 +1,6 @@
 """Read JSON Lines files, by index or sequentially: one JSON value per line; plain, gzip or zstd."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -81,18 +81,6 @@ class JsonDataset(_JsonFiles, IndexedFiles):
         self._indices = [self._index(file) for file in self._files]
         # _ends[f]: samples up to and including file f.
         self._ends = np.cumsum([index.num_lines for index in self._indices], dtype=np.int64)
-
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Return the samples at ``indices``, in that order. Each block of a file is read once.
-
-        Args:
-            indices: Indices of samples; negative ones count from the end.
-
-        Raises:
-            IndexError: An index is out of range.
-            ShardCorruptError: A sample is invalid, or its file has changed since it was indexed.
-        """
-        return self._by_file(indices, self._samples)
 
     def save_index(self, before: FileVersion) -> None:
         """Write the index of the only file beside it, for all who open the file from now on.

@@ -118,11 +118,8 @@ class ParquetDataset(_ParquetFiles, IndexedFiles):
         # _ends[g]: rows up to and including row group g.
         self._ends = np.cumsum([group.num_rows for group in self._groups], dtype=np.int64)
 
-    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """Return the rows at ``indices``, in that order. Each row group is decoded once.
-
-        Args:
-            indices: Indices of rows; negative ones count from the end.
+    def _read_together(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """Return the rows at ``indices``. Each row group is decoded once.
 
         Raises:
             IndexError: An index is out of range.

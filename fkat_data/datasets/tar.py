@@ -94,18 +94,6 @@ class TarDataset(IndexedFiles):
         del columns, options
         return counted("tar", paths, storage_options, lambda path, opening: len(_index_of(path, opening)[0].keys))
 
-    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """Return the samples at ``indices``, in that order. The bytes of no others are read.
-
-        Args:
-            indices: Indices of samples; negative ones count from the end.
-
-        Raises:
-            IndexError: An index is out of range.
-            ShardCorruptError: A sample is invalid, or its file has changed since it was indexed.
-        """
-        return self._by_file(indices, self._samples)
-
     def _place(self, part: int, row: int) -> str:
         return f"row {row}, {self._indices[part].keys[row]!r}, of {shown_path(self.paths[part])}"
 

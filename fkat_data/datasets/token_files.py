@@ -1,9 +1,8 @@
 """Read files of tokens as other programs write them: windows of one length, or documents."""
 
 import zlib
-from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, cast
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from fkat_data import arguments
+from fkat_data.background import in_parallel
 from fkat_data.datasets.item_index import IndexedFiles, counted_from_start, counted_from_starts, in_parts
 from fkat_data.errors import ConfigurationError, ShardCorruptError
 from fkat_data.files.kept import LastUsed
@@ -29,6 +29,9 @@ from fkat_data.files.tokens import (
 _MAX_OPEN_FILES = 32
 # A digest reads all of a small file, and this many blocks of a larger one, spread over it.
 _NUM_BLOCKS = 64
+_NUM_THREADS = 16
+# Windows of an order that is shuffled are far apart: what a store would send ahead, often 50 MB, is not read.
+_AHEAD_BYTES = 256 << 10
 
 
 class _TokenFiles(IndexedFiles):
@@ -61,62 +64,41 @@ class _TokenFiles(IndexedFiles):
         """Return a number for each file that differs where its tokens, its index or the places of its samples do.
 
         Of a large file, it depends on 1 MiB of it. A copy on another machine has the same number.
+
+        Raises:
+            ShardCorruptError: A file has changed since the dataset was made.
         """
-        return [self._digest(number) for number in range(len(self.files))]
+        return self._digests
+
+    @cached_property
+    def _digests(self) -> list[int]:
+        return in_parallel(self._digest, range(len(self.files)), _NUM_THREADS)
 
     def _digest(self, number: int) -> int:
-        found = self.files[number]
-        digest = digest_of(self._file(number), _NUM_BLOCKS, zlib.crc32(f"{found.dtype} {self._terms}".encode()))
+        file, found = self._file(number), self.files[number]
+        digest = digest_of(file, _NUM_BLOCKS, zlib.crc32(f"{found.dtype} {self._terms}".encode()))
+        if file.version().is_changed_from(found.version):
+            raise changed(self.paths[number])
         if found.index_path is None:
             return digest
         return digest_of(RangedFile(found.index_path, self.storage_options), _NUM_BLOCKS, digest)
 
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Return the samples at ``indices``, in that order.
-
-        Args:
-            indices: Indices of samples; negative ones count from the end.
-
-        Raises:
-            IndexError: An index is out of range.
-            ShardCorruptError: A file or its index has changed, a document is outside its file, or a token is invalid.
-        """
-        return self._by_file(indices, self._samples)
-
-    @abstractmethod
-    def _samples(self, number: int, rows: list[int]) -> Iterable[Any]:
-        """Return the samples of a file at some rows."""
-
     def _file(self, number: int) -> RangedFile:
-        return self._open.get(number, partial(RangedFile, self.paths[number], self.storage_options))
+        return self._open.get(number, partial(RangedFile, self.paths[number], self.storage_options, _AHEAD_BYTES))
 
     def _documents(self, number: int) -> Documents:
+        self.files[number].check_index()
         return self._indices.get(number, partial(self.files[number].documents, self.storage_options))
-
-    def _read(self, number: int, spans: Iterable[tuple[int, int]]) -> Iterator[npt.NDArray[np.int64]]:
-        """Yield tokens of a file, for each span from its first to its last one.
-
-        Raises:
-            ShardCorruptError: A token is none; or, at the end, the file has changed since the dataset was made.
-            OSError: The file cannot be read.
-        """
-        file, found = self._file(number), self.files[number]
-        dtype, first_byte = np.dtype(found.dtype), found.first_byte
-        is_checked = may_be_wrong(dtype, self.vocab_size)
-        for start, stop in spans:
-            content = file.read(first_byte + start * dtype.itemsize, first_byte + stop * dtype.itemsize)
-            stored: npt.NDArray[Any] = np.frombuffer(content, dtype)
-            tokens = stored.astype(np.int64)
-            if is_checked:
-                check_tokens(self.paths[number], start, stored, tokens, self.vocab_size)
-            yield tokens
-        if file.version().is_changed_from(found.version):
-            raise changed(self.paths[number])
 
     def _read_windows(
         self, number: int, starts: list[int], size: int, out: npt.NDArray[np.int64] | None = None
     ) -> npt.NDArray[np.int64]:
-        """Return as many tokens of a file behind each start, shape (len(starts), size); raise as ``_read`` does."""
+        """Return as many tokens of a file behind each start, shape (len(starts), size).
+
+        Raises:
+            ShardCorruptError: A token is none, or the file has changed since the dataset was made.
+            OSError: The file cannot be read.
+        """
         file, found = self._file(number), self.files[number]
         dtype, first_byte = np.dtype(found.dtype), found.first_byte
         stored: npt.NDArray[Any] = np.empty((len(starts), size), dtype)
@@ -192,12 +174,12 @@ class TokenWindows(_TokenFiles):
         counts = [max(0, (file.num_tokens - self.window_size) // self.stride + 1) for file in self.files]
         self._ends = np.cumsum(counts, dtype=np.int64)
 
-    def _samples(self, number: int, rows: list[int]) -> Iterable[Any]:
+    def _samples(self, file_number: int, rows: list[int]) -> Iterable[Any]:
         starts = [row * self.stride for row in rows]
-        windows = self._read_windows(number, starts, self.window_size)
+        windows = self._read_windows(file_number, starts, self.window_size)
         if not self._has_boundaries:
             return torch.from_numpy(windows).unbind()
-        return (self._with_boundaries(number, *window) for window in zip(starts, windows, strict=True))
+        return (self._with_boundaries(file_number, *window) for window in zip(starts, windows, strict=True))
 
     @property
     def item_shape(self) -> tuple[int, ...] | None:
@@ -278,9 +260,10 @@ class TokenDocuments(_TokenFiles):
         start, stop = self._span(number, document - int(self._ends[number - 1] if number else 0))
         return stop - start
 
-    def _samples(self, number: int, rows: list[int]) -> Iterator[torch.Tensor]:
-        spans = [self._span(number, row) for row in rows]
-        return (torch.from_numpy(tokens) for tokens in self._read(number, spans))
+    def _samples(self, file_number: int, rows: list[int]) -> Iterator[torch.Tensor]:
+        spans = [self._span(file_number, row) for row in rows]
+        read = partial(self._read_windows, file_number)
+        return (torch.from_numpy(read([start], stop - start)[0]) for start, stop in spans)
 
     def _span(self, number: int, row: int) -> tuple[int, int]:
         documents = self._documents(number)

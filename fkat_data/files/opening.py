@@ -69,12 +69,13 @@ def shown_path(path: str) -> str:
     return path if local_path(path) is not None else str(place_of(path))
 
 
-def open_uri(uri: str, storage_options: Mapping[str, Any]) -> Any:
+def open_uri(uri: str, storage_options: Mapping[str, Any], ahead_bytes: int | None = None) -> Any:
     """Open a file of any file system that fsspec supports, for reading bytes.
 
     Args:
         uri: URI such as ``s3://bucket/name``.
         storage_options: Options that fsspec passes to the file system, such as keys and endpoints.
+        ahead_bytes: How much is read ahead; None: as the file system does.
 
     Raises:
         ConfigurationError: No installed file system opens ``uri``.
@@ -90,13 +91,14 @@ def open_uri(uri: str, storage_options: Mapping[str, Any]) -> Any:
         raise ConfigurationError("paths", uri, f"a URI that fsspec can open: {error}") from error
     try:
         with reading():
-            return _StoreFile(file_system.open(name, "rb"))
+            return _StoreFile(file_system.open(name, "rb", block_size=ahead_bytes))
     except genuine(FileNotFoundError) as error:
         raise not_found(uri) from error
 
 
 def not_found(path: str) -> ShardNotFoundError:
     """Return the error of a file that does not exist."""
+    path = shown_path(path)
     if not set(path) & set("*?["):
         return ShardNotFoundError(path, "no such file")
     advice = "pass the list of files, or a FsShardSampler(folder, glob=...) as the shards of a loader"
@@ -181,6 +183,7 @@ class RangedFile:
     Args:
         path: A local path, or a URI that fsspec supports.
         storage_options: Options for fsspec, for files that are not local.
+        ahead_bytes: How much a remote one reads ahead; None: as its file system does.
 
     Raises:
         ShardNotFoundError: The file does not exist.
@@ -191,7 +194,7 @@ class RangedFile:
         hop_bytes: A gap that is smaller takes less time to read than another call of ``read``.
     """
 
-    def __init__(self, path: str, storage_options: Mapping[str, Any]) -> None:
+    def __init__(self, path: str, storage_options: Mapping[str, Any], ahead_bytes: int | None = None) -> None:
         self._path = path
         self._file: Descriptor | None = None
         self._remote: Any = None
@@ -199,7 +202,7 @@ class RangedFile:
         local = local_path(path)
         self.hop_bytes = _HOP_IN_STORE_BYTES if local is None else _HOP_BYTES
         if local is None:
-            self._remote = open_uri(path, storage_options)
+            self._remote = open_uri(path, storage_options, ahead_bytes)
             self.size_bytes: int = self._remote.seek(0, os.SEEK_END)
             return
         try:
@@ -226,9 +229,10 @@ class RangedFile:
 
     def read_into(self, buffer: Any, start: int) -> None:
         """Fill a contiguous buffer, such as an array, with the bytes from ``start`` on; raise as ``read`` does."""
-        if self._file is not None and os.preadv(self._file.fileno(), (buffer,), start) == buffer.nbytes:
+        file, count = self._file, buffer.nbytes
+        if not count or (file is not None and os.preadv(file.fileno(), (buffer,), start) == count):
             return
-        memoryview(buffer).cast("B")[:] = self.read(start, start + buffer.nbytes)
+        memoryview(buffer).cast("B")[:] = self.read(start, start + count)
 
     def version(self) -> FileVersion:
         """Return what the open file is: now, or for a remote one when it was opened."""

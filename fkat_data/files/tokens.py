@@ -24,7 +24,7 @@ from numpy.lib import format as npy
 
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
 from fkat_data.files.opening import FileVersion, RangedFile, changed, local_path, shown_path
-from fkat_data.interruption import genuine
+from fkat_data.interruption import genuine, suppress
 
 _MEGATRON = b"MMIDIDX\x00\x00"
 _MEGATRON_HEADER = struct.Struct("<9sQBQQ")
@@ -113,6 +113,18 @@ class TokenFile(NamedTuple):
     index_version: FileVersion | None = None
     num_documents: int = 0
 
+    def check_index(self) -> None:
+        """Check that a local index is what it was: reading a map of a file that was cut off ends the process.
+
+        Raises:
+            ShardCorruptError: It was written again.
+        """
+        local = None if self.index_path is None else local_path(self.index_path)
+        if local is not None and self.index_version is not None:
+            with suppress(FileNotFoundError):  # a map keeps what was removed
+                if FileVersion.of(local).is_changed_from(self.index_version):
+                    raise changed(local)
+
     def documents(self, storage_options: Mapping[str, Any]) -> Documents:
         """Open the index.
 
@@ -141,9 +153,9 @@ def token_file(path: str, dtype: object, storage_options: Mapping[str, Any]) -> 
         storage_options: Options for fsspec, for a file that is not local.
 
     Raises:
-        ConfigurationError: The file is bare and ``dtype`` is missing, or it has another type, or it holds no tokens.
+        ConfigurationError: The file is bare and ``dtype`` is missing, or it has another type.
         ShardNotFoundError: The file does not exist.
-        ShardCorruptError: A header or an index contradicts itself, or does not fit the file.
+        ShardCorruptError: A header or an index contradicts itself, or does not fit the file; or it holds no tokens.
         OSError: The file cannot be read.
     """
     file = RangedFile(path, storage_options)
@@ -159,12 +171,11 @@ def layout_of(path: str, file: TokenBytes) -> Layout | None:
     """Return what the first bytes of a file say of it; None: they are no header.
 
     Raises:
-        ConfigurationError: It holds no tokens.
-        ShardCorruptError: The header contradicts itself, or does not fit the file.
+        ShardCorruptError: The header contradicts itself, or does not fit the file; or it holds no tokens.
     """
     head = file.read(0, min(file.size_bytes, _LLM_C_HEADER_BYTES))
     if head.startswith(_MEGATRON):
-        raise ConfigurationError("uris", path, f"the tokens beside this index: {path.removesuffix('.idx')}.bin")
+        raise ShardCorruptError(path, f"it is an index: the tokens are in {path.removesuffix('.idx')}.bin")
     return _of_numpy(path, file, head) or _of_llm_c(path, file, head)
 
 
@@ -247,7 +258,7 @@ def _of_numpy(path: str, file: TokenBytes, head: bytes) -> Layout | None:
     except genuine(ValueError, KeyError) as error:
         raise ShardCorruptError(path, f"its NumPy header cannot be read: {error}") from error
     if len(shape) != 1 or dtype.kind not in "iu":
-        raise ConfigurationError("uris", path, f"arrays of integers with one dimension, not {dtype} of shape {shape}")
+        raise ShardCorruptError.of_field(path, "array", "integers with one dimension", f"{dtype} of shape {shape}")
     first = stream.tell()
     expected = first + shape[0] * dtype.itemsize
     if file.size_bytes != expected:
@@ -260,7 +271,7 @@ def _of_llm_c(path: str, file: TokenBytes, head: bytes) -> Layout | None:
         return None
     magic, version, num_tokens = _LLM_C.unpack_from(head)
     if magic == _LLM_C_EVALUATION:
-        raise ConfigurationError("uris", path, "files of tokens, not the questions of an evaluation of llm.c")
+        raise ShardCorruptError(path, "it has the questions of an evaluation of llm.c, and no tokens to train on")
     if magic not in {known for known, _ in _LLM_C_DTYPES}:
         return None
     dtype = _LLM_C_DTYPES.get((magic, version))

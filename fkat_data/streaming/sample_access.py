@@ -170,6 +170,11 @@ class LocalDataset(Described, SampleAccess, Dataset[Any]):
         """Number of samples."""
         return self._catalog.num_samples
 
+    @property
+    def of_files(self) -> Catalog:
+        """What knows, for a state, what the files of tokens were."""
+        return self._catalog
+
     def _repr_facts(self) -> Iterator[tuple[str, object]]:
         yield "local", place_of(self.local)
         yield "split", self.split

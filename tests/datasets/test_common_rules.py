@@ -72,6 +72,7 @@ ARGUMENTS = [
         for kind in (JsonDataset, IterableJsonDataset, ParquetDataset, IterableParquetDataset)
         for paths in ([], 3, ["a", 3], ["a", "a"])
     ),
+    ("paths", lambda: JsonDataset("nowhere://x")),  # nothing opens the protocol
     *(
         ("columns", lambda kind=kind, columns=columns: kind("a", columns))
         for kind in (ParquetDataset, IterableParquetDataset)

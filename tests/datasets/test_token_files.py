@@ -13,9 +13,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from token_writers import MEGATRON_CODES, bare, datatrove, llm_c, megatron, numpys
+from torch.utils.data import ConcatDataset, Subset
 
 from fkat_data import ConfigurationError, DataLoader, ShardCorruptError, ShardNotFoundError, StateMismatchError
-from fkat_data.datasets import TokenDocuments, TokenWindows, collate_packed
+from fkat_data.datasets import PackedDataset, TokenDocuments, TokenWindows, collate_packed
+from fkat_data.streaming import LocalDataset
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "tokens"
 
@@ -108,6 +110,8 @@ def test_every_type_of_a_megatron_index_is_read(dtype, tmp_path):
     path = str(megatron(tmp_path / "a", np.array([1, 2, 100, 3]), [3, 1], dtype=dtype))
     assert TokenWindows(path, 4)[0].tolist() == [1, 2, 100, 3]
     assert TokenDocuments(path)[1].tolist() == [3]
+    # The second layout of llm.c has larger tokens.
+    assert TokenWindows(llm_c(tmp_path / "b", np.array([70_000, 1]), []), 2)[0].tolist() == [70_000, 1]
 
 
 def test_a_pair_written_by_megatron_is_read_as_megatron_reads_it():
@@ -121,11 +125,6 @@ def test_a_pair_written_by_megatron_is_read_as_megatron_reads_it():
     assert torch.cat(list(windows)).tolist() == joined[: 64 * len(windows)].tolist()
 
 
-def test_the_second_layout_of_llm_c_has_larger_tokens(tmp_path):
-    tokens = np.array([70_000, 1, 2])
-    assert TokenWindows(str(llm_c(tmp_path / "a", tokens, [])), 3)[0].tolist() == [70_000, 1, 2]
-
-
 def test_files_may_be_in_any_store(tmp_path):
     for write in (*INDEXED, numpys):
         path, tokens = written(write, tmp_path / write.__name__)
@@ -136,6 +135,8 @@ def test_files_may_be_in_any_store(tmp_path):
         assert TokenWindows(remote, 40)[0].tolist() == tokens.tolist()
         if write in INDEXED:
             assert TokenDocuments(remote).lengths.tolist() == [7, 1, 20, 0, 12]
+    with pytest.raises(ShardNotFoundError, match=r"'memory://host/none\.bin': no such file$"):
+        TokenWindows("memory://user:secret@host/none.bin?key=secret", 4)
 
 
 def age(folder):
@@ -200,17 +201,12 @@ def test_wrong_arguments_name_what_they_should_be(tmp_path):
         (raw, {"dtype": "float32"}, ConfigurationError, "dtype = 'float32'"),
         ("odd.bin", {"dtype": "int64"}, ShardCorruptError, "a multiple of 8 bytes"),
         (raw, {"dtype": "uint8", "end_of_document": 1}, ConfigurationError, "end_of_document"),
-        (
-            raw,
-            {"dtype": "uint8", "boundaries": True},
-            ConfigurationError,
-            r"bare\.bin.*whose index says where documents",
-        ),
+        (raw, {"dtype": "uint8", "boundaries": True}, ConfigurationError, r"bare\.bin.*whose index says where doc"),
         ("none.bin", {}, ShardNotFoundError, r"none\.bin"),
         (typed, {"dtype": "int64"}, ConfigurationError, r"dtype = 'int64': expected <u2, which .*numpys\.npy says"),
-        ("square.npy", {}, ConfigurationError, "one dimension"),
-        (pair.replace(".bin", ".idx"), {}, ConfigurationError, r"the tokens beside this index: .*megatron\.bin"),
-        ("questions.bin", {}, ConfigurationError, "questions of an evaluation"),
+        ("square.npy", {}, ShardCorruptError, "one dimension"),
+        (pair.replace(".bin", ".idx"), {}, ShardCorruptError, r"is an index: the tokens are in .*megatron\.bin"),
+        ("questions.bin", {}, ShardCorruptError, "questions of an evaluation"),
     ):
         with pytest.raises(error, match=text):
             TokenWindows(str(tmp_path / path), **{"window_size": 4} | options)
@@ -260,6 +256,7 @@ def test_another_index_is_an_error_at_once_and_at_a_resume(tmp_path):
         age(tmp_path)
         state = state_within(TokenDocuments(path), batch_size=None)
         documents = TokenDocuments(path)
+        assert len(documents[0]) == 7  # the index is mapped from now on
         written(write, tmp_path / write.__name__, (8, 1, 19))  # the same tokens, cut elsewhere
         with pytest.raises(ShardCorruptError, match=rf"{write.__name__}\.(idx|ds\.index).*has changed"):
             documents[0]
@@ -267,11 +264,19 @@ def test_another_index_is_an_error_at_once_and_at_a_resume(tmp_path):
             DataLoader(TokenDocuments(path), batch_size=None, seed=1).load_state_dict(state)
 
 
-def test_windows_of_another_size_are_refused_at_a_resume_where_they_are_as_many(tmp_path):
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda windows: ConcatDataset([["no file"], Subset(windows, range(2))]),
+        lambda windows: PackedDataset(windows, sequence_length=20, lengths=[12] * 3, seed=1),
+        lambda windows: LocalDataset(Path(windows.paths[0]).parent, tokens={"window_size": windows.window_size}),
+    ],
+)
+def test_windows_of_another_size_are_refused_at_a_resume_where_they_are_as_many(tmp_path, view):
     path, _ = written(numpys, tmp_path / "a")
-    state = state_within(TokenWindows(path, 12), batch_size=1)
+    state = state_within(view(TokenWindows(path, 12)), batch_size=1, collate_fn=list)
     with pytest.raises(StateMismatchError, match=r"a\.npy"):
-        DataLoader(TokenWindows(path, 13), batch_size=1, seed=1).load_state_dict(state)
+        DataLoader(view(TokenWindows(path, 13)), batch_size=1, seed=1).load_state_dict(state)
 
 
 def test_a_large_file_is_not_read_before_it_is_needed(tmp_path):
@@ -291,6 +296,20 @@ class ReversedWindows(TokenWindows):
         return [window.flip(0) for window in super().__getitems__(indices)]
 
 
+class ReversedItems(TokenWindows):
+    def __getitem__(self, index):
+        return super().__getitem__(index).flip(0)
+
+
+@pytest.mark.parametrize("kind", [ReversedWindows, ReversedItems])
+def test_what_a_subclass_makes_of_its_items_is_in_items_and_in_batches(tmp_path, kind):
+    path, tokens = written(numpys, tmp_path / "a")
+    windows = kind(path, 9)
+    expected = tokens[:36].reshape(4, 9)[:, ::-1].tolist()
+    assert [each.tolist() for each in (*windows, *windows.__getitems__(range(4)))] == expected * 2
+    assert next(iter(DataLoader(windows, batch_size=4))).tolist() == expected
+
+
 @pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
 @pytest.mark.parametrize("kind", [TokenWindows, ReversedWindows])
@@ -305,7 +324,9 @@ def test_microbatches_that_windows_are_read_into_are_those_of_a_collate_function
     expected = list(DataLoader(windows, **options, collate_fn=torch.stack))
     with DataLoader(windows, **options, num_workers=num_workers) as loader:
         iterator = iter(loader)
+        before = torch.get_rng_state()
         found = [next(iterator) for _ in range(4)]
+        assert torch.equal(torch.get_rng_state(), before)
         state = loader.state_dict()
         found += iterator
     with DataLoader(windows, **options, num_workers=num_workers) as loader:
@@ -332,15 +353,6 @@ def test_an_error_in_a_microbatch_that_windows_are_read_into_names_file_and_toke
             pass
     assert number == 2
     assert any("Sample" in note or "microbatch 3" in note for note in caught.value.__notes__)
-
-
-def test_a_microbatch_that_windows_are_read_into_moves_no_generator(tmp_path):
-    path = str(bare(tmp_path / "a", np.arange(5000, dtype=np.uint16), [5000]))
-    loader = DataLoader(TokenWindows(path, 100, dtype="uint16"), 10, shuffle=True, seed=1)
-    iterator = iter(loader)
-    before = torch.get_rng_state()
-    next(iterator)
-    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_a_collate_function_that_users_register_makes_microbatches_of_windows_too(tmp_path, monkeypatch):
