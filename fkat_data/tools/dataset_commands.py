@@ -18,7 +18,8 @@ from rich.table import Table
 
 from fkat_data.datasets import JsonDataset, count_parallel, write_lengths
 from fkat_data.errors import ConfigurationError, ShardNotFoundError
-from fkat_data.files.opening import RangedFile
+from fkat_data.files.formats import listed_format
+from fkat_data.files.opening import RangedFile, changed
 from fkat_data.files.shard import ShardEntry
 from fkat_data.files.verification import (
     DatasetReport,
@@ -172,6 +173,8 @@ def index_command(
 
 def index_file(path: str, lengths: str | None) -> int:
     """Write what there is to write beside a file, and return the number of its lines; runs in a process of its own."""
+    if listed_format(path) is not None:
+        raise ConfigurationError("FILES", path, "JSON Lines; files of this format need no index")
     before = RangedFile(path, {}).version()
     # Its own index may be stale: it reads the file then.
     dataset = JsonDataset(path)
@@ -180,7 +183,10 @@ def index_file(path: str, lengths: str | None) -> int:
         length_of = named_function("--lengths", lengths)
         firsts = range(0, len(dataset), _TOGETHER)
         parts = (dataset.__getitems__(range(first, min(first + _TOGETHER, len(dataset)))) for first in firsts)
-        write_lengths(path, [length_of(sample) for part in parts for sample in part])
+        lengths_of = [length_of(sample) for part in parts for sample in part]
+        if RangedFile(path, {}).version() != before:
+            raise changed(path, "it was written while its lengths were counted")
+        write_lengths(path, lengths_of)
     return len(dataset)
 
 
@@ -251,6 +257,11 @@ def stored_datasets(location: Path) -> list[tuple[Path, list[ShardEntry] | None]
         try:
             source = sources_of([Stream(local=str(location))])[0][0]
             return [(source.directory, source.read_index())]
+        except ConfigurationError as problem:
+            if problem.argument != "tokens":
+                raise
+            way = "files of samples; fkat_data.datasets.TokenWindows(files, window_size) checks files of tokens as it opens them"
+            raise ConfigurationError("DIRECTORY", str(location), way) from None
         except ShardNotFoundError:
             if not location.is_dir():
                 raise ShardNotFoundError(str(location), "no such directory, and no such files") from None

@@ -33,7 +33,8 @@ def files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for number, name in enumerate(PATHS):
         write(Path(name), [{"text": "x" * ((7 * row + number) % 50)} for row in range(300)])
-    Path("counting.py").write_text("def tokens(sample):\n    return len(sample['text'])\n")
+    growing = "def growing(sample):\n    return open('a.jsonl', 'a').write('[]\\n')\n"
+    Path("counting.py").write_text("def tokens(sample):\n    return len(sample['text'])\n" + growing)
     return PATHS
 
 
@@ -113,6 +114,8 @@ def test_lengths_of_a_file_that_was_changed_are_refused_by_its_name(files):
         (["a.jsonl", "--lengths", "counting"], "MODULE:FUNCTION"),
         (["a.jsonl", "--lengths", "nothing:tokens"], "MODULE:FUNCTION"),
         (["a.jsonl", "--lengths", "counting:words"], "MODULE:FUNCTION"),
+        (["a.jsonl", "--lengths", "counting:growing"], "while its lengths were counted"),
+        (["train.bin"], "expected JSON Lines"),
     ],
 )
 def test_what_cannot_be_indexed_is_said(processes, files, words, found):

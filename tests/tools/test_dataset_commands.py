@@ -97,6 +97,8 @@ def test_pickles_are_read_only_if_that_is_said(tmp_path):
 def test_what_is_no_dataset_is_told_as_such(tmp_path, command):
     text = f"{tmp_path}/index.json': no such file, and no files of a format that needs no index (.parquet"
     assert text in said(command, tmp_path, code=2)
+    tokens = SHARDS.parents[1] / "tokens" / "*.bin"
+    assert f"DIRECTORY = '{tokens}': expected files of samples; fkat_data.dat" in said(command, tokens, code=2)
     (tmp_path / "index.json").write_text('{"version": 1}')
     assert "index.json': version is 1: expected 2" in said(command, tmp_path, code=2)
 
