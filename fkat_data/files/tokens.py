@@ -249,6 +249,8 @@ def bare_layout(path: str, size_bytes: int, dtype: "np.dtype[Any] | None") -> La
 
 def _of_numpy(path: str, file: TokenBytes, head: bytes) -> Layout | None:
     if not head.startswith(_NPY):
+        if path.lower().endswith(".npy"):  # its bytes are not taken for bare tokens
+            raise ShardCorruptError.of_field(path, "first bytes", repr(_NPY), head[: len(_NPY)])
         return None
     stream = BytesIO(file.read(0, min(file.size_bytes, _LONGEST_NPY_HEADER_BYTES)))
     try:

@@ -164,6 +164,7 @@ def damaged(path, suffix, change):
         (llm_c, ".bin", lambda old: old[:4] + b"\5" + old[5:], "version of llm.c's header 20240520 is 5"),
         (numpys, ".npy", lambda old: old[:-2], "expected 208 bytes for 40 tokens"),
         (numpys, ".npy", lambda old: old[:20], "NumPy header"),
+        (numpys, ".npy", lambda old: b"", "first bytes"),
         (datatrove, ".ds", lambda old: old[:-4], "2 or 4 bytes for each of the 40 tokens"),
         (datatrove, "+.index", lambda old: old[:-1], "size is 39: expected a multiple of 8"),
     ],
@@ -172,7 +173,7 @@ def test_a_file_that_contradicts_its_header_or_index_is_refused_by_name(write, s
     path, _ = written(write, tmp_path / "a")
     damaged(path, suffix, change)
     with pytest.raises(ShardCorruptError, match=expected) as found:
-        TokenWindows(path, 4)
+        TokenWindows(path, 4, dtype="uint16")
     assert str(tmp_path / "a") in str(found.value)
 
 
