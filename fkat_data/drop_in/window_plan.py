@@ -330,7 +330,9 @@ class WindowPlan(IndexPlan):
         for index in range(first.window, last.window + (last.row > 0)):
             number, first_row, _ = self._windows[index]
             rows = max(first_row, first.row if index == first.window else 0), last.row if index == last.window else None
-            found.append(Provenance(samples_of(number), [], number, rows))
+            left_out = self._left_out.get((self._epoch, index), ())
+            samples = [sample for place, sample in enumerate(samples_of(number)) if place not in left_out]
+            found.append(Provenance(samples, [], number, rows))
         return found
 
     def end_shard(self, task: Task, epilogue: bytes) -> None:

@@ -4,6 +4,7 @@ import json
 from itertools import islice
 
 import pytest
+from drop_in_examples import Counted
 from hypothesis import given
 from hypothesis import strategies as st
 from streaming_examples import write
@@ -15,6 +16,11 @@ from fkat_data.streaming import StreamingDataLoader, StreamingDataset, World
 
 def repeated(samples):
     return [(sample, row) for sample in samples for row in range(sample % 3)]
+
+
+class Broken(Counted):
+    def __getitem__(self, index):
+        return [index][index % 7 == 4]  # or an error
 
 
 def samples_of(loader):
@@ -40,9 +46,8 @@ def test_each_microbatch_names_its_samples_the_last_of_an_epoch_too(processes, n
 @given(st.integers(1, 40), st.integers(1, 9), st.sampled_from([None, 1, 3, 8]), st.integers(0, 9))
 def test_rows_name_their_windows_and_where_in_them_they_are(num_samples, window_size, size, cut):
     def opened():
-        collate = {} if size is None else {"collate_fn": list}
-        options = {"shuffle": True, "seed": 3, **collate}
-        return DataLoader(range(num_samples), size, window_fn=repeated, window_size=window_size, **options)
+        options = {"shuffle": True, "seed": 3, "on_sample_error": "skip", "collate_fn": list if size else None}
+        return DataLoader(Broken(num_samples), size, window_fn=repeated, window_size=window_size, **options)
 
     loader = opened()
     had = list(islice(loader, cut))
@@ -54,16 +59,14 @@ def test_rows_name_their_windows_and_where_in_them_they_are(num_samples, window_
             break
         rows = []
         for part in loader.provenance():
-            first, end = part.rows
-            rows += repeated(part.samples)[first:end]
+            rows += repeated(part.samples)[slice(*part.rows)]
         assert rows == [tuple(int(value) for value in batch)] if size is None else rows == batch
 
 
 def test_a_place_is_the_file_and_its_line(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps({"number": number}) + "\n" for number in range(9)))
-    loader = DataLoader(JsonDataset(str(path)), 3, shuffle=True, seed=1)
-    batch = next(iter(loader))
+    batch = next(iter(loader := DataLoader(JsonDataset(str(path)), 3, shuffle=True, seed=1)))
     (found,) = loader.provenance()
     assert found.samples == batch["number"].tolist()
     assert all(f"line {sample}" in place and str(path) in place for sample, place in zip(*found[:2], strict=True))
@@ -82,9 +85,8 @@ def test_a_stream_names_its_samples_shards_and_rows(processes, tmp_path, num_wor
 
 
 def test_where_nothing_says_the_samples_an_error_does():
-    loader = DataLoader(range(9), 2)
     with pytest.raises(ConfigurationError, match="provenance = None"):
-        loader.provenance()
+        DataLoader(range(9), 2).provenance()
     loader = DataLoader(range(9), 2, sampler=[3, 1, 2])
     next(iter(loader))
     with pytest.raises(ConfigurationError, match="an order of the loader's"):
