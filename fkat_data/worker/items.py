@@ -186,6 +186,6 @@ def _refuse_draws(dataset: Any, before: tuple[object, object, object], num_threa
         raise ConfigurationError(
             "num_threads_per_worker",
             num_threads,
-            f"1 for {type(dataset).__qualname__}, which draws from a generator that all threads share: "
+            f"1 for {getattr(dataset, 'class_name', type(dataset).__qualname__)}, which draws from a generator that all threads share: "
             f"{moved}; or let it draw from fkat_data.item_generators()",
         )

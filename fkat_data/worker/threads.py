@@ -645,7 +645,7 @@ class ThreadWorker(WorkerOfThisProcess):
         if not moved or not isinstance(message, Item):
             return message
         expected = (
-            f"'processes', for a dataset that draws from a generator that threads share with the program: {moved}; "
+            f"'processes', for a dataset or a function that draws from a generator that threads share with the program: {moved}; "
             "or let it draw from fkat_data.item_generators()"
         )
         return failure_of(task, ConfigurationError("workers", "threads", expected), message.microbatch_index)

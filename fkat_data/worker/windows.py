@@ -102,6 +102,8 @@ class _Skipping:
 
     def __init__(self, dataset: Any, left_out: tuple[int, ...], *, skips: bool) -> None:
         self._dataset = dataset
+        self.class_name: str = type(dataset).__qualname__
+        """What messages call the dataset."""
         self._is_stream = plans_batches(dataset)
         self._left_out = left_out
         self._skips = skips
