@@ -21,7 +21,7 @@ _Round = tuple[int, int, int, bool]
 _MOST_KEPT = 8
 _RECHECK_S = 0.05
 _WAITED = (
-    "fkat_data: while ranks told one another how many microbatches their windows have. If another rank has failed, its own "
+    "fkat_data: while ranks exchanged how many microbatches their windows have. If another rank has failed, its own "
     "error says why"
 )
 

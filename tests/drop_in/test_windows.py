@@ -433,7 +433,7 @@ def test_ranks_that_leave_at_different_steps_end_as_any_other_program(processes)
 def test_a_rank_that_waits_for_one_that_has_ended_says_what_for(processes, prepared, tmp_path):
     left, ended = prepared.run_ranks(2, RANKS.with_name("leaving_ranks.py"), 4000, folder=tmp_path)
     assert (left.returncode, ended.returncode) == (1, 0)
-    assert "while ranks told one another how many microbatches" in left.stderr
+    assert "while ranks exchanged how many microbatches" in left.stderr
 
 
 def test_ranks_go_on_from_states_around_an_epochs_end_which_they_reach_one_by_one(processes, prepared, tmp_path):
