@@ -6,6 +6,7 @@ import operator
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
+from numbers import Real
 from typing import Any, Literal, NamedTuple, Self, cast
 
 import numpy as np
@@ -18,9 +19,11 @@ from fkat_data.datasets.best_fit import best_fit, count_bins
 from fkat_data.datasets.dealt_order import Windows, halved
 from fkat_data.datasets.item_index import EpochOrder, counted_from_start, is_map_style, items_at
 from fkat_data.datasets.lengths import as_lengths
+from fkat_data.datasets.padding import filled
 from fkat_data.datasets.resumable import base_state, load_base_state
 from fkat_data.errors import ConfigurationError
 from fkat_data.files.kept import LastUsed
+from fkat_data.interruption import genuine
 from fkat_data.permutation import permutation
 from fkat_data.wording import Described
 
@@ -287,7 +290,11 @@ class PackedDataset(EpochOrder, Described, Dataset[dict[str, torch.Tensor]]):
             )
         limit = self._sequence_length if self._too_long == "skip" else longest
         # An empty document has nothing to pack.
-        return np.flatnonzero((self._lengths > 0) & (self._lengths <= limit))
+        fitting = np.flatnonzero((self._lengths > 0) & (self._lengths <= limit))
+        if not len(fitting):
+            expected = f"a document of 1 to {self._sequence_length} tokens"
+            raise ConfigurationError("lengths", f"<of {len(self._lengths)} documents>", expected)
+        return fitting
 
     def _window_ends(self) -> list[int]:
         if self._ends is None:
@@ -364,24 +371,16 @@ class PackedDataset(EpochOrder, Described, Dataset[dict[str, torch.Tensor]]):
         return []
 
     def _sequence(self, fragments: list[Fragment], items: list[Any]) -> dict[str, torch.Tensor]:
-        values = {field: self._values(field, fragments, items) for field in self._padding}
+        values: dict[str, list[torch.Tensor]] = {field: [] for field in self._padding}
+        for (document, start, length), item in zip(fragments, items, strict=True):
+            expected = int(self._lengths[document])
+            for field, value in fields_of(item, list(self._padding), f"of document {document}").items():
+                if value.shape != (expected,):
+                    shape = f"the shape of {field!r} in the item: {list(value.shape)}"
+                    raise ConfigurationError(f"lengths[{document}]", expected, shape)
+                values[field].append(value[start : start + length])
         lengths = [fragment.length for fragment in fragments]
         return packed_sequence(values, lengths, self._sequence_length, self._padding)
-
-    def _values(self, field: str, fragments: list[Fragment], items: list[Any]) -> list[torch.Tensor]:
-        values: list[torch.Tensor] = []
-        for fragment, item in zip(fragments, items, strict=True):
-            value = cast("Mapping[str, Any]", item)[field] if isinstance(item, Mapping) else item
-            value = readable(value)
-            expected = int(self._lengths[fragment.document])
-            if value.shape != (expected,):
-                raise ConfigurationError(
-                    f"lengths[{fragment.document}]",
-                    expected,
-                    f"the shape of {field!r} in the item: {list(value.shape)}",
-                )
-            values.append(value[fragment.start : fragment.start + fragment.length])
-        return values
 
 
 def padding_of(
@@ -395,20 +394,47 @@ def padding_of(
         pad_value: The value for the others.
 
     Raises:
-        ConfigurationError: There are no fields, or ``padding`` names others.
+        ConfigurationError: There are no fields, one has a name that packing gives, or ``padding`` does not fit them.
     """
     names = [fields] if isinstance(fields, str) else list(fields)
-    if not names:
-        raise ConfigurationError("fields", fields, "at least one name")
-    given = padding or {}
-    if set(given) - set(names):
-        raise ConfigurationError("padding", padding, f"values for fields, which are {names}")
+    if not names or not _ADDED.isdisjoint(names):
+        raise ConfigurationError("fields", fields, f"at least one name, and none that packing adds: {sorted(_ADDED)}")
+    given: Mapping[str, float] = {} if padding is None else padding
+    are_numbers = isinstance(given, Mapping) and all(isinstance(value, Real) for value in given.values())
+    if not are_numbers or set(given) - set(names):
+        raise ConfigurationError("padding", padding, f"numbers for fields, which are {names}")
     return {name: given.get(name, pad_value) for name in names}
 
 
-def readable(value: Any) -> torch.Tensor:
-    """Return a field's value as a tensor; of an array that is read-only, as a stream's are, a copy: torch would warn."""
-    return torch.as_tensor(value.copy() if isinstance(value, np.ndarray) and not value.flags.writeable else value)
+def fields_of(sample: Any, fields: list[str], where: str) -> dict[str, torch.Tensor]:
+    """Return the fields of a sample as tensors.
+
+    Args:
+        sample: A mapping, or the value of the only field.
+        fields: Their names.
+        where: Says in errors which sample it is.
+
+    Raises:
+        ConfigurationError: It has no such fields, or one that is not numbers.
+    """
+    if not isinstance(sample, Mapping) and len(fields) > 1:
+        raise ConfigurationError("samples", f"a {type(sample).__name__} {where}", f"mappings with {fields}")
+    entries = cast("Mapping[str, Any]", sample if isinstance(sample, Mapping) else {fields[0]: sample})
+    found: dict[str, torch.Tensor] = {}
+    for field in fields:
+        try:
+            value = entries[field]
+        except genuine(KeyError):
+            expected = f"names of entries of the samples: {[*map(str, entries)]} {where}"
+            raise ConfigurationError("fields", fields, expected) from None
+        # torch warns of an array that is read-only, as a stream's are, and refuses one that is reversed.
+        is_odd = isinstance(value, np.ndarray) and not (value.flags.writeable and min(value.strides, default=0) >= 0)
+        try:
+            found[field] = torch.as_tensor(value.copy() if is_odd else value)
+        except genuine(TypeError, ValueError, RuntimeError):
+            expected = "numbers: tokens, in a list or a tensor"
+            raise ConfigurationError(f"{field!r} {where}", entries[field], expected) from None
+    return found
 
 
 def packed_sequence(
@@ -424,6 +450,9 @@ def packed_sequence(
         lengths: Tokens of each fragment; together at most ``sequence_length``.
         sequence_length: Tokens of the sequence.
         padding: The value behind the last fragment, for each field.
+
+    Raises:
+        ConfigurationError: A field's type cannot hold its padding.
     """
     edges = [0, *accumulate(lengths)]
     num_missing = sequence_length - edges[-1]
@@ -437,7 +466,7 @@ def packed_sequence(
         document_ids[-1] = -1
     sequence: dict[str, torch.Tensor] = {}
     for field, fragments in values.items():
-        rest = [fragments[0].new_full((num_missing,), padding[field])] if num_missing else []
+        rest = [filled(fragments[0], (num_missing,), padding[field], field)] if num_missing else []
         sequence[field] = torch.cat([*fragments, *rest])
     return sequence | {
         "document_ids": torch.from_numpy(np.repeat(document_ids, sizes)),
@@ -464,6 +493,7 @@ def collate_packed(sequences: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 _RAGGED = "cu_seqlens"
+_ADDED = {"document_ids", "position_ids", _RAGGED, "max_seqlen"}
 
 
 def _renewed(state_dict: object, too_long: str) -> object:

@@ -10,6 +10,7 @@ import torch.utils.data
 
 from fkat_data.arguments import choice, integer
 from fkat_data.errors import ConfigurationError
+from fkat_data.interruption import genuine
 from fkat_data.wording import Described
 
 
@@ -50,10 +51,31 @@ def pad_stack_1d(
     side = PaddingSide1D(choice("padding_side", padding_side, list(PaddingSide1D)))
     multiple = 1 if pad_to_multiple_of is None else integer("pad_to_multiple_of", pad_to_multiple_of, minimum=1)
     width = -(-max(len(item) for item in items) // multiple) * multiple
-    stacked = items[0].new_full((len(items), width), pad_value)
+    stacked = filled(items[0], (len(items), width), pad_value, "items")
     for row, item in zip(stacked, items, strict=True):
         (row[: len(item)] if side is PaddingSide1D.right else row[width - len(item) :]).copy_(item)
     return stacked
+
+
+def filled(like: torch.Tensor, shape: tuple[int, ...], value: float, name: str) -> torch.Tensor:
+    """Return a tensor of one value, with the type and the device of another one.
+
+    Args:
+        like: The other one.
+        shape: Shape of the result.
+        value: The value.
+        name: What is padded, for the error.
+
+    Raises:
+        ConfigurationError: The type cannot hold the value: torch would change some, such as -100 for unsigned integers.
+    """
+    try:
+        is_held = like.is_floating_point() or like.new_full((), value).item() == value
+    except genuine(RuntimeError):
+        is_held = False
+    if not is_held:
+        raise ConfigurationError("padding", value, f"a value that {like.dtype} can hold, the type of {name!r}")
+    return like.new_full(shape, value)
 
 
 class PaddingCollate(Described):

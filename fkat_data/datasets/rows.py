@@ -2,16 +2,16 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 import torch
 
 from fkat_data.arguments import choice, integer
 from fkat_data.datasets.best_fit import best_fit
-from fkat_data.datasets.packed import packed_sequence, padding_of, readable
+from fkat_data.datasets.packed import fields_of, packed_sequence, padding_of
 from fkat_data.errors import ConfigurationError
-from fkat_data.interruption import genuine
 from fkat_data.wording import Described
+from fkat_data.worker.windows import version_of
 
 _METHODS = ("best_fit", "concatenate")
 _TOO_LONG = ("raise", "skip", "split", "truncate")
@@ -22,17 +22,20 @@ class Filter:
 
     Args:
         keep: Called with a sample; returns whether it stays.
+
+    Raises:
+        ConfigurationError: ``keep`` cannot be called.
     """
 
     def __init__(self, keep: Callable[[Any], bool]) -> None:
+        if not callable(keep):
+            raise ConfigurationError("keep", keep, "a function of a sample")
         self._keep = keep
 
     @property
     def version(self) -> str:
         """What a state says of it: a resume with another ``keep`` is refused."""
-        keep = getattr(self._keep, "func", self._keep)  # of a functools.partial
-        kind = getattr(keep, "__qualname__", None) or type(keep).__qualname__
-        return f"Filter({getattr(keep, '__module__', None)}.{kind})"
+        return f"Filter({version_of([self._keep])})"
 
     def __call__(self, samples: list[Any]) -> list[Any]:
         """Return the samples that stay, in order."""
@@ -117,18 +120,7 @@ class Pack(Described):
         return [self._sequence(documents, sequence) for sequence in sequences]
 
     def _document(self, index: int, sample: Any) -> dict[str, torch.Tensor]:
-        is_mapping = isinstance(sample, Mapping)
-        if not is_mapping and len(self._fields) > 1:
-            found = f"a {type(sample).__name__} at place {index} of the window"
-            raise ConfigurationError("samples", found, f"mappings with {self._fields}")
-        document: dict[str, torch.Tensor] = {}
-        for field in self._fields:
-            try:
-                value = cast("Mapping[str, Any]", sample)[field] if is_mapping else sample
-            except genuine(KeyError):
-                found = f"{sorted(cast('Mapping[str, Any]', sample))} at place {index} of the window"
-                raise ConfigurationError("fields", self._fields, f"names of entries of the samples: {found}") from None
-            document[field] = readable(value)
+        document = fields_of(sample, self._fields, f"at place {index} of the window")
         shapes = {field: list(value.shape) for field, value in document.items()}
         if any(len(shape) != 1 for shape in shapes.values()) or len({shape[0] for shape in shapes.values()}) > 1:
             expected = "one-dimensional fields of one length"

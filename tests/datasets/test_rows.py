@@ -1,7 +1,9 @@
 """Rows that ready-made functions make of the samples of a window."""
 
+from functools import partial
 from itertools import chain, pairwise
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -65,7 +67,7 @@ def test_a_window_is_packed_as_a_packed_dataset_in_order_packs_it(sizes):
 
 
 def test_fields_are_padded_each_by_its_own_value():
-    samples = [{"tokens": torch.tensor([1, 2]), "labels": [3, 4], "name": "a"}]
+    samples = [{"tokens": torch.tensor([1, 2]), "labels": np.array([4, 3])[::-1], "name": "a"}]
     (row,) = Pack(3, fields=["tokens", "labels"], padding={"labels": -100})(samples)
     assert row["tokens"].tolist() == [1, 2, 0]
     assert row["labels"].tolist() == [3, 4, -100]
@@ -84,6 +86,8 @@ def test_packed_while_loading_each_token_comes_once():
     ("name", "value"), [("sequence_length", 9), ("padding", {"tokens": 1}), ("max_document_length", 7)]
 )
 def test_a_state_of_another_packing_is_refused(name, value):
+    assert Filter(partial(max, 1)).version == Filter(max).version != Filter(partial(min, 1)).version
+
     def loader(**options):
         pack = Pack(**{"sequence_length": 8, "method": "concatenate", "too_long": "truncate", **options})
         return DataLoader(documents_of([5] * 30), 1, window_fn=pack, window_size=4, collate_fn=collate_packed)
@@ -102,8 +106,11 @@ def test_a_state_of_another_packing_is_refused(name, value):
         ([{"tokens": [1], "labels": [1, 2]}], ["tokens", "labels"], "place 0"),
         ([[1]], ["tokens", "labels"], "place 0"),
         ([{"tokens": [[1]]}], ["tokens"], "place 0"),
+        (["a text"], ["tokens"], "'tokens' at place 0"),
+        ([torch.tensor([1], dtype=torch.uint16)], ["tokens"], "padding = -100.*uint16.*'tokens'"),
+        ([{"position_ids": [1]}], ["position_ids"], "that packing adds"),
     ],
 )
 def test_samples_that_cannot_be_packed_are_named_by_their_place(samples, fields, words):
     with pytest.raises(ConfigurationError, match=words):
-        Pack(2, fields=fields)(samples)
+        Pack(2, fields=fields, padding={fields[0]: -100})(samples)
