@@ -43,6 +43,10 @@ class SamplerStrategy(ABC):
         among = frozenset(self.names)
         return (name for name in (self.source(0, draw, among) for draw in count()) if name is not None)
 
+    def __repr__(self) -> str:
+        # A state has it: an address would be another one in each run.
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
+
 
 class Weighted(SamplerStrategy):
     """Draws each source at random with a probability proportional to its weight.
