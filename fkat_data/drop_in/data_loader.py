@@ -697,8 +697,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         # How many rows a rank makes is its windows' affair: without windows, it is the dataset's.
         strands = self._strands_of_ranks()
         ends = partial(self._ends.get, has_rank=has_rank) if self.has_windows and num_ranks > 1 else None
-        dp_rank, makes_rows = self._known_dp_rank(), self.has_windows
-        return StrandPlan(num_strands, dp_rank, own_dataset, strands, ends=ends, makes_rows=makes_rows)
+        return StrandPlan(num_strands, self._known_dp_rank(), own_dataset, strands, ends=ends)
 
     def _strands_of_ranks(self) -> dict[str, Any]:
         """Return what a state says of the strands of all ranks; nothing where the dataset does not count them."""

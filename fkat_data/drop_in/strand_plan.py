@@ -34,7 +34,6 @@ class StrandPlan(DatasetPlan):
         own_dataset: The dataset, if it is iterated in this process; None: workers have it.
         of_ranks: What a state says of strands of several ranks, of which these are some; empty: the loader has them all.
         ends: Gives by what ranks ask one another before each microbatch whether all have one; None: they do not.
-        makes_rows: Whether microbatches are of rows that a window function makes.
     """
 
     def __init__(
@@ -45,11 +44,8 @@ class StrandPlan(DatasetPlan):
         of_ranks: Mapping[str, Any] | None = None,
         *,
         ends: Callable[[], EqualEnds | None] | None = None,
-        makes_rows: bool = False,
     ) -> None:
         self._ends = ends
-        self._makes_rows = makes_rows
-        self._num_taken = 0
         self._of_ranks = dict(of_ranks or {})
         # What other ranks had of each strand when this one took it over, in the epoch that was under way and the next.
         self._taken_over = {each["epoch"]: each["counts"] for each in self._of_ranks.get("taken_over", ())}
@@ -78,7 +74,6 @@ class StrandPlan(DatasetPlan):
         """Return the strands that have something left, and their first microbatches."""
         if self._begun[0] != position.epoch:
             self._begun = position.epoch, _first_snapshot(self._own_dataset)
-        self._num_taken = position.step
         left = self._left(position)
         for index, delivered in left.items():
             # What was made behind a position has not reached the caller.
@@ -104,20 +99,10 @@ class StrandPlan(DatasetPlan):
 
     def watched(self, take: Callable[[], Any], engine: Any) -> Callable[[], Any]:
         """Return what takes microbatches as long as every rank has one, where ranks make rows of windows."""
-        if not self._makes_rows:
-            return take
         ends = None if self._ends is None else self._ends()
+        if ends is None:
+            return take
         begun: list[Position] = []
-
-        def taken() -> Any:
-            try:
-                microbatch = take()
-            except genuine(StopIteration):
-                if not self._num_taken:
-                    _logger.warning("epoch %d has no microbatch: too few rows, with window_fn", self._begun[0])
-                raise
-            self._num_taken += 1
-            return microbatch
 
         def place() -> tuple[int, int]:
             position = engine.position
@@ -130,9 +115,7 @@ class StrandPlan(DatasetPlan):
             engine.cut_epoch()
             return "one microbatch or more left out on this rank"
 
-        if ends is None:
-            return taken
-        return DeliveredAlike(taken, ends, place, lambda: 1 + engine.count_ahead(), cut, engine)
+        return DeliveredAlike(take, ends, place, lambda: 1 + engine.count_ahead(), cut, engine)
 
     def num_batches(self, epoch: int) -> int:
         """Raise.

@@ -25,7 +25,6 @@ from fkat_data.drop_in.numbered_plan import EpochShuffle, SampleOrder, is_number
 from fkat_data.drop_in.rank_share import RankShare
 from fkat_data.drop_in.window_states import DealtWindows, WindowPlace, dealt_windows, place_in
 from fkat_data.errors import ConfigurationError, SkippedSamplesError, StateMismatchError
-from fkat_data.interruption import genuine
 from fkat_data.plan.place import Piece, Place, Position, Task
 from fkat_data.types import plans_batches
 from fkat_data.wording import counted
@@ -369,7 +368,7 @@ class WindowPlan(IndexPlan):
         return saved.get("num_skipped", 0) + sum(counts)
 
     def watched(self, take: Callable[[], Any], engine: Any) -> Callable[[], Any]:
-        """Return what takes microbatches as long as every rank has one, and says where an epoch has none."""
+        """Return what takes microbatches as long as every rank has one."""
         ends = None if self._share is None else self._ends.get()
 
         def place() -> tuple[int, int]:
@@ -385,16 +384,7 @@ class WindowPlan(IndexPlan):
             engine.cut_epoch()
             return f"{left} left out on this rank"
 
-        def taken() -> Any:
-            try:
-                return take()
-            except genuine(StopIteration):
-                if not self._num_handed_out and (len(self._windows) or not self._terms["num_samples"]):
-                    epoch, windows = self._epoch, counted(len(self._windows), "window")
-                    _logger.warning("epoch %d has no microbatch: too few rows of %s, %s", epoch, windows, _WINDOWED)
-                raise
-
-        return taken if ends is None else DeliveredAlike(taken, ends, place, num_certain, cut, engine)
+        return take if ends is None else DeliveredAlike(take, ends, place, num_certain, cut, engine)
 
     def state_at(self, epoch: int, step: int) -> dict[str, Any]:
         """Return what the rest of an epoch depends on."""

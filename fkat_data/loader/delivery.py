@@ -6,6 +6,7 @@ comes after an interruption: it ends the workers, whose pipes may be out of step
 position with new ones. A wait changes nothing: after an interrupted one, everything goes on as it is.
 """
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable
@@ -20,6 +21,8 @@ from fkat_data.loader.prefetch import Arrival, Prefetcher, Raised, ShardEnd
 from fkat_data.observe.sink import EventSink
 from fkat_data.plan.place import Position
 from fkat_data.types import Microbatch
+
+_logger = logging.getLogger(__name__)
 
 _Taken: TypeAlias = tuple[Arrival | ShardEnd | Raised, Mover, Any]
 # Never the caller's: all parts are whole, and the next call has them begin at the caller's position.
@@ -308,5 +311,7 @@ class Delivery:
         if self._began_mid_epoch:
             # Resumed where nothing was left: the caller gets the next epoch, not an empty one.
             self._begin()
-        else:
-            self.is_over = True
+            return
+        self.is_over = True
+        if self._is_first:
+            _logger.warning("epoch %d has no microbatch on this rank: no sample, or nothing made of them", self._epoch)

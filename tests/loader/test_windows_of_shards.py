@@ -137,6 +137,11 @@ def test_documents_of_a_shard_are_filtered_and_packed():
     assert sorted(length for length in lengths if length % 2 == 0)[-14:] == list(range(2, 30, 2))
 
 
+def test_an_epoch_whose_shards_have_no_row_ends_and_says_so(caplog):
+    assert not list(make(function=lambda samples: []))
+    assert "epoch 0 has no microbatch" in caplog.text
+
+
 def test_a_begun_shard_is_finished_with_the_function_that_began_it():
     loader = make()
     list(islice(loader, 2))
