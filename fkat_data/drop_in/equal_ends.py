@@ -68,7 +68,6 @@ class _Rounds:
                 self._rung.get(timeout=_RECHECK_S)
         found = self._heard[name]
         if isinstance(found, BaseException):
-            add_note(found, _WAITED)
             raise found
         return found
 
@@ -95,6 +94,7 @@ def _exchange(
                 break
             heard[name] = exchange.finish()
         except BaseException as error:  # noqa: BLE001 - raised where the round is waited for
+            add_note(error, _WAITED)
             heard[name] = error
         while len(heard) > _MOST_KEPT:
             del heard[next(iter(heard))]

@@ -260,7 +260,7 @@ def stored_datasets(location: Path) -> list[tuple[Path, list[ShardEntry] | None]
         except ConfigurationError as problem:
             if problem.argument != "tokens":
                 raise
-            way = "files of samples; fkat_data.datasets.TokenWindows(files, window_size) checks files of tokens as it opens them"
+            way = "files of samples; fkat_data.datasets.TokenWindows checks files of tokens as it opens them"
             raise ConfigurationError("DIRECTORY", str(location), way) from None
         except ShardNotFoundError:
             if not location.is_dir():

@@ -183,9 +183,10 @@ def moved_generators(before: tuple[object, object, object]) -> str:
 def _refuse_draws(dataset: Any, before: tuple[object, object, object], num_threads: int) -> None:
     moved = moved_generators(before)
     if moved:
+        name = getattr(dataset, "class_name", type(dataset).__qualname__)
         raise ConfigurationError(
             "num_threads_per_worker",
             num_threads,
-            f"1 for {getattr(dataset, 'class_name', type(dataset).__qualname__)}, which draws from a generator that all threads share: "
+            f"1 for {name}, which draws from a generator that all threads share: "
             f"{moved}; or let it draw from fkat_data.item_generators()",
         )

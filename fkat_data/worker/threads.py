@@ -645,8 +645,8 @@ class ThreadWorker(WorkerOfThisProcess):
         if not moved or not isinstance(message, Item):
             return message
         expected = (
-            f"'processes', for a dataset or a function that draws from a generator that threads share with the program: {moved}; "
-            "or let it draw from fkat_data.item_generators()"
+            "'processes', for a dataset or a function that draws from a generator that threads share with the program: "
+            f"{moved}; or let it draw from fkat_data.item_generators()"
         )
         return failure_of(task, ConfigurationError("workers", "threads", expected), message.microbatch_index)
 
