@@ -45,12 +45,20 @@ class Cursor:
         self._loaded = (position,)
         self.position = position
 
+    @property
+    def is_loaded(self) -> bool:
+        """Whether a load has put the position where it is: nothing was delivered since."""
+        return any(position is self.position for position in self._loaded)
+
     def first(self) -> Position:
-        """Return the first position of an iteration that begins now: an epoch that was left early is skipped."""
+        """Return the first position of an iteration that begins now.
+
+        Where nothing of the epoch was delivered, that is the present one, be it behind tasks that gave nothing. The rest
+        of an epoch that was left after a microbatch is skipped.
+        """
         position = self.position
-        if self._is_loaded() or position == Position(position.epoch, 0, 0, 0):
-            return position
-        return position.after_epoch()
+        # After a load, another rank may have had microbatches of the epoch.
+        return position if position.step == 0 or self.is_loaded else position.after_epoch()
 
     def start(self, position: Position) -> None:
         """Start an iteration at its first position."""
@@ -88,12 +96,9 @@ class Cursor:
 
     def pass_shard(self, position: Position) -> None:
         """Count the current shard as delivered, because it has no more microbatches; the position after it is this."""
-        if self._is_loaded():
+        if self.is_loaded:
             self._loaded = (*self._loaded, position)
         self.position = position
-
-    def _is_loaded(self) -> bool:
-        return any(position is self.position for position in self._loaded)
 
 
 class Iterations:

@@ -4,7 +4,7 @@ import logging
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from torch.utils.data import BatchSampler, Subset
 
@@ -115,6 +115,10 @@ class EpochsOfRanks(AccelerateSide):
     @abstractmethod
     def _local_state(self) -> dict[str, Any]:
         """Return this process's position."""
+
+    @abstractmethod
+    def _known_place(self) -> dict[str, Any] | None:
+        """Return a state that is not the source's."""
 
     @abstractmethod
     def close(self) -> None:
@@ -430,6 +434,8 @@ class EpochsOfRanks(AccelerateSide):
         """Return the epoch that the next iteration is of: one that was left is over."""
         if self._stream is not None:
             return self._stream.next_epoch
+        if self._engine is not None and self._known_place() is None:
+            return cast("int", self._engine.next_epoch)
         return self.epoch + (self._loaded is None and self.step > 0)
 
     def _samplers(self) -> list[Any]:

@@ -271,7 +271,7 @@ class Delivery:
         self._clear()
         self._epoch = position.epoch
         self._is_first = True
-        self._began_mid_epoch = position.shard > 0 or position.microbatch > 0
+        self._began_mid_epoch = self._cursor.is_loaded and (position.shard > 0 or position.microbatch > 0)
         self._cursor.start(position)
         self.is_over = False
         self._sink.iteration_began()

@@ -134,6 +134,12 @@ class Engine(Generic[Microbatch_co]):
         return self._cursor.position
 
     @property
+    def next_epoch(self) -> int:
+        """The epoch of an iteration that begins now."""
+        self._finish_loading()
+        return self._cursor.first().epoch
+
+    @property
     def before_last(self) -> Position | None:
         """Position of the last microbatch that was delivered; None: none was."""
         return self._cursor.before_last
@@ -225,7 +231,7 @@ class Engine(Generic[Microbatch_co]):
         """
         self._finish_loading()
         position = self._cursor.position
-        if position != Position(position.epoch, 0, 0, 0):
+        if position.step:
             self._stop()
             self._prefetcher.leave(position)
             self._cursor.pass_epoch()

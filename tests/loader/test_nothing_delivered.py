@@ -1,0 +1,164 @@
+"""An epoch of which nothing was delivered begins again, whatever was read of it: that nothing was is a step of 0."""
+
+from functools import partial
+
+import pytest
+from loader_examples import make
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+from fkat_data import DataLoader
+
+#: Samples below are left out, or raise; the first shards have none.
+FIRST = 4
+
+
+class Fault:
+    """Raises once, if it is due."""
+
+    def __init__(self):
+        self.is_due = False
+
+    def __call__(self):
+        if self.is_due:
+            self.is_due = False
+            raise ValueError("closed today")
+
+
+class Samples(Dataset):
+    def __init__(self, fault):
+        self.fault = fault
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        if index >= FIRST:
+            self.fault()
+        return index
+
+
+class BadSamples(Samples):
+    def __getitem__(self, index):
+        if index < FIRST:
+            raise OSError("unreadable")
+        return index
+
+
+class Stream(Samples, IterableDataset):
+    """In one of several workers, the first has nothing."""
+
+    def __iter__(self):
+        self.fault()
+        info = get_worker_info()
+        if info is None or info.num_workers == 1 or info.id:
+            yield from map(self.__getitem__, range(len(self)))
+
+
+class Late:
+    def __init__(self, fault):
+        self.fault = fault
+
+    def __call__(self, rows):
+        found = [row for row in rows if row >= FIRST]
+        if found:
+            self.fault()
+        return found
+
+
+def shards(fault):
+    def factory(shard):
+        for index in range(0 if shard.startswith("empty") else 3):
+            fault()
+            yield f"{shard}{index}"
+
+    return make(["empty0", "empty1", "a", "b", "empty2"], factory)
+
+
+FACES = {
+    "shards": shards,
+    "windows": lambda fault: DataLoader(Samples(Fault()), 2, seed=3, window_fn=Late(fault), window_size=2),
+    "rows": lambda fault: DataLoader(Samples(Fault()), None, seed=3, window_fn=Late(fault), window_size=2),
+    "bad samples": lambda fault: DataLoader(
+        BadSamples(Fault()), 2, seed=3, window_fn=Late(fault), window_size=2, on_sample_error="skip"
+    ),
+    "an iterable dataset": lambda fault: DataLoader(Stream(fault), 2, seed=3),
+    "windows of an iterable dataset": lambda fault: DataLoader(
+        Stream(Fault()), 2, seed=3, window_fn=Late(fault), window_size=2
+    ),
+}
+
+
+def delivered(loader):
+    """Return an epoch, and which one it was."""
+    epoch = loader.epoch
+    found = [str(microbatch) for microbatch in loader]
+    return epoch, loader.epoch, found
+
+
+def as_whole(make_face):
+    with make_face(Fault()) as loader:
+        return delivered(loader)[2]
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_an_epoch_that_failed_before_its_first_microbatch_begins_again(face):
+    whole = as_whole(FACES[face])
+    fault = Fault()
+    with FACES[face](fault) as loader:
+        fault.is_due = True
+        with pytest.raises(ValueError, match="closed today"):
+            next(iter(loader))
+        assert delivered(loader) == (0, 1, whole)
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_to_end_an_epoch_of_which_nothing_was_delivered_changes_nothing(face):
+    whole = as_whole(FACES[face])
+    fault = Fault()
+    with FACES[face](fault) as loader:
+        fault.is_due = True
+        with pytest.raises(ValueError, match="closed today"):
+            next(iter(loader))
+        loader.end_epoch()
+        assert (loader.epoch, loader.step) == (0, 0)
+        state = loader.state_dict()
+        assert delivered(loader) == (0, 1, whole)
+    with FACES[face](Fault()) as other:
+        other.load_state_dict(state)
+        assert delivered(other) == (0, 1, whole)
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_an_epoch_whose_only_microbatch_is_taken_back_begins_again(face):
+    whole = as_whole(FACES[face])
+    with FACES[face](Fault()) as loader:
+        for _ in range(2):
+            next(iter(loader))
+            assert loader.take_back()
+            assert (loader.epoch, loader.step) == (0, 0)
+            loader.end_epoch()
+        assert delivered(loader) == (0, 1, whole)
+
+
+def test_a_worker_without_samples_does_not_move_the_epoch_on(processes):
+    with DataLoader(Stream(Fault()), 2, seed=3, num_workers=2) as loader:
+        next(iter(loader))
+        assert loader.take_back()
+        loader.end_epoch()
+        assert delivered(loader)[:2] == (0, 1)
+
+
+@pytest.mark.parametrize("num_begun", [1, 2])
+def test_a_loaded_place_of_which_nothing_was_continued_stays_the_epoch_for_set_epoch(num_begun):
+    make_loader = partial(DataLoader, Samples(Fault()), 2, shuffle=True, seed=3)
+    whole = as_whole(lambda _: make_loader())
+    with make_loader() as loader:
+        iterator = iter(loader)
+        _, _ = next(iterator), next(iterator)
+        state = loader.state_dict()
+    with make_loader() as other:
+        other.load_state_dict(state)
+        for _ in range(num_begun):
+            iter(other)
+        other.set_epoch(other.epoch)
+        assert delivered(other) == (0, 1, whole[2:])
