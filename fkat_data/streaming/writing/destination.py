@@ -121,6 +121,7 @@ class Destination:
     Attributes:
         shown: Where the dataset goes, for messages.
         local: The directory of the local files.
+        remote: The URL or directory that they are uploaded to; None if there is none.
     """
 
     def __init__(
@@ -135,6 +136,7 @@ class Destination:
     ) -> None:
         local, remote = local_and_remote("out", out)
         directory = None if remote is None else RemoteDirectory(remote, "out", storage_options)
+        self.remote: str | None = remote
         self._is_temporary = local is None
         self.shown: str = str(local) if directory is None else directory.shown
         self._written: list[Path] = []

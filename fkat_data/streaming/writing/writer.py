@@ -103,6 +103,7 @@ class ShardWriter(Described, ABC):
         self.compression: str | None = checked_compression(compression) if compression else None
         self.hashes: list[str] = _sorted_hashes(hashes)
         self.size_limit: int | None = _size_limit(size_limit)
+        self.keep_local: bool = arguments.boolean("keep_local", keep_local)
         self.num_samples: int = 0
         _check_installed(self.compression, self.hashes)
         described = {
@@ -115,17 +116,16 @@ class ShardWriter(Described, ABC):
         }
         # The order in which files have these keys.
         self._config = dict(sorted(described.items()))
-        self._shards: list[dict[str, Any]] = []
+        self.shards: list[dict[str, Any]] = []
         self._samples: list[bytes] = []
         self._base_bytes = self._empty_shard_bytes()
         self._shard_bytes = self._base_bytes
         self._is_open = True
-        arguments.boolean("keep_local", keep_local)
         is_shown = arguments.boolean("progress_bar", progress_bar)
         self._bar: Any = required("tqdm", "streaming").tqdm(unit=" samples") if is_shown else None
         self._destination = Destination(
             out,
-            keep_local=keep_local,
+            keep_local=self.keep_local,
             max_workers=None if max_workers is None else arguments.integer("max_workers", max_workers, minimum=1),
             num_attempts=arguments.integer("retry", retry, minimum=1),
             exist_ok=arguments.boolean("exist_ok", exist_ok),
@@ -138,7 +138,7 @@ class ShardWriter(Described, ABC):
         return [
             ("out", place_of(self._destination.shown)),
             ("samples", self.num_samples),
-            ("shards", len(self._shards)),
+            ("shards", len(self.shards)),
             ("is_finished", not self._is_open),
             ("columns", ", ".join(self.columns)),
         ]
@@ -161,7 +161,7 @@ class ShardWriter(Described, ABC):
         encoded = self._encoded(sample)
         added_bytes = len(encoded) + self.sample_overhead_bytes
         limit = self.size_limit or _MAX_SHARD_BYTES
-        if self._samples and limit < self._shard_bytes + added_bytes:
+        if limit < self._shard_bytes + added_bytes:
             self._write_shard()
         if self._base_bytes + added_bytes > _MAX_SHARD_BYTES:
             raise SampleError("<all>", f"<{len(encoded)} bytes>", f"at most {_MAX_SHARD_BYTES} bytes")
@@ -170,6 +170,41 @@ class ShardWriter(Described, ABC):
         self.num_samples += 1
         if self._bar is not None:
             self._bar.update()
+
+    def flush_shard(self) -> None:
+        """End the shard under way: the next sample begins another one. Without samples in it, nothing happens.
+
+        Raises:
+            ValueError: The writer is finished.
+            OSError: A file cannot be written, or an upload failed. Some file systems raise errors of their own.
+        """
+        self._check_open()
+        self._destination.raise_failure()
+        self._write_shard()
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the index fields that all shards have in common: format, compression, hashes, columns and so on."""
+        return dict(self._config)
+
+    @property
+    def column_names(self) -> list[str]:
+        """The names of the columns, in the order in which they are stored."""
+        return list(self.columns)
+
+    @property
+    def column_encodings(self) -> list[str]:
+        """The encodings of the columns, in that order."""
+        return list(self.columns.values())
+
+    @property
+    def local(self) -> str:
+        """The directory that files are written to; below the temporary directory if ``out`` is a URL."""
+        return str(self._destination.local)
+
+    @property
+    def remote(self) -> str | None:
+        """The URL or directory that files are uploaded to; None if there is none."""
+        return self._destination.remote
 
     def finish(self) -> None:
         """Write the last shard, wait for uploads, and write the index. A second call does nothing.
@@ -181,9 +216,8 @@ class ShardWriter(Described, ABC):
         if not self._is_open:
             return
         try:
-            if self._samples:
-                self._write_shard()
-            index = json.dumps({"version": _VERSION, "shards": self._shards}, sort_keys=True)
+            self._write_shard()
+            index = json.dumps({"version": _VERSION, "shards": self.shards}, sort_keys=True)
             self._destination.publish(index.encode())
         except BaseException:
             self.abandon()
@@ -236,9 +270,11 @@ class ShardWriter(Described, ABC):
         """Return a shard's files, given its encoded samples."""
 
     def _write_shard(self) -> None:
+        if not self._samples:
+            return
         entry: dict[str, Any] = {**self._config, "samples": len(self._samples)}
         for part, suffix, content in self._files(self._samples):
-            name = f"shard.{len(self._shards):05}.{self.format}{suffix}"
+            name = f"shard.{len(self.shards):05}.{self.format}{suffix}"
             entry[f"raw_{part}"] = self._file_info(name, content)
             entry[f"zip_{part}"] = compressed = None
             if self.compression is not None:
@@ -247,9 +283,9 @@ class ShardWriter(Described, ABC):
                 name = f"{name}.{extension_of(self.compression)}"
                 entry[f"zip_{part}"] = self._file_info(name, compressed)
             self._destination.add(name, content if compressed is None else compressed)
-        self._shards.append(entry)
+        self.shards.append(entry)
         if self._bar is not None:
-            self._bar.set_postfix(shards=len(self._shards), refresh=False)
+            self._bar.set_postfix(shards=len(self.shards), refresh=False)
         self._samples = []
         self._shard_bytes = self._base_bytes
 
@@ -320,10 +356,15 @@ class MDSWriter(ShardWriter):
     def _described(self) -> dict[str, Any]:
         self._encodings = {name: _encoding(name, encoding) for name, encoding in self.columns.items()}
         return {
-            "column_names": list(self.columns),
-            "column_encodings": list(self.columns.values()),
-            "column_sizes": [encoding.size_bytes for encoding in self._encodings.values()],
+            "column_names": self.column_names,
+            "column_encodings": self.column_encodings,
+            "column_sizes": self.column_sizes,
         }
+
+    @property
+    def column_sizes(self) -> list[int | None]:
+        """The size of each column's values in bytes; None if it varies."""
+        return [encoding.size_bytes for encoding in self._encodings.values()]
 
     def _empty_shard_bytes(self) -> int:
         self._config_json = json.dumps(self._config).encode()
@@ -411,15 +452,15 @@ class LinesWriter(ShardWriter):
         newline: str = "\n",
         **settings: Unpack[WriterSettings],
     ) -> None:
-        self._newline = newline
+        self.newline: str = newline
         super().__init__(columns=columns, out=out, **settings)
 
     def _described(self) -> dict[str, Any]:
         for name, encoding in self.columns.items():
             arguments.choice(f"columns[{name!r}]", encoding, TEXT_ENCODINGS)
-        if not isinstance(self._newline, str) or not self._newline:
-            raise ConfigurationError("newline", self._newline, "a string of at least one character")
-        return {"newline": self._newline}
+        if not isinstance(self.newline, str) or not self.newline:
+            raise ConfigurationError("newline", self.newline, "a string of at least one character")
+        return {"newline": self.newline}
 
     def _empty_shard_bytes(self) -> int:
         return 0  # the limit counts only samples
@@ -453,31 +494,32 @@ class JSONWriter(LinesWriter):
 
     def _described(self) -> dict[str, Any]:
         described = super()._described()
-        if self._newline.strip(" \t\r\n"):
-            raise ConfigurationError("newline", self._newline, "white space that JSON ignores")
+        if self.newline.strip(" \t\r\n"):
+            raise ConfigurationError("newline", self.newline, "white space that JSON ignores")
         return {**described, "columns": self.columns}
 
     def _encoded(self, sample: Mapping[str, Any]) -> bytes:
-        return (json.dumps(self._values(sample), sort_keys=True) + self._newline).encode()
+        return (json.dumps(self._values(sample), sort_keys=True) + self.newline).encode()
 
 
 class _SeparatedWriter(LinesWriter):
-    _separator: str
+    #: What separates the values of a line.
+    separator: str
 
     def _described(self) -> dict[str, Any]:
         described = super()._described()
-        if not isinstance(self._separator, str) or not self._separator or self._separator in self._newline:
-            raise ConfigurationError("separator", self._separator, "a non-empty string that is not part of the newline")
-        if self._newline in self._separator:
-            raise ConfigurationError("newline", self._newline, "a string that is not part of the separator")
+        if not isinstance(self.separator, str) or not self.separator or self.separator in self.newline:
+            raise ConfigurationError("separator", self.separator, "a non-empty string that is not part of the newline")
+        if self.newline in self.separator:
+            raise ConfigurationError("newline", self.newline, "a string that is not part of the separator")
         if not self._can_be_read([*self.columns]):
             raise ConfigurationError("columns", [*self.columns], "names without separator and newline")
-        of_xsv = {"separator": self._separator} if self.format == "xsv" else {}
+        of_xsv = {"separator": self.separator} if self.format == "xsv" else {}
         return {
             **described,
             **of_xsv,
-            "column_names": list(self.columns),
-            "column_encodings": list(self.columns.values()),
+            "column_names": self.column_names,
+            "column_encodings": self.column_encodings,
         }
 
     def _header(self) -> bytes:
@@ -492,20 +534,20 @@ class _SeparatedWriter(LinesWriter):
         if not self._can_be_read([*values.values()]):
             for name, value in values.items():
                 if not self._can_be_read([value]):
-                    raise SampleError(name, value, f"text without {self._separator!r} or {self._newline!r}")
-            raise SampleError("<all>", values, f"values that can be joined with {self._separator!r} and split again")
+                    raise SampleError(name, value, f"text without {self.separator!r} or {self.newline!r}")
+            raise SampleError("<all>", values, f"values that can be joined with {self.separator!r} and split again")
         try:
             return self._line([*values.values()])
         except UnicodeEncodeError as error:
             raise SampleError("<all>", values, f"text that UTF-8 can encode ({error})") from None
 
     def _line(self, values: list[str]) -> bytes:
-        return (self._separator.join(values) + self._newline).encode()
+        return (self.separator.join(values) + self.newline).encode()
 
     def _can_be_read(self, values: list[str]) -> bool:
         # Join and split again, because a separator of several characters can arise where two values meet it.
-        line = self._separator.join(values)
-        return line.split(self._separator) == values and self._newline not in line
+        line = self.separator.join(values)
+        return line.split(self.separator) == values and self.newline not in line
 
 
 class XSVWriter(_SeparatedWriter):
@@ -536,7 +578,7 @@ class XSVWriter(_SeparatedWriter):
         newline: str = "\n",
         **settings: Unpack[WriterSettings],
     ) -> None:
-        self._separator = separator
+        self.separator = separator
         super().__init__(columns=columns, out=out, newline=newline, **settings)
 
 
@@ -544,11 +586,11 @@ class CSVWriter(_SeparatedWriter):
     """Writes samples as comma-separated values. See ``XSVWriter``."""
 
     format: ClassVar[str] = "csv"
-    _separator = ","
+    separator = ","
 
 
 class TSVWriter(_SeparatedWriter):
     """Writes samples as tab-separated values. See ``XSVWriter``."""
 
     format: ClassVar[str] = "tsv"
-    _separator = "\t"
+    separator = "\t"

@@ -247,3 +247,34 @@ def test_a_package_that_is_missing_is_told_at_once(tmp_path, monkeypatch, module
     with pytest.raises(ConfigurationError, match=rf"{module} = <not installed>: expected pip install 'fkat_data\[str"):
         MDSWriter(columns=COLUMNS, out=tmp_path / "data", **settings)
     assert not (tmp_path / "data").exists()
+
+
+def test_flush_shard_ends_a_shard_and_makes_no_empty_one(tmp_path):
+    with MDSWriter(columns=COLUMNS, out=tmp_path) as writer:
+        writer.flush_shard()
+        for count in (3, 1, 5):
+            for sample in samples_of(count):
+                writer.write(sample)
+            writer.flush_shard()
+            writer.flush_shard()
+        assert [shard["samples"] for shard in writer.shards] == [3, 1, 5]
+    assert [len(entry) for entry in read_index(tmp_path / "index.json")] == [3, 1, 5]
+    assert rows_in(tmp_path) == [sample for count in (3, 1, 5) for sample in samples_of(count)]
+    with pytest.raises(ValueError, match="finished"):
+        writer.flush_shard()
+
+
+def test_a_writer_says_where_and_how_it_writes(tmp_path):
+    with MDSWriter(columns={"b": "int", "a": "str"}, out=(str(tmp_path / "x"), str(tmp_path / "y"))) as writer:
+        assert (writer.local, writer.remote, writer.keep_local) == (str(tmp_path / "x"), str(tmp_path / "y"), False)
+        assert (writer.column_names, writer.column_encodings, writer.column_sizes) == (
+            ["a", "b"],
+            ["str", "int"],
+            [None, 8],
+        )
+        assert writer.get_config()["column_names"] == ["a", "b"]
+        assert (writer.get_config()["version"], writer.get_config()["format"]) == (2, "mds")
+        writer.write({"a": "", "b": 1})
+    with XSVWriter(columns={"a": "str"}, out=str(tmp_path / "z"), separator="::", newline="\r\n") as writer:
+        assert (writer.separator, writer.newline, writer.remote) == ("::", "\r\n", None)
+        writer.write({"a": ""})
