@@ -104,6 +104,30 @@ class ShardEntry:
     part: Any = None
     chosen: tuple[str, ...] | None = None
 
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return self.samples
+
+    @property
+    def size(self) -> int:
+        """The same as ``samples``."""
+        return self.samples
+
+    @property
+    def column_names(self) -> list[str]:
+        """The names of the columns."""
+        return [column.name for column in self.columns]
+
+    @property
+    def column_encodings(self) -> list[str]:
+        """The encodings of the columns."""
+        return [column.encoding for column in self.columns]
+
+    @property
+    def column_sizes(self) -> list[int | None]:
+        """The sizes of the columns' values in bytes; None where they vary."""
+        return [column.size_bytes for column in self.columns]
+
     @property
     def name(self) -> str:
         """Name of the shard in messages: its file, and its part of the file if it is one of several."""

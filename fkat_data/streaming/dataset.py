@@ -3,6 +3,7 @@
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, TypeVar
@@ -20,7 +21,7 @@ from fkat_data.files.tar import DecoderName
 from fkat_data.streaming.audit import Coverage, SampleRecord, coverage_of, records_of, where_is
 from fkat_data.streaming.epoch.epochs import Epochs, WeightSchedule
 from fkat_data.streaming.epoch.rank_batches import PickedSamples, RankBatches, SampleSkips, joined
-from fkat_data.streaming.epoch.resume_point import LARGEST_NUMBER, ResumePoint, SharedResumePoint, iteration_here
+from fkat_data.streaming.epoch.resume_point import LARGEST_NUMBER, ResumePoint, iteration_here
 from fkat_data.streaming.epoch.world import World
 from fkat_data.streaming.order.batching import BATCHING_METHODS, BatchingMethod
 from fkat_data.streaming.order.epoch_order import (
@@ -168,6 +169,7 @@ class StreamingDataset(Described, DatasetProperties, SampleAccess, IterableDatas
             None if predownload is None else arguments.integer("predownload", predownload, minimum=0)
         )
         self.cache_limit: int | None = size_bytes_of("cache_limit", cache_limit) if cache_limit else None
+        self.allow_unsafe_types: bool = arguments.boolean("allow_unsafe_types", allow_unsafe_types)
         self._skips = SampleSkips(skip)
         self._transform = None if transform is None else arguments.function("transform", transform)
         settings = OrderSettings(
@@ -195,16 +197,12 @@ class StreamingDataset(Described, DatasetProperties, SampleAccess, IterableDatas
         }
         given = given_streams(streams, stream_name, stream_config, remote=remote, local=local, **defaults)
         filled = [stream.filled(**defaults) for stream in given]
-        catalog = Catalog(
-            filled,
-            allow_unsafe_types=arguments.boolean("allow_unsafe_types", allow_unsafe_types),
-            cache_limit=self.cache_limit,
-        )
+        catalog = Catalog(filled, allow_unsafe_types=self.allow_unsafe_types, cache_limit=self.cache_limit)
         if self.cache_limit is not None and catalog.cache_budget is None:
             _logger.warning("cache_limit has no effect: all data are read in place")
         self._shards = OpenShards(
             catalog,
-            allow_unsafe_types=allow_unsafe_types,
+            allow_unsafe_types=self.allow_unsafe_types,
             arrays=arrays,
             writable=writable,
             decoded_limit_bytes=size_bytes_of("decoded_limit", decoded_limit) if decoded_limit else DECODED_LIMIT_BYTES,
@@ -229,8 +227,10 @@ class StreamingDataset(Described, DatasetProperties, SampleAccess, IterableDatas
             _logger.warning("%s", caveat)
         if self.predownload is not None and batch_size is not None and self.predownload < batch_size:
             _logger.warning("predownload = %d is less than batch_size = %d", self.predownload, batch_size)
-        super().__init__(filled, catalog, epochs)
-        self._resume_point = SharedResumePoint()
+        shares = epochs.shares(0)
+        parts = zip(filled, shares.proportion, shares.repeat, shares.choose, strict=True)
+        streams = [stream.weighted(proportion, repeat, choose) for stream, proportion, repeat, choose in parts]
+        super().__init__(streams, catalog, epochs)
         self.handed_out: HandedOut | None = None
         # While a loader's strand goes through the dataset's own __iter__: where its next epoch begins.
         self.next_of_strand: ResumePoint | None = None
@@ -281,6 +281,28 @@ class StreamingDataset(Described, DatasetProperties, SampleAccess, IterableDatas
             return math.ceil(self.epoch_size / self.epochs.sizes().num_ranks)
         batching = self.epochs.batching(ResumePoint())
         return batching.num_rank_samples(batching.num_even_batches)
+
+    @property
+    def length(self) -> int:
+        """The same as ``len``."""
+        return len(self)
+
+    def on_exception(self, future: Future[Any]) -> None:
+        """Raise the exception of a call in the background, if it had one; nothing more is read in this process then.
+
+        The dataset does not call it. As a callback, ``future.add_done_callback(dataset.on_exception)``, it ends a
+        training loop whose own calls in the background fail: the next sample raises that exception.
+
+        Args:
+            future: A call that has ended.
+
+        Raises:
+            BaseException: What the call raised.
+        """
+        error = future.exception()
+        if error is not None:
+            self._shards.fail(error)
+            raise error
 
     def __iter__(self) -> Iterator[Any]:
         """Begin the next epoch and yield this worker's samples.

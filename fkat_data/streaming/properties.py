@@ -7,6 +7,8 @@ from fkat_data import arguments
 from fkat_data.errors import ConfigurationError
 from fkat_data.files.shard import ShardEntry
 from fkat_data.streaming.epoch.epochs import Epochs
+from fkat_data.streaming.epoch.resume_point import ResumePoint, SharedResumePoint
+from fkat_data.streaming.order.epoch_order import LAST_EPOCH
 from fkat_data.streaming.order.spans import Spanner
 from fkat_data.streaming.reading.catalog import Catalog
 from fkat_data.streaming.reading.stream import Stream
@@ -28,6 +30,31 @@ class DatasetProperties:
         self.streams = streams
         self.catalog = catalog
         self.epochs = epochs
+        self._resume_point = SharedResumePoint()
+
+    def _present_point(self) -> ResumePoint:
+        """Return where the present iteration began, with every setting filled in; before one, what was loaded."""
+        point = self._resume_point.current()
+        return self._resume_point.next() if point is None else self.epochs.settled(point)
+
+    def resample_streams(self, epoch: int, stream_id: int | None = None) -> tuple[_Integers, _Integers]:
+        """Return the samples that an epoch takes of all streams, or of one, before they are shuffled.
+
+        Args:
+            epoch: The epoch.
+            stream_id: The number of the stream; None: all streams.
+
+        Returns:
+            The sizes of the shuffle units, and the numbers of their samples, unit by unit. A unit is a whole shard, once
+            for each time that the epoch takes it, or the part of a shard that it takes besides.
+
+        Raises:
+            ConfigurationError: There is no such epoch or stream.
+        """
+        arguments.integer("epoch", epoch, minimum=0, maximum=LAST_EPOCH)
+        if stream_id is not None:
+            arguments.integer("stream_id", stream_id, minimum=0, maximum=self.num_streams - 1)
+        return self.epochs.resampled(epoch, self.shuffle_seed, stream_id)
 
     @property
     def cache_usage(self) -> int:
@@ -159,13 +186,15 @@ class DatasetProperties:
 
     @property
     def shuffle_seed(self) -> int:
-        """The seed of the shuffle, unless a state has another."""
-        return self.epochs.shuffle_seed
+        """The seed of the shuffle: that of a loaded state, else the argument."""
+        seed = self._present_point().shuffle_seed
+        return self.epochs.shuffle_seed if seed is None else seed
 
     @property
     def shuffle_block_size(self) -> int | None:
-        """The number of samples that a shard is spread over; None: derived from the number of canonical nodes."""
-        return self.epochs.settings.shuffle_block_size
+        """The number of samples that a shard is spread over; None before the first iteration: not yet derived."""
+        settings, num_canonical_nodes = self.epochs.settings, self._present_point().num_canonical_nodes
+        return settings.shuffle_block_size if num_canonical_nodes is None else settings.block_size(num_canonical_nodes)
 
     @property
     def sampling_method(self) -> str:
@@ -189,8 +218,23 @@ class DatasetProperties:
 
     @property
     def num_canonical_nodes(self) -> int | None:
-        """Parts of the order, unless a state has another number; None: the default of the shuffle."""
-        return self.epochs.num_canonical_nodes
+        """Parts of the order: those of a loaded state, else the argument; None before the first iteration: a default."""
+        return self._present_point().num_canonical_nodes or self.epochs.num_canonical_nodes
+
+    @property
+    def initial_physical_nodes(self) -> int | None:
+        """The number of nodes that the epoch under way began on; None before the first iteration."""
+        return self._present_point().initial_physical_nodes
+
+    @property
+    def epoch_seed_change(self) -> bool:
+        """Whether each epoch takes other samples of a shard that it takes in part: shuffled, and ``"balanced"``."""
+        return self.shuffle and self.sampling_method == "balanced"
+
+    @property
+    def max_shard_size_across_all_streams(self) -> int:
+        """The size of the largest shard, in bytes: of its uncompressed and compressed files together."""
+        return max(sum(info.bytes for pair in entry.files for info in pair if info) for entry in self.shards)
 
     @property
     def replication(self) -> int | None:

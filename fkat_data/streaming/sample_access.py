@@ -10,10 +10,12 @@ import numpy.typing as npt
 from torch.utils.data import Dataset
 
 from fkat_data import arguments
+from fkat_data.files.shard import ShardEntry
 from fkat_data.files.tar import DecoderName
 from fkat_data.location import resolved
 from fkat_data.seeding import call_at_place
 from fkat_data.streaming.epoch.rank_batches import PickedSamples
+from fkat_data.streaming.order.spans import Spanner
 from fkat_data.streaming.reading.catalog import Catalog
 from fkat_data.streaming.reading.open_shards import OpenShards, index_tree
 from fkat_data.streaming.reading.stream import Stream
@@ -153,7 +155,7 @@ class LocalDataset(Described, SampleAccess, Dataset[Any]):
         self.local: str = resolved("local", local, "the path of a directory")
         arguments.choice("arrays", arrays, ("numpy", "torch"))
         self._transform = None if transform is None else arguments.function("transform", transform)
-        self.split = split
+        self.split: str = split or ""
         self._catalog = Catalog(
             [Stream(local=self.local, split=split, columns=columns, decode=decode, tokens=tokens)],
             allow_unsafe_types=arguments.boolean("allow_unsafe_types", allow_unsafe_types),
@@ -169,6 +171,21 @@ class LocalDataset(Described, SampleAccess, Dataset[Any]):
     def size(self) -> int:
         """Number of samples."""
         return self._catalog.num_samples
+
+    @property
+    def num_samples(self) -> int:
+        """The same as ``size``."""
+        return self._catalog.num_samples
+
+    @property
+    def shards(self) -> list[ShardEntry]:
+        """What the index says about the shards."""
+        return self._catalog.entries
+
+    @property
+    def spanner(self) -> Spanner:
+        """Maps a sample's number to its shard and row: ``spanner[number]``."""
+        return self._catalog.spanner
 
     @property
     def of_files(self) -> Catalog:

@@ -10,6 +10,7 @@ from multiprocessing.context import get_spawning_popen
 from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 from torch.utils.data import get_worker_info
 
 from fkat_data.arguments import integer, saved_integer, saved_version
@@ -30,10 +31,13 @@ from fkat_data.streaming.order.epoch_order import (
     epoch_of_phase,
     ordered_samples,
     plan_epoch,
+    selected_samples,
 )
 from fkat_data.streaming.order.partition import Grid
 from fkat_data.streaming.order.shuffle import Keeper, kept_here
 from fkat_data.streaming.order.weights import StreamShares, StreamWeight, joined_shares, shares_of
+
+_Integers = npt.NDArray[np.int64]
 
 #: The reference's states have none, and those of this library so far do not either.
 _VERSION = 1
@@ -360,6 +364,23 @@ class Epochs:
             for number, shares in phases
         ]
         return [ordered_samples(self.settings, shares, start, keeper) for shares, start in starts]
+
+    def resampled(self, epoch: int, shuffle_seed: int, stream: int | None) -> tuple[_Integers, _Integers]:
+        """Return the sizes of an epoch's shuffle units, and their samples' numbers, phase by phase.
+
+        Args:
+            epoch: The epoch.
+            shuffle_seed: The seed of the shuffle.
+            stream: The stream whose samples are selected alone; None: all.
+        """
+        found = [
+            selected_samples(
+                self.settings, shares, EpochStart(epoch_of_phase(epoch, number), 0, shuffle_seed, 1), stream
+            )
+            for number, shares in enumerate(self.phases(epoch))
+        ]
+        unit_sizes, sample_ids = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        return unit_sizes, sample_ids
 
     def _keeper(self) -> Keeper:
         sizes = self._known_world() or World.sizes()

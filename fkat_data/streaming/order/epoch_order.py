@@ -323,6 +323,29 @@ def ordered_samples(
     return OrderedSamples(selection, _shuffle(settings, selection, start, block_size, keeper) if is_shuffled else None)
 
 
+def selected_samples(
+    settings: OrderSettings, shares: StreamShares, start: EpochStart, stream: int | None = None
+) -> tuple[_Integers, _Integers]:
+    """Return the samples that an epoch takes, before they are shuffled.
+
+    Args:
+        settings: The settings that determine the order.
+        shares: Each stream's share of the epoch.
+        start: The epoch and its seed.
+        stream: The stream whose samples are selected alone, as batching methods other than ``random`` do; None: all.
+
+    Returns:
+        The sizes of the shuffle units, and the samples' numbers unit by unit, ascending in each.
+    """
+    streams = _streams(settings, shares)
+    selection = _selection(settings, streams if stream is None else [streams[stream]], start)
+    sample_ids = selection.sample_ids(np.arange(selection.size, dtype=np.int64))
+    if settings.is_keyed:
+        units = np.repeat(np.arange(len(selection.unit_sizes)), selection.unit_sizes)
+        sample_ids = sample_ids[np.lexsort((sample_ids, units))]
+    return selection.unit_sizes, sample_ids
+
+
 def shuffle_names() -> tuple[ShuffleName, ...]:
     """Return what ``shuffle_algo`` may be: ``SHUFFLES``, and the names that are registered."""
     return (*SHUFFLES, *own_shuffle_names())

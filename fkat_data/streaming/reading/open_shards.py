@@ -166,6 +166,11 @@ class OpenShards:
         self._touched_s: dict[int, float] = {}
         self._read_ahead: ReadAhead[Any] | None = None
         self._failed_shard: int | None = None
+        self._failure: BaseException | None = None
+
+    def fail(self, error: BaseException) -> None:
+        """Let every reading in this process from now on raise an error."""
+        self._failure = error
 
     def sample(self, sample_id: int) -> dict[str, Any]:
         """Return a sample."""
@@ -351,6 +356,8 @@ class OpenShards:
         return read(self._reader(shard))
 
     def _reader(self, shard: int) -> ShardReader:
+        if self._failure is not None:
+            raise self._failure
         kept = self._readers.use(shard)
         if kept is not None:
             self._touch(shard, kept[1])
@@ -439,6 +446,7 @@ class OpenShards:
                 "_touched_s": {},
                 "_read_ahead": None,
                 "_failed_shard": None,
+                "_failure": None,
             }
         )
 

@@ -179,7 +179,8 @@ _LOCAL = "a directory of this machine, as a path or a file:// URL"
 class Stream(Described):
     """The location of a dataset's shards, and its weight in an epoch.
 
-    The ``StreamingDataset`` supplies the settings that are not given here. Several datasets may use one stream.
+    The ``StreamingDataset`` supplies the settings that are not given here. Several datasets may use one stream. The
+    dataset's own ``streams`` have ``proportion``, ``repeat`` and ``choose``, whichever was given.
 
     Args:
         remote: The directory of the shards: a path, or a URL of any store that fsspec opens. A directory without an
@@ -260,7 +261,8 @@ class Stream(Described):
         if self.local is not None and path_of(self.local) is None:
             raise ConfigurationError("local", local, _LOCAL)
 
-    split: str | None
+    _given_weight: StreamWeight | None = None
+    split: str
     download_retry: int | None
     download_timeout: float | None
     validate_hash: str | None
@@ -274,6 +276,7 @@ class Stream(Described):
         for name, value in settings.items():
             check = _CHECKS.get(name)
             setattr(self, name, value if value is None or check is None else check(name, value))
+        self.split = self.split or ""
         # A remote that cannot be opened is an error here, before training starts.
         if self.remote is not None:
             open_store(self.remote, storage_options=self.storage_options, num_retries=0, timeout_s=1)
@@ -281,6 +284,8 @@ class Stream(Described):
     @property
     def weight(self) -> StreamWeight:
         """The weight of the stream as it was given."""
+        if self._given_weight is not None:
+            return self._given_weight
         for kind in ("proportion", "repeat", "choose"):
             value = getattr(self, kind)
             if value is not None:
@@ -349,11 +354,18 @@ class Stream(Described):
         filled = copy(self)
         filled._set(  # noqa: SLF001 - of this object
             {
-                name: settings[name] if settings[name] is not None else defaults.get(name, default)
+                name: defaults.get(name, default) if settings[name] in (None, "") else settings[name]
                 for name, default in _DEFAULTS.items()
             }
         )
         return filled
+
+    def weighted(self, proportion: float, repeat: float, choose: int) -> Self:
+        """Return a copy that has its share of an epoch in every form; its ``weight`` stays what was given."""
+        weighted = copy(self)
+        weighted._given_weight = self.weight  # noqa: SLF001 - of this object
+        weighted.proportion, weighted.repeat, weighted.choose = proportion, repeat, choose
+        return weighted
 
 
 def given_streams(
