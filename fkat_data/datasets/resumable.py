@@ -39,6 +39,7 @@ class ResumableSequentialSampler(Described, Sampler[int]):
     pass, the next loop yields every index. A new iterator ends the older ones.
 
     The position counts yielded indices: a DataLoader with workers requests more of them than it has delivered.
+    ``index`` is llm-pytorch's name for the index that was yielded last, ``state_dict()["index"]`` is the one after it.
 
     ``load_state_dict`` also takes the position that llm-pytorch saves: a mapping with ``start_index``, or a checkpoint
     with ``sampler_index``. ``start_index=checkpoint["sampler_index"]`` does the same.
@@ -49,18 +50,38 @@ class ResumableSequentialSampler(Described, Sampler[int]):
 
     Raises:
         ConfigurationError: An argument is invalid.
+
+    Attributes:
+        data_length: The length of ``data_source``.
+        start_index: The argument.
     """
 
     def __init__(self, data_source: Sized, start_index: int = 0) -> None:
         if not isinstance(data_source, Sized):
             raise ConfigurationError("data_source", data_source, "an object with a length")
-        self._length = len(data_source)
-        index = integer("start_index", start_index, minimum=0, maximum=self._length)
+        self.data_length: int = len(data_source)
+        self.start_index: int = integer("start_index", start_index, minimum=0, maximum=self.data_length)
         self._iterator: object = None
-        self._go_to(index)
+        self._go_to(self.start_index)
+
+    @property
+    def index(self) -> int:
+        """The index that was yielded last, ``data_length`` after a whole loop; before a loop, where it begins.
+
+        After it is set, the next loop begins there.
+
+        Raises:
+            ConfigurationError: It is set to a number that is not from 0 to ``data_length``.
+        """
+        return self._index if self._reached is None else self._reached
+
+    @index.setter
+    def index(self, index: int) -> None:
+        self._go_to(integer("index", index, minimum=0, maximum=self.data_length))
+        self._iterator = None
 
     def _repr_facts(self) -> Iterable[tuple[str, object]]:
-        return [("index", self._index), ("samples", self._length)]
+        return [("index", self._index), ("samples", self.data_length)]
 
     def __len__(self) -> int:
         """Return the length of the loop under way, or else of the next one.
@@ -68,7 +89,7 @@ class ResumableSequentialSampler(Described, Sampler[int]):
         A loop is under way until it has yielded its last index and ends, or until another one begins. So the length is
         less than that of a full pass in a loop that continues an earlier one, and again that of a full pass after it.
         """
-        return self._length - self._start
+        return self.data_length - self._start
 
     def __iter__(self) -> Iterator[int]:
         self._iterator = iterator = object()
@@ -76,18 +97,20 @@ class ResumableSequentialSampler(Described, Sampler[int]):
         return self._walk(iterator, self._index)
 
     def _walk(self, iterator: object, start: int) -> Iterator[int]:
-        for index in range(start, self._length):
+        for index in range(start, self.data_length):
             if self._iterator is not iterator:
                 raise StaleIteratorError("this iterator has ended: a newer iterator or load_state_dict() replaced it")
             # Before the yield: a state that the caller saves while it processes this index counts it as yielded.
-            self._index = index + 1 if index + 1 < self._length else 0
+            self._index = index + 1 if index + 1 < self.data_length else 0
+            self._reached = index
             yield index
         if self._iterator is iterator:
             self._start = self._index
+            self._reached = self.data_length
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position as plain values: ``version``, ``length`` and ``index``, the next index to yield."""
-        return {"version": _STATE_VERSION, "length": self._length, "index": self._index}
+        return {"version": _STATE_VERSION, "length": self.data_length, "index": self._index}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Make the next loop continue at a saved position.
@@ -100,10 +123,11 @@ class ResumableSequentialSampler(Described, Sampler[int]):
         field = next(iter(foreign), "index")
         state = checked_state(state_dict, self.state_dict() if field == "index" else {}, "index")
         index = saved_integer(field, state[field], minimum=0)
-        if index > self._length:
-            raise StateMismatchError(field, index, f"<at most {self._length}>", "there are fewer indices")
+        if index > self.data_length:
+            raise StateMismatchError(field, index, f"<at most {self.data_length}>", "there are fewer indices")
         self._go_to(index)
         self._iterator = None
 
     def _go_to(self, index: int) -> None:
-        self._index = self._start = index if index < self._length else 0
+        self._index = self._start = index if index < self.data_length else 0
+        self._reached: int | None = None

@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader
 from walks import at_state
 
 from fkat_data.datasets import ResumableSequentialSampler
-from fkat_data.errors import StaleIteratorError
+from fkat_data.errors import ConfigurationError, StaleIteratorError
 
 
 @given(length=st.integers(1, 12), start=st.integers(0, 12))
@@ -58,3 +58,39 @@ def test_only_the_newest_iterator_lives():
     assert next(iter(sampler)) == 1
     with pytest.raises(StaleIteratorError):
         next(first)
+
+
+@given(length=st.integers(1, 9), start=st.integers(0, 9), stop=st.integers(0, 10))
+def test_the_index_is_the_one_that_llm_pytorchs_sampler_says(length, start, stop):
+    start = min(start, length)
+    sampler = ResumableSequentialSampler(range(length), start_index=start)
+    assert (sampler.start_index, sampler.data_length, sampler.index) == (start, length, start % length)
+    loop = iter(sampler)
+    for number in range(start % length, min(length, start % length + stop)):
+        assert next(loop) == sampler.index == number
+    if start % length + stop > length:
+        assert next(loop, None) is None
+        assert sampler.index == length
+    assert (sampler.start_index, sampler.data_length) == (start, length)
+    # As there: a sampler that begins at the saved index gives that one again.
+    again = ResumableSequentialSampler(range(length), start_index=sampler.index)
+    assert next(iter(again)) == sampler.index % length
+
+
+def test_a_loop_begins_at_an_index_that_is_set():
+    sampler = ResumableSequentialSampler(range(6), start_index=2)
+    loop = iter(sampler)
+    assert [next(loop), next(loop)] == [2, 3]
+    sampler.index = 1
+    assert sampler.index == 1
+    assert len(sampler) == 5
+    with pytest.raises(StaleIteratorError):
+        next(loop)
+    assert sampler.state_dict()["index"] == 1
+    assert list(sampler) == [1, 2, 3, 4, 5]
+    assert list(sampler) == [0, 1, 2, 3, 4, 5]
+    for wrong in (-1, 7, 1.5, None):
+        with pytest.raises(ConfigurationError, match="index"):
+            sampler.index = wrong
+    loaded = at_state(ResumableSequentialSampler(range(6)), {"version": 1, "length": 6, "index": 4})
+    assert (loaded.index, loaded.start_index) == (4, 0)
