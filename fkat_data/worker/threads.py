@@ -319,7 +319,9 @@ class ThreadWorker(WorkerOfThisProcess):
         # The ticket and the number of the one that is made alone, and what has moved in a wait for it.
         self._probe: tuple[int, int] | None = None
         self._has_moved = ""
-        # Those at the beginning of the wait that the caller is in, while probes are to be made.
+        # Whether the caller waits in a call, so that it draws nothing itself.
+        self._is_caller_waiting = False
+        # Those since which the program draws nothing, in a wait for a microbatch that is made alone.
         self._states: tuple[object, object, object] | None = None
         self._looked_s = 0.0
         self._carries_in: dict[int, SimpleQueue[bytes | None]] = {}
@@ -411,14 +413,13 @@ class ThreadWorker(WorkerOfThisProcess):
         if message is not None or timeout_s == 0:
             return message
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
-        is_probing = any(map(self._is_probed, self._tasks))
-        before = generator_states() if is_probing else self._look()
+        looked = self._look()
         began_s = time.perf_counter()
         try:
-            if is_probing:
-                self._states = before
-                self._hand_out()
-            while message is None:
+            self._is_caller_waiting = True
+            if self._probe is not None:
+                self._states = generator_states()
+            while (message := self._take()) is None:
                 left_s = None if deadline_s is None else deadline_s - time.monotonic()
                 if left_s is not None and left_s <= 0:
                     return None
@@ -430,13 +431,13 @@ class ThreadWorker(WorkerOfThisProcess):
                     self.is_waiting = False
                     return None
                 self.is_waiting = False
-                message = self._take()
         finally:
+            self._is_caller_waiting = False
             self._sink.waited(began_s, time.perf_counter())
             if self._states is not None:
                 self._has_moved = self._has_moved or moved_generators(self._states)
-                self._states = None
-        if before is not None and not is_probing and before != generator_states():
+                self._states, looked = None, None
+        if looked is not None and looked != generator_states():
             # A thread of the program's may have drawn, or one of these: the next microbatches show it.
             self._num_probes = self._more_probes
             self._more_probes *= 2
@@ -488,12 +489,12 @@ class ThreadWorker(WorkerOfThisProcess):
             self._inbox.popleft()
         if shared.is_closed:
             raise WorkerGone(self.pid, None, "")
-        work = self._tasks[0] if self._tasks else None
-        message = None if work is None else work.early.get(work.next_out)
-        if work is None or message is None:
-            self._hand_out()
-            return None
-        del work.early[work.next_out]
+        if not self._is_due():
+            self._hand_out()  # an end, or an error, may be due at once
+            if not self._is_due():
+                return None
+        work = self._tasks[0]
+        message = work.early.pop(work.next_out)
         last = message.behind if isinstance(message, Together) else message
         if isinstance(message, Together):
             self.num_received += len(message.microbatches)
@@ -503,6 +504,9 @@ class ThreadWorker(WorkerOfThisProcess):
             self._end(work)
         self._hand_out()
         return message
+
+    def _is_due(self) -> bool:
+        return bool(self._tasks) and self._tasks[0].next_out in self._tasks[0].early
 
     def _sort(self, ticket: int, index: int, message: "Message | _Paused") -> None:
         work = next((work for work in self._tasks if work.task.ticket == ticket), None)
@@ -547,8 +551,8 @@ class ThreadWorker(WorkerOfThisProcess):
         shared, limit = self._shared, self._limit(work)
         is_probed = self._is_probed(work)
         if is_probed:
-            if self._states is None or self._probe is not None:
-                return  # the program may draw now, or it is in work
+            if not self._is_caller_waiting or self._probe is not None:
+                return  # the program may draw now, or one is in work
             limit = min(limit, work.next_job + 1)
         if work.generator is not None:
             if not work.is_busy and work.next_job < limit:
@@ -636,6 +640,7 @@ class ThreadWorker(WorkerOfThisProcess):
     def _begin_probe(self, work: Work, index: int, *, is_probed: bool) -> None:
         if is_probed:
             self._probe, self._has_moved = (work.task.ticket, index), ""
+            self._states = generator_states()
 
     def _probed(self, task: Task, message: "Message | _Paused") -> "Message | _Paused":
         """Return the message of a microbatch that was made alone, or an error where a global generator has moved."""
