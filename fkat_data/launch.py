@@ -20,6 +20,8 @@ from fkat_data.errors import ConfigurationError
 from fkat_data.interruption import genuine
 
 _UNSET = "<unset>"
+# Where no launcher says how many there are: as many as a machine mostly has accelerators.
+_MOST_RANKS_OF_A_NODE = 8
 _REMEDY = "set both as torchrun does, initialise torch.distributed first, or pass the rank explicitly"
 
 # A worker process has no process group, so the trainer sends the group's numbers.
@@ -111,6 +113,16 @@ def launch_of(environment: Mapping[str, str], group: tuple[int, int] | None = No
     if rank is not None and rank >= world_size:
         raise ConfigurationError("RANK", rank, f"an integer from 0 to {world_size - 1}, as WORLD_SIZE = {world_size}")
     return Launch(world_size, _ranks_per_node(environment, world_size), rank, _local_rank(environment, world_size))
+
+
+def ranks_on_this_node() -> int:
+    """Return how many ranks share this machine's memory, for a default: where ``LOCAL_WORLD_SIZE`` says nothing, eight at most."""
+    text = os.environ.get("LOCAL_WORLD_SIZE", "").strip()
+    if text.isdecimal() and int(text):
+        return int(text)
+    group = current_group()
+    size = os.environ.get("WORLD_SIZE", "").strip() if group is None else str(group[1])
+    return min(max(1, int(size)), _MOST_RANKS_OF_A_NODE) if size.isdecimal() else 1
 
 
 def _ranks_per_node(environment: Mapping[str, str], world_size: int) -> int:

@@ -230,7 +230,7 @@ class Prefetcher:
         self._work: deque[Work] = deque()
         self._takes_turns = False
         self._has_delivered = False
-        self._shortages = Shortages(release)
+        self._shortages = Shortages(release, sum(group.size for group in groups))
         self._sampler_error: Exception | None = None
         self._lengths = lengths
         # Of the shard begun last, by epoch and index; and of those that other ranks had begun before a new split.

@@ -61,8 +61,9 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
             each shard that it makes at once. The microbatches are the same bits for any number. It takes a
             ``DataLoader`` over a dataset with indices, or a product with ``num_microbatches`` and
             ``microbatch(index)`` (see ``fkat_data.RandomAccess``); one worker makes all of any other shard.
-        memory_limit_bytes: Shared memory of all workers together; reaching it makes them wait. Default: an eighth
-            of the available memory, at most 1 GiB.
+        memory_limit_bytes: Shared memory of all workers together; reaching it makes them wait. Default: half
+            of the memory that the machine and its control groups leave, divided by the ranks on this machine. Prefetching
+            takes an eighth of what is left, 1 GiB at most, or room for four microbatches of each worker.
         zero_copy: False delivers copies in memory of the caller's own.
         max_worker_restarts: Dead workers that may be replaced, in each epoch; 0: a death is an error. A replaced worker
             makes the same microbatches, which the loader checks.
@@ -196,7 +197,7 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
     @property
     def memory_limit_bytes(self) -> int:
         """Bytes of shared memory that the workers may take together: what was given, or the default."""
-        return self._engine.pool.limit_bytes
+        return self._engine.pool.memory_limit.limit_bytes
 
     def __iter__(self) -> Iterator[Microbatch_co]:
         """Begin an epoch, or the rest of one after ``load_state_dict``; an older iterator ends."""

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 from fkat_data.errors import MemoryLimitError
+from fkat_data.transport.memory_limit import group_bytes, sufficient_limit
 from fkat_data.worker.messages import MemoryShortage, Worker
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -14,6 +15,13 @@ logger: logging.Logger = logging.getLogger(__name__)
 _SHORT_OF_MEMORY_S = 10.0
 _MOST_OF_TIME = 0.05
 _MUCH_S = 1.0
+# What a worker may take grows by so much where the caller keeps its microbatches.
+_GROWTH = 1.5
+
+
+def _limiting(process: str) -> str:
+    """Return what leaves too little memory."""
+    return "this machine" if group_bytes() is None else f"the control group of {process}"
 
 
 class Shortages:
@@ -21,13 +29,15 @@ class Shortages:
 
     Args:
         release: Releases what only copies to a device still hold: the caller is not to blame for that.
+        num_workers: Workers of the loader.
     """
 
-    def __init__(self, release: Callable[[], None]) -> None:
+    def __init__(self, release: Callable[[], None], num_workers: int) -> None:
         self._release = release
+        self._num_workers = num_workers
         self._next_full_s = 0.0
         self._rescuing_s = 0.0
-        self._has_warned_of_group = False
+        self._has_warned = False
         self.newest: MemoryShortage | None = None
         """What the worker has reported; None: no shortage is known."""
 
@@ -38,17 +48,20 @@ class Shortages:
     def record(self, shortage: MemoryShortage) -> None:
         """Take a worker's report."""
         self.newest = shortage
-        if shortage.group_bytes >= 0 and not self._has_warned_of_group:
-            self._has_warned_of_group = True
+        if shortage.left_bytes >= 0 and not self._has_warned:
+            self._has_warned = True
             logger.warning(
-                "the control group of this process leaves %.1f MiB for shared memory, and the next microbatch needs "
-                "%.1f MiB: microbatches wait for those before them",
-                shortage.group_bytes / (1 << 20),
+                "%s leaves %.1f MiB for shared memory, and the next microbatch needs %.1f MiB: microbatches wait for "
+                "those before them",
+                _limiting("this process"),
+                shortage.left_bytes / (1 << 20),
                 shortage.needed_bytes / (1 << 20),
             )
 
     def error(self, worker: Worker, waited_s: float, *, has_arrived: bool) -> MemoryLimitError | None:
         """Return an error if the worker waits for memory that only the caller, or other processes, can release.
+
+        A worker that may take more than it does gets more instead.
 
         Args:
             worker: The worker that has reported the newest shortage.
@@ -59,31 +72,41 @@ class Shortages:
         if shortage is None:
             return None
 
-        def has_room() -> bool:
-            return worker.held_bytes + shortage.needed_bytes <= shortage.limit_bytes
+        def has_room(limit_bytes: int) -> bool:
+            return worker.held_bytes + shortage.needed_bytes <= limit_bytes
 
-        if shortage.group_bytes < 0 and has_room():  # released since the worker asked
+        if shortage.left_bytes < 0 and has_room(shortage.allowed_bytes):  # released since the worker asked
             return None
         self._release()
-        is_last_resort = not has_arrived and (not has_room() or waited_s > _SHORT_OF_MEMORY_S)
-        self._collect(lambda: shortage.group_bytes < 0 and has_room(), is_last_resort=is_last_resort)
+        is_last_resort = not has_arrived and (not has_room(shortage.limit_bytes) or waited_s > _SHORT_OF_MEMORY_S)
+        self._collect(
+            lambda: shortage.left_bytes < 0 and has_room(shortage.allowed_bytes), is_last_resort=is_last_resort
+        )
         held_bytes = worker.held_bytes
-        if not has_room():
+        if shortage.left_bytes < 0 and not has_room(shortage.allowed_bytes) and has_room(shortage.limit_bytes):
+            least_bytes = shortage.held_bytes + 2 * shortage.needed_bytes
+            worker.allow_memory(max(least_bytes, int(_GROWTH * shortage.allowed_bytes)))
+            return None
+        if not has_room(shortage.limit_bytes):
+            sufficient = sufficient_limit(
+                shortage.needed_bytes, self._num_workers, max(held_bytes, shortage.limit_bytes)
+            )
             return MemoryLimitError(
                 shortage.limit_bytes,
                 shortage.needed_bytes,
                 held_bytes,
                 "by microbatches that the caller keeps. Release some, clone those that you keep, or raise "
-                "memory_limit_bytes: each worker has an equal share, and a loop needs room for two microbatches",
+                f"memory_limit_bytes, of which each worker has an equal share: {sufficient} has room for two microbatches "
+                "more of each worker",
             )
         # A microbatch that has arrived is delivered even if it is not known yet whether it is its shard's last.
-        if shortage.group_bytes >= 0 and (waited_s > _SHORT_OF_MEMORY_S or has_arrived):
+        if shortage.left_bytes >= 0 and (waited_s > _SHORT_OF_MEMORY_S or has_arrived):
             return MemoryLimitError(
                 shortage.limit_bytes,
                 shortage.needed_bytes,
                 held_bytes,
-                f"and the control group of the process leaves {shortage.group_bytes:,} bytes, a tenth of its limit "
-                "kept for others. Make smaller microbatches, use fewer workers, or give the group more memory",
+                f"and {_limiting('the process')} leaves {shortage.left_bytes:,} bytes, apart from what is kept for "
+                "others. Make smaller microbatches, use fewer workers, or give it more memory",
             )
         return None
 

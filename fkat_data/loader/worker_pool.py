@@ -13,7 +13,7 @@ import torch
 from fkat_data import arguments
 from fkat_data.errors import ConfigurationError
 from fkat_data.interruption import suppress
-from fkat_data.launch import current_group
+from fkat_data.launch import current_group, ranks_on_this_node
 from fkat_data.loader.worker_group import WorkerGroup
 from fkat_data.machine import refuse_workers
 from fkat_data.observe.durations import Durations, added_durations
@@ -23,7 +23,7 @@ from fkat_data.observe.sink import EventSink
 from fkat_data.observe.stages import StageClock, StageTimes, added_times, new_page
 from fkat_data.observe.timeline import Timeline
 from fkat_data.registry import Registrations
-from fkat_data.transport.memory_limit import default_limit_bytes
+from fkat_data.transport.memory_limit import SMALLEST_SHARE_BYTES, MemoryLimit, default_limit
 from fkat_data.types import Profiler
 from fkat_data.worker.inline import InlineWorker
 from fkat_data.worker.items import ItemThreads
@@ -37,7 +37,6 @@ if TYPE_CHECKING:  # only where worker processes are wanted: Windows has none
     from fkat_data.worker.picks import Picks
 
 _GRACE_S = 1.0
-_SMALLEST_LIMIT_BYTES = 1 << 20
 
 
 class WorkerPoolSettings(NamedTuple):
@@ -97,7 +96,7 @@ class WorkerPool:
 
     def __init__(self, settings: WorkerPoolSettings, sink: EventSink) -> None:
         if settings.limit_bytes is not None:
-            smallest = _SMALLEST_LIMIT_BYTES * settings.num_workers
+            smallest = SMALLEST_SHARE_BYTES * settings.num_workers
             arguments.integer("memory_limit_bytes", settings.limit_bytes, minimum=smallest)
         if settings.kind not in (None, "processes") and settings.num_threads > 1:
             expected = "1, with workers that are no processes: take more of them"
@@ -130,12 +129,13 @@ class WorkerPool:
         return 0 if self._settings.kind is None else self._settings.num_workers
 
     @functools.cached_property
-    def limit_bytes(self) -> int:
+    def memory_limit(self) -> MemoryLimit:
         """Shared memory that the workers may take together."""
         # Not before it is needed: without processes, the first microbatch need not wait for a look at the memory.
-        if self._settings.limit_bytes is not None:
-            return int(self._settings.limit_bytes)
-        return max(default_limit_bytes(), _SMALLEST_LIMIT_BYTES * self._settings.num_workers)
+        limit_bytes = self._settings.limit_bytes
+        if limit_bytes is not None:
+            return MemoryLimit(int(limit_bytes), int(limit_bytes))
+        return default_limit(self._settings.num_workers, ranks_on_this_node())
 
     @property
     def group_size(self) -> int:
@@ -251,7 +251,7 @@ class WorkerPool:
             tracks = [(first + number, name) for number, name in enumerate(names)]
             recorders = [settings.timeline.recorder_of(*track) for track in (*tracks, (PRODUCTION_THREAD, "opening"))]
         clocks = [StageClock(new_page(), recorder=recorder) for recorder in recorders]
-        limit_bytes = self.limit_bytes // settings.num_groups
+        limit_bytes = self.memory_limit.prefetch_bytes // settings.num_groups
         if isinstance(settings.kind, Elsewhere):
             from fkat_data.worker.remote import RemoteWorker  # noqa: PLC0415 - most loaders have none
 
@@ -274,7 +274,7 @@ class WorkerPool:
         if self._shipment is None:
             from fkat_data.worker.ship import shipped  # noqa: PLC0415 - it imports what Windows does not have
 
-            settings, users, instead = self._to_ship(self.limit_bytes)
+            settings, users, instead = self._to_ship()
             payload, self._definitions = shipped(settings, users, instead)
             self._shipment = elsewhere.ship(payload)
         return self._shipment
@@ -297,13 +297,13 @@ class WorkerPool:
         starter = self._starter
         if starter is None or not indices:
             return
-        limit_bytes = self.limit_bytes // self._settings.num_workers
+        prefetch_bytes = self.memory_limit.of_worker(self._settings.num_workers).prefetch_bytes
         if not starter.is_ready:
-            starter.ship(*self._to_ship(limit_bytes))
+            starter.ship(*self._to_ship())
         try:
             template = starter.template()
             for index in indices:
-                worker = starter.start(index, limit_bytes, template)
+                worker = starter.start(index, prefetch_bytes, template)
                 if index < len(self.workers):
                     self._succeed(index, worker)
                 else:
@@ -312,7 +312,7 @@ class WorkerPool:
             self.kill()
             raise
 
-    def _to_ship(self, limit_bytes: int) -> tuple[WorkerSettings, dict[str, Any], str]:
+    def _to_ship(self) -> tuple[WorkerSettings, dict[str, Any], str]:
         """Return what workers start with, the user's objects in it, and what needs none of it."""
         settings = self._settings
         registrations = Registrations()
@@ -321,7 +321,7 @@ class WorkerPool:
             factory=settings.factory,
             seed=settings.seed,
             dp_rank=settings.dp_rank,
-            limit_bytes=limit_bytes,
+            memory=self.memory_limit.of_worker(settings.num_workers),
             profiler=settings.profiler,
             default_dtype=torch.get_default_dtype(),
             is_digested=settings.is_digested,

@@ -73,12 +73,12 @@ class WorkerStarter:
         """Return the process that forks workers now; None where they are spawned."""
         return find_template() if self._uses_template else None
 
-    def start(self, index: int, limit_bytes: int, template: TemplateProcess | None) -> ProcessWorker:
+    def start(self, index: int, prefetch_bytes: int, template: TemplateProcess | None) -> ProcessWorker:
         """Start the worker with a number, without waiting for it.
 
         Args:
             index: Its number.
-            limit_bytes: Shared memory that it may take.
+            prefetch_bytes: Shared memory that it takes to prefetch.
             template: What ``template`` returned.
 
         Raises:
@@ -93,7 +93,7 @@ class WorkerStarter:
             self._shipment,
             self._stacks,
             index,
-            limit_bytes,
+            prefetch_bytes,
             self._sink,
             self._timeline,
             template,

@@ -17,12 +17,13 @@ import torch
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
+from fkat_data.launch import ranks_on_this_node
 from fkat_data.loader.sharded import ShardedDataLoader
 from fkat_data.location import path_of
 from fkat_data.machine import num_usable_cpus, text_of
 from fkat_data.streaming.cache import file_system_of, is_node_local
 from fkat_data.streaming.dataset import StreamingDataset
-from fkat_data.transport.memory_limit import available_bytes, default_limit_bytes, group_bytes
+from fkat_data.transport.memory_limit import WorkerMemory, available_bytes, default_limit, group_bytes
 from fkat_data.transport.segment import SegmentPool
 from fkat_data.wording import readable_bytes
 
@@ -138,17 +139,19 @@ def _version_of(name: str, version: str | None, wanted: SpecifierSet, *, is_requ
 _FEW_FILES, _FEWEST_FILES = 1024, 256
 _FEW_PROCESSES, _FEWEST_PROCESSES = 1024, 64
 _LITTLE_MEMORY_BYTES = 512 << 20
+# More than the default, which is half of it when a loader is made.
+_MUCH_OF_MEMORY = 0.6
 _SMALL_SHM_BYTES = 1 << 30
 
 
 def _shared_memory() -> Iterator[Finding]:
     try:
-        SegmentPool(1 << 20, _nothing, _nothing).take(1 << 16)
+        SegmentPool(WorkerMemory(1 << 20, 1 << 20, 1), _nothing, _nothing).take(1 << 16)
     except Exception as error:  # noqa: BLE001 - what it says is the finding
         change = "Let processes make shared memory, or set multiprocessing=False."
         yield Finding("shared memory", Level.WRONG, f"none can be made: {type(error).__name__}: {error}", change)
     else:
-        limit = readable_bytes(default_limit_bytes())
+        limit = readable_bytes(default_limit(num_ranks=ranks_on_this_node()).limit_bytes)
         yield Finding("shared memory", Level.OK, f"works; a loader takes at most {limit} of it by default")
     with suppress(OSError):
         free_bytes = psutil.disk_usage("/dev/shm").free  # noqa: S108 - the kernel's, and only its size is read
@@ -370,7 +373,8 @@ def _of_loader(made: Any) -> Iterator[Finding]:
         yield _advice_if(num_workers > _WORKERS_A_CORE * num_cores, "workers", found, change)
     limit_bytes = cast("int | None", getattr(made, "memory_limit_bytes", 0))
     if num_workers and limit_bytes != 0:
-        yield _of_memory(limit_bytes or default_limit_bytes(), available_bytes())
+        limit_bytes = limit_bytes or default_limit(num_ranks=ranks_on_this_node()).limit_bytes
+        yield _of_memory(limit_bytes, available_bytes())
     if is_sharded:
         yield _of_shards(cast("ShardedDataLoader[Any]", made))
     yield _of_length(made)
@@ -383,7 +387,7 @@ def _of_memory(limit_bytes: int, free_bytes: int) -> Finding:
     if limit_bytes > free_bytes:
         return Finding("memory", Level.WRONG, found, "Set memory_limit_bytes to less than half of that.")
     change = "Leave more to the trainer: lower memory_limit_bytes."
-    return _advice_if(limit_bytes > free_bytes / 2, "memory", found, change)
+    return _advice_if(limit_bytes > _MUCH_OF_MEMORY * free_bytes, "memory", found, change)
 
 
 def _of_length(made: Any) -> Finding:

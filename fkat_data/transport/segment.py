@@ -14,6 +14,7 @@ import ctypes
 import functools
 import mmap
 import os
+import sys
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -25,10 +26,12 @@ import numpy.typing as npt
 from fkat_data.errors import MemoryLimitError
 from fkat_data.interruption import suppress
 from fkat_data.transport.anonymous import anonymous_memory
-from fkat_data.transport.memory_limit import group_bytes
+from fkat_data.transport.memory_limit import WorkerMemory, group_bytes, left_on_machine, sufficient_limit
 
 _SMALLEST = 1 << 16
 _TAKES_BETWEEN_CLEARANCES = 1024
+# Microbatches that a worker always has room for, within its limit: one in the making, two ready, and the caller's.
+_MICROBATCHES_OF_A_WORKER = 4
 _libc = ctypes.CDLL(None, use_errno=True)
 _mmap = ctypes.CFUNCTYPE(
     ctypes.c_void_p,
@@ -135,7 +138,7 @@ class SegmentPool:
     """The worker's segments: taken for a microbatch, given back by a credit, newest first while they are warm.
 
     Args:
-        limit_bytes: What all of them may take together.
+        memory: What all of them may take together.
         announce: Called with a new segment and its descriptor, which is closed afterwards.
         retire: Called with the index of a segment that is dropped.
         left_bytes: Returns what the control groups leave; None where they limit nothing.
@@ -143,15 +146,18 @@ class SegmentPool:
 
     def __init__(
         self,
-        limit_bytes: int,
+        memory: WorkerMemory,
         announce: Callable[[Segment, int], None],
         retire: Callable[[int], None],
         left_bytes: Callable[[], int | None] = group_bytes,
     ) -> None:
-        self._limit_bytes = limit_bytes
+        self._memory = memory
+        self._limit_bytes = memory.limit_bytes
+        self.allowed_bytes: int = memory.prefetch_bytes
+        """What they may take for now: it grows with the size of a microbatch, and where the trainer allows more."""
         self._left_bytes = left_bytes
-        self.group_bytes: int | None = None
-        """What the control groups left when that was too little for the last segment; else None."""
+        self.left_bytes: int | None = None
+        """What the machine, or a control group, left when that was too little for the last segment; else None."""
         self._announce = announce
         self._retire = retire
         self._segments: dict[int, Segment] = {}
@@ -172,26 +178,29 @@ class SegmentPool:
         return len(self._segments)
 
     def take(self, size_bytes: int) -> Segment | None:
-        """Return a segment of at least ``size_bytes``, or None while the limit, or a control group, leaves no room.
+        """Return a segment of at least ``size_bytes``, or None while nothing is left for it.
 
         Raises:
             MemoryLimitError: No segment of that size fits the limit or the machine, now or later.
         """
         if size_bytes > self._limit_bytes:
-            raise MemoryLimitError(
-                self._limit_bytes, size_bytes, 0, "raise memory_limit_bytes, or make smaller microbatches"
-            )
+            raise self._too_large(size_bytes)
         segment = self.take_free(size_bytes)
         if segment is not None:
             return segment
         self._fewest_free = 0
         size_bytes = self.size_of(size_bytes)
-        while self._total_bytes + size_bytes > self._limit_bytes and self._free:
+        self.allow(_MICROBATCHES_OF_A_WORKER * size_bytes)
+        while self._total_bytes + size_bytes > self.allowed_bytes and self._free:
             self._drop(self._free.pop(0))
-        if self._total_bytes + size_bytes > self._limit_bytes:
-            self.group_bytes = None
+        if self._total_bytes + size_bytes > self.allowed_bytes:
+            self.left_bytes = None
             return None
         return self._create(size_bytes) if self._is_granted(size_bytes) else None
+
+    def allow(self, size_bytes: int) -> None:
+        """Let the segments take so much together, within the limit."""
+        self.allowed_bytes = max(self.allowed_bytes, min(size_bytes, self._limit_bytes))
 
     def take_free(self, size_bytes: int) -> Segment | None:
         """Return a free segment of at least ``size_bytes``, or None."""
@@ -216,16 +225,25 @@ class SegmentPool:
         """Drop a segment that is not free and must not be written again."""
         self._drop(self._segments[index])
 
+    def _too_large(self, size_bytes: int) -> MemoryLimitError:
+        num_workers = self._memory.num_workers
+        share = "" if num_workers == 1 else f" for {num_workers} workers, which have equal shares of it"
+        sufficient = sufficient_limit(rounded_size(size_bytes), num_workers)
+        reason = f"raise memory_limit_bytes{share} ({sufficient} is enough), or make smaller microbatches"
+        return MemoryLimitError(self._limit_bytes, size_bytes, 0, reason)
+
     def _is_granted(self, size_bytes: int) -> bool:
-        """Return whether the control groups leave enough for another segment: beyond that they kill instead of refusing."""
+        """Return whether enough is left for another segment: beyond that the kernel kills instead of refusing."""
         left_bytes = self._left_bytes()
+        if self._total_bytes + size_bytes > self._memory.prefetch_bytes:
+            left_bytes = min(left_on_machine(), sys.maxsize if left_bytes is None else left_bytes)
         if left_bytes is None or size_bytes <= left_bytes:
-            self.group_bytes = None
+            self.left_bytes = None
             return True
         # Nothing uses a free segment: dropping it makes room once the trainer has dropped it, too.
         while self._free:
             self._drop(self._free.pop())
-        self.group_bytes = left_bytes
+        self.left_bytes = left_bytes
         return False
 
     def _count_take(self) -> None:

@@ -66,6 +66,9 @@ class WorkerOfThisProcess(KnownOfTasks):
     def flush(self) -> None:
         """Do nothing: there is no pipe."""
 
+    def allow_memory(self, size_bytes: int) -> None:
+        """Do nothing: there is no shared memory."""
+
 
 class InlineWorker(WorkerOfThisProcess):
     """Produces a microbatch when the caller asks for one, with those of a stream that are read together.

@@ -18,6 +18,7 @@ from fkat_data.observe.profile import WorkerProfile
 from fkat_data.observe.stages import Page, StageClock
 from fkat_data.registry import Registrations
 from fkat_data.transport.channel import Channel
+from fkat_data.transport.memory_limit import WorkerMemory
 from fkat_data.transport.segment import Segment
 from fkat_data.types import Shard
 from fkat_data.worker.items import ItemThreads
@@ -65,7 +66,7 @@ def _prepare(settings_file: mmap.mmap, worker_index: int, sock: socket.socket, p
     threads = ItemThreads(settings.num_threads) if settings.num_threads > 1 else None
     producer = Producer(settings.factory, settings.seed, settings.dp_rank, clock.mark, threads=threads)
     finish, is_digested = profile.finish, settings.is_digested
-    return Server(channel, producer, settings.limit_bytes, finish, clock=clock, is_digested=is_digested), clock
+    return Server(channel, producer, settings.memory, finish, clock=clock, is_digested=is_digested), clock
 
 
 def _settings(settings_file: mmap.mmap) -> WorkerSettings:
@@ -73,7 +74,8 @@ def _settings(settings_file: mmap.mmap) -> WorkerSettings:
         return pickle.load(settings_file)
     except Exception as error:  # noqa: BLE001 - the trainer gets it with the first shard
         fail = functools.partial(_fail, error)
-        return WorkerSettings(Registrations(), fail, 0, 0, 1, None, torch.get_default_dtype(), False, False)
+        memory = WorkerMemory(1, 1, 1)
+        return WorkerSettings(Registrations(), fail, 0, 0, memory, None, torch.get_default_dtype(), False, False)
 
 
 def _fail(error: Exception, shard: Shard) -> Any:

@@ -33,6 +33,7 @@ class Kind(IntEnum):
     DISCARD = 5
     PICKS = 6
     CARRY_IN = 7
+    MEMORY = 8
     # worker to trainer
     SEGMENT = 16
     RETIRE = 17
@@ -70,8 +71,10 @@ FAILURE = struct.Struct("<QQ")
 PICKS = struct.Struct("<II")
 # where a worker reports its stages (see fkat_data.observe.stages): whole pages of the system, mostly one
 PAGE_BYTES = -(-8 * NUM_SLOTS // mmap.PAGESIZE) * mmap.PAGESIZE
-# bytes needed, bytes held, limit in bytes, bytes that a control group leaves (-1: enough)
-MEMORY_SHORTAGE = struct.Struct("<QQQq")
+# bytes needed, bytes held, bytes that are allowed, limit in bytes, bytes that are left (-1: enough)
+MEMORY_SHORTAGE = struct.Struct("<QQQQq")
+# bytes that the worker's segments may take together from now on
+MEMORY = struct.Struct("<Q")
 
 
 class Item(NamedTuple):
@@ -184,14 +187,16 @@ class MemoryShortage(NamedTuple):
     Attributes:
         needed_bytes: What the next microbatch needs.
         held_bytes: What is held.
-        limit_bytes: What the worker may take.
-        group_bytes: What a control group leaves, if that is too little; else -1.
+        allowed_bytes: What the worker may take for now.
+        limit_bytes: What it may take at most.
+        left_bytes: What the machine, or a control group, leaves, if that is too little; else -1.
     """
 
     needed_bytes: int
     held_bytes: int
+    allowed_bytes: int
     limit_bytes: int
-    group_bytes: int
+    left_bytes: int
 
 
 @made_from_text

@@ -21,6 +21,7 @@ from fkat_data.plan.place import ShardTerms, Task
 from fkat_data.transport.channel import Channel, ChannelClosed, TornFrameError
 from fkat_data.transport.codec import Encoded, apart, encode, lies_at, write
 from fkat_data.transport.digest import digest_of
+from fkat_data.transport.memory_limit import WorkerMemory
 from fkat_data.transport.segment import Segment, SegmentPool
 from fkat_data.worker.collate import SegmentCollate
 from fkat_data.worker.messages import (
@@ -29,6 +30,7 @@ from fkat_data.worker.messages import (
     END,
     FAILURE,
     ITEM,
+    MEMORY,
     MEMORY_SHORTAGE,
     NO_LIMIT,
     NO_SEGMENT,
@@ -36,6 +38,7 @@ from fkat_data.worker.messages import (
     SEGMENT,
     TICKET,
     Kind,
+    MemoryShortage,
     content_of,
     pack_failure,
     pack_terms,
@@ -74,7 +77,7 @@ class Server:
     Args:
         channel: The worker's end of the pipe.
         producer: How tasks are produced.
-        limit_bytes: Shared memory that this worker may take.
+        memory: Shared memory that this worker may take.
         finish: Called once at the end.
         clock: Counts microbatches, and measures the stages.
         is_digested: Whether to digest each microbatch.
@@ -84,7 +87,7 @@ class Server:
         self,
         channel: Channel,
         producer: Producer,
-        limit_bytes: int,
+        memory: WorkerMemory,
         finish: Callable[[], None],
         *,
         clock: StageClock,
@@ -102,8 +105,8 @@ class Server:
             give_carry=self._give_carry,
         )
         self._collated: Segment | None = None
-        self._limit_bytes = limit_bytes
-        self._pool = SegmentPool(limit_bytes, self._announce, self._retire)
+        self._limit_bytes = memory.limit_bytes
+        self._pool = SegmentPool(memory, self._announce, self._retire)
         self._tasks: deque[Task] = deque()
         self._allowances: dict[int, int] = {}
         self._carries: dict[int, bytes] = {}
@@ -371,22 +374,25 @@ class Server:
         if segment is None:
             self._report_shortage(size_bytes)
             with self._clock.within("blocked"):
-                reported_s = time.monotonic()
+                reported_s, allowed_bytes = time.monotonic(), self._pool.allowed_bytes
                 while segment is None:
-                    # No message comes when a control group has memory again.
-                    is_short = self._pool.group_bytes is not None
+                    # No message comes when a machine, or a control group, has memory again.
+                    is_short = self._pool.left_bytes is not None
                     self._hear_of(task, block=not is_short or self._channel.wait(_SHORT_S))
                     segment = self._pool.take(size_bytes)
-                    if is_short and segment is None and time.monotonic() > reported_s + _REPORT_AGAIN_S:
+                    is_due = is_short and time.monotonic() > reported_s + _REPORT_AGAIN_S
+                    if segment is None and (is_due or self._pool.allowed_bytes > allowed_bytes):
                         self._report_shortage(size_bytes)
-                        reported_s = time.monotonic()
+                        reported_s, allowed_bytes = time.monotonic(), self._pool.allowed_bytes
         return segment
 
     def _report_shortage(self, size_bytes: int) -> None:
         pool = self._pool
-        group_bytes = -1 if pool.group_bytes is None else pool.group_bytes
-        numbers = (pool.size_of(size_bytes), pool.held_bytes, self._limit_bytes, group_bytes)
-        self._channel.send(Kind.MEMORY_SHORTAGE, MEMORY_SHORTAGE.pack(*numbers))
+        left_bytes = -1 if pool.left_bytes is None else pool.left_bytes
+        shortage = MemoryShortage(
+            pool.size_of(size_bytes), pool.held_bytes, pool.allowed_bytes, self._limit_bytes, left_bytes
+        )
+        self._channel.send(Kind.MEMORY_SHORTAGE, MEMORY_SHORTAGE.pack(*shortage))
 
     def _take_returning(self, task: Task, size_bytes: int) -> Segment | None:
         """Return a free segment; if many are in use, one that comes back within a moment: a new one costs as much."""
@@ -434,10 +440,11 @@ class Server:
 
     def _obey(self, kind: int, body: bytes) -> None:
         match kind:
-            case Kind.CREDIT:
-                self._pool.give_back(CREDIT.unpack(body)[0])
-            case Kind.DISCARD:
-                self._pool.discard(CREDIT.unpack(body)[0])
+            case Kind.CREDIT | Kind.DISCARD:
+                free = self._pool.give_back if kind == Kind.CREDIT else self._pool.discard
+                free(CREDIT.unpack(body)[0])
+            case Kind.MEMORY:
+                self._pool.allow(MEMORY.unpack(body)[0])
             case Kind.ALLOW:
                 ticket, allowance = ALLOWANCE.unpack(body)
                 if ticket in self._allowances:

@@ -6,6 +6,7 @@ import torch
 
 from fkat_data.errors import ConfigurationError
 from fkat_data.registry import Registrations
+from fkat_data.transport.memory_limit import WorkerMemory
 from fkat_data.types import Profiler
 
 StartMethod: TypeAlias = Literal["template", "spawn"]
@@ -63,7 +64,7 @@ class WorkerSettings(NamedTuple):
         factory: Makes the iterable of a shard's microbatches.
         seed: The loader's seed.
         dp_rank: The loader's data-parallel rank.
-        limit_bytes: Shared memory that the worker may take.
+        memory: Shared memory that the worker may take.
         profiler: The user's; the worker has its own copy.
         default_dtype: torch's default, as the trainer has it.
         is_digested: Whether to digest each microbatch.
@@ -76,7 +77,7 @@ class WorkerSettings(NamedTuple):
     factory: Any
     seed: int
     dp_rank: int
-    limit_bytes: int
+    memory: WorkerMemory
     profiler: Profiler | None
     default_dtype: torch.dtype
     is_digested: bool

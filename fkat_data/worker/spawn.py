@@ -31,6 +31,7 @@ from fkat_data.worker.messages import (
     END,
     FAILURE,
     ITEM,
+    MEMORY,
     MEMORY_SHORTAGE,
     NO_SEGMENT,
     PAGE_BYTES,
@@ -69,7 +70,7 @@ class ProcessWorker(KnownOfTasks):
         shipment: What the worker starts with; stays the caller's.
         stacks: A descriptor of memory for the worker's stacks (see ``WorkerProcess``); stays the caller's.
         worker_index: Its number among the loader's workers.
-        limit_bytes: Shared memory that the worker may take.
+        prefetch_bytes: Shared memory that the worker takes to prefetch.
         sink: Gets the trainer's waits, and a range for each decoding.
         timeline: Gets the worker's events; None: it sends none.
         template: Forks the worker; None: it is spawned.
@@ -86,7 +87,7 @@ class ProcessWorker(KnownOfTasks):
         shipment: Shipment,
         stacks: int,
         worker_index: int,
-        limit_bytes: int,
+        prefetch_bytes: int,
         sink: EventSink,
         timeline: Timeline | None = None,
         template: TemplateProcess | None = None,
@@ -121,7 +122,7 @@ class ProcessWorker(KnownOfTasks):
         if self._process.child.end_descriptor is not None:
             # Beside the pipe, which a child of the worker may hold open.
             self._channel.watch(self._process.child.end_descriptor)
-        self._credits = _Credits(self._channel, limit_bytes)
+        self._credits = _Credits(self._channel, prefetch_bytes)
         self._ended: deque[Lease] = deque() if ended is None else ended
         self._leases = SegmentLeases(
             functools.partial(self._credits.give, Kind.CREDIT),
@@ -234,6 +235,10 @@ class ProcessWorker(KnownOfTasks):
         board = self._channel.board
         if board is None or board.publish(ticket, allowance):
             self._channel.post(Kind.ALLOW, ALLOWANCE.pack(ticket, allowance))
+
+    def allow_memory(self, size_bytes: int) -> None:
+        """Let the worker's segments take so much together, within its limit."""
+        self._channel.post(Kind.MEMORY, MEMORY.pack(size_bytes))
 
     def cancel(self, ticket: int) -> None:
         """Drop every task with a ticket below this one."""
@@ -352,7 +357,7 @@ class ProcessWorker(KnownOfTasks):
                 remember_terms(self._terms, *unpack_terms(body))
             case Kind.MEMORY_SHORTAGE:
                 shortage = MemoryShortage(*MEMORY_SHORTAGE.unpack(body))
-                if shortage.group_bytes >= 0:
+                if shortage.left_bytes >= 0:
                     self._credits.hurry()
                 return shortage
             case Kind.EVENTS:
@@ -435,10 +440,10 @@ class _Credits:
     A credit wakes the worker: small ones wait for each other, or for the trainer to wait.
     """
 
-    def __init__(self, channel: Channel, limit_bytes: int) -> None:
+    def __init__(self, channel: Channel, prefetch_bytes: int) -> None:
         self._channel = channel
         self._deferred_bytes = 0
-        self._most_deferred_bytes = min(_LARGE_CREDIT_BYTES, limit_bytes // 8)
+        self._most_deferred_bytes = min(_LARGE_CREDIT_BYTES, prefetch_bytes // 8)
 
     def hurry(self) -> None:
         """Defer no credit from now on: the worker has less memory than its limit says."""

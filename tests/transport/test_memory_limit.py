@@ -1,7 +1,9 @@
 import psutil
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from fkat_data.transport.memory_limit import available_bytes, default_limit_bytes, group_bytes
+from fkat_data.transport.memory_limit import available_bytes, default_limit, group_bytes, left_on_machine
 
 GIB, MIB = 1 << 30, 1 << 20
 VERSION_1 = "9:name=systemd:/\n4:memory:{path}\n0::/\n"
@@ -92,9 +94,49 @@ def test_nine_tenths_of_the_tightest_control_group_count(tmp_path, own, files, l
 
 
 @pytest.mark.parametrize(
-    ("available", "limit"),
-    [(100 * GIB, GIB), (4 * GIB, GIB // 2), (256 * MIB, 64 * MIB), (100 * MIB, 50 * MIB), (MIB, MIB), (0, MIB)],
+    ("available", "limit", "prefetch"),
+    [
+        (100 * GIB, 50 * GIB, GIB),
+        (21 * GIB, 21 * GIB // 2, GIB),
+        (4 * GIB, 2 * GIB, GIB // 2),
+        (256 * MIB, 128 * MIB, 64 * MIB),
+        (100 * MIB, 50 * MIB, 50 * MIB),
+        (MIB, MIB, MIB),
+        (0, MIB, MIB),
+    ],
 )
-def test_the_default_limit_is_modest(available, limit):
-    assert default_limit_bytes(available) == limit
-    assert MIB <= default_limit_bytes() <= GIB
+def test_the_default_is_half_of_what_is_free_and_prefetching_takes_little_of_it(available, limit, prefetch):
+    assert default_limit(available=available) == (limit, prefetch)
+
+
+@given(
+    st.integers(0, 1 << 42),
+    st.integers(1, 16),
+    st.lists(st.integers(1, 256), min_size=1, max_size=6),
+    st.integers(0, 40),
+)
+def test_loaders_of_all_ranks_together_take_no_more_than_there_is(available, num_ranks, loaders, used_percent):
+    """Each loader of a rank begins when the ones before have taken what they may; all ranks at the same moment."""
+    left = available * (100 - used_percent) // 100
+    for num_workers in loaders:
+        limit = default_limit(num_workers, num_ranks, left)
+        assert MIB * num_workers <= limit.prefetch_bytes <= max(limit.limit_bytes, MIB * num_workers)
+        worker = limit.of_worker(num_workers)
+        assert worker.limit_bytes * num_workers <= limit.limit_bytes
+        taken = num_ranks * limit.limit_bytes
+        assert taken <= max(left // 2, num_ranks * num_workers * MIB)
+        left = max(0, left - taken)
+
+
+@given(st.integers(1 << 24, 1 << 42), st.integers(1, 64), st.integers(1, 16))
+def test_the_default_grows_with_the_machine_and_shrinks_with_its_ranks(available, num_workers, num_ranks):
+    limit = default_limit(num_workers, num_ranks, available)
+    assert limit.limit_bytes <= default_limit(num_workers, num_ranks, 2 * available).limit_bytes
+    assert limit.limit_bytes >= default_limit(num_workers, num_ranks + 1, available).limit_bytes
+    assert limit.limit_bytes <= default_limit(num_workers + 1, num_ranks, available).limit_bytes
+
+
+def test_the_default_is_of_this_machine():
+    total = psutil.virtual_memory().total
+    assert default_limit().limit_bytes <= total // 2
+    assert left_on_machine() < total

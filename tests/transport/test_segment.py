@@ -1,5 +1,6 @@
 import gc
 import os
+import re
 import threading
 from collections import OrderedDict
 
@@ -11,9 +12,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from fkat_data.errors import MemoryLimitError
+from fkat_data.transport.memory_limit import MemoryLimit, WorkerMemory
 from fkat_data.transport.segment import SegmentLeases, SegmentPool, rounded_size
 
 LIMIT = 1 << 20
+MEMORY = WorkerMemory(LIMIT, LIMIT, 1)
 
 
 class Pair:
@@ -23,7 +26,7 @@ class Pair:
         self.credits = []
         self.leases = SegmentLeases(lambda index, size_bytes: self.credits.append(index))
         self.pool = SegmentPool(
-            limit,
+            WorkerMemory(limit, limit, 1),
             lambda segment, descriptor: self.leases.add(segment.index, os.dup(descriptor), segment.size_bytes),
             self.leases.remove,
         )
@@ -149,7 +152,7 @@ def grouped_pool(memory_bytes):
     def announce(segment, descriptor):
         sizes[segment.index] = segment.size_bytes
 
-    pool = SegmentPool(LIMIT, announce, sizes.pop, lambda: max(0, memory_bytes[0] - sum(sizes.values())))
+    pool = SegmentPool(MEMORY, announce, sizes.pop, lambda: max(0, memory_bytes[0] - sum(sizes.values())))
     return pool, sizes
 
 
@@ -157,7 +160,7 @@ def test_a_pool_grows_no_further_than_its_control_group_has_room_for():
     pool, sizes = grouped_pool([300_000])
     taken = [pool.take(65_536) for _ in range(4)]
     assert pool.take(65_536) is None  # until one comes back
-    assert pool.group_bytes == 300_000 - 4 * 65_536
+    assert pool.left_bytes == 300_000 - 4 * 65_536
     pool.give_back(taken[0].index)
     assert pool.take(60_000) is taken[0]
     for segment in taken[:3]:
@@ -165,16 +168,56 @@ def test_a_pool_grows_no_further_than_its_control_group_has_room_for():
     assert pool.take(150_000) is None  # what was free is let go of at first
     assert sizes == {taken[3].index: 65_536}
     assert pool.take(150_000) is not None
-    assert pool.group_bytes is None
+    assert pool.left_bytes is None
 
 
 def test_the_limit_is_the_limit_whatever_the_control_group_has():
     pool, _ = grouped_pool([1 << 40])
     assert pool.take(LIMIT) is not None
     assert pool.take(100_000) is None
-    assert pool.group_bytes is None
+    assert pool.left_bytes is None
     with pytest.raises(MemoryLimitError, match=r"1,048,577.*1,048,576.*raise memory_limit_bytes"):
         pool.take(LIMIT + 1)
+
+
+def pool_of(memory):
+    return SegmentPool(memory, lambda segment, descriptor: None, lambda index: None, lambda: None)
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 8, 64])
+@pytest.mark.parametrize("size", [100_000, 5 << 20, 40 << 20])
+def test_a_worker_has_room_for_four_microbatches_whatever_its_share_for_prefetching(size, num_workers):
+    memory = MemoryLimit(num_workers << 30, 64 << 20).of_worker(num_workers)
+    pool = pool_of(memory)
+    assert all(pool.take(size) is not None for _ in range(4))
+    while pool.take(size) is not None:
+        pass
+    assert pool.held_bytes <= max(memory.prefetch_bytes, 4 * rounded_size(size))
+    pool.allow(pool.held_bytes + rounded_size(size))
+    assert pool.take(size) is not None
+    assert pool.take(size) is None
+
+
+@pytest.mark.parametrize("limit", [100_000, 300_000, 399_999])
+def test_what_a_worker_takes_for_large_microbatches_stays_within_its_limit(limit):
+    pool = pool_of(WorkerMemory(limit, 1, 8))
+    assert pool.take(100_000) is not None
+    while pool.take(100_000) is not None:
+        pass
+    pool.allow(1 << 40)
+    assert pool.take(100_000) is None
+    assert pool.held_bytes <= limit
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 8, 64])
+@pytest.mark.parametrize("size", [100_000, LIMIT + 1, 77 << 20])
+def test_the_limit_that_the_error_names_is_enough_for_two_microbatches(size, num_workers):
+    with pytest.raises(MemoryLimitError, match="make smaller microbatches") as caught:
+        pool_of(WorkerMemory(size - 1, size - 1, num_workers)).take(size)
+    named = int(re.search(r"memory_limit_bytes=(\d+)", str(caught.value))[1])
+    pool = pool_of(MemoryLimit(named, named).of_worker(num_workers))
+    assert pool.take(size) is not None
+    assert pool.take(size) is not None
 
 
 def test_a_lease_that_ends_after_clear_tells_nobody():
@@ -196,7 +239,7 @@ def test_a_rounded_size_wastes_at_most_a_quarter_above_the_smallest(size):
 
 def test_a_segment_cannot_be_shrunk_under_the_readers_feet():
     descriptors = []
-    pool = SegmentPool(LIMIT, lambda segment, descriptor: descriptors.append(os.dup(descriptor)), lambda index: None)
+    pool = SegmentPool(MEMORY, lambda segment, descriptor: descriptors.append(os.dup(descriptor)), lambda index: None)
     pool.take(100_000)
     with pytest.raises(PermissionError):
         os.ftruncate(descriptors[0], 0)
@@ -211,7 +254,7 @@ def test_a_segment_that_cannot_be_announced_takes_no_room_and_leaves_no_descript
         if failing:
             raise failing.pop()
 
-    pool = SegmentPool(LIMIT, announce, lambda index: None)
+    pool = SegmentPool(MEMORY, announce, lambda index: None)
     for _ in range(2):
         with pytest.raises(type(error), match="injected"):
             pool.take(LIMIT)
@@ -222,7 +265,7 @@ def test_a_segment_that_cannot_be_announced_takes_no_room_and_leaves_no_descript
 def test_what_a_fork_may_look_at_is_discarded_and_not_released():
     released, discarded = [], []
     made = []
-    pool = SegmentPool(1 << 20, lambda segment, descriptor: made.append((segment, os.dup(descriptor))), made.append)
+    pool = SegmentPool(MEMORY, lambda segment, descriptor: made.append((segment, os.dup(descriptor))), made.append)
     leases = SegmentLeases(lambda *given: released.append(given), lambda *given: discarded.append(given))
     for _ in range(2):
         pool.take(1000)
