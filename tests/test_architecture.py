@@ -12,8 +12,8 @@ import fkat_data
 ROOT = Path(fkat_data.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 
-#: A room is a package, or a file of the package's root. It may import from rooms of a lower floor, and from itself.
-FLOORS = {
+#: The layer of each package, or file of the root. It may import from packages of a lower layer, and from itself.
+LAYERS = {
     "configs": 0,
     "interruption": 0,
     "modes": 0,
@@ -65,12 +65,12 @@ FLOORS = {
     "tools": 11,
     "__main__": 12,
 }
-#: They meet in the user's code only.
-STRANGERS = {"datasets", "mixing", "streaming", "loader", "configuration", "huggingface"}
+#: Packages that do not import one another: they meet in the user's code only.
+INDEPENDENT = {"datasets", "mixing", "streaming", "loader", "configuration", "huggingface"}
 
 
-def room(parts):
-    """Return the room of a module, by its parts below the package."""
+def package_of(parts):
+    """Return the package of a module, by its parts below the package."""
     if parts[0] == "streaming":
         return f"streaming.{parts[1]}" if len(parts) > 1 and (ROOT / "streaming" / parts[1]).is_dir() else "streaming"
     return parts[0]
@@ -91,7 +91,7 @@ def _forget_the_trees():
     """What is kept here makes each collection of garbage in the tests after these slower."""
     yield
     tree_of.cache_clear()
-    arrows.cache_clear()
+    package_imports.cache_clear()
 
 
 def imported(path):
@@ -112,38 +112,38 @@ def imported(path):
 
 
 @cache
-def arrows():
-    """Return which rooms each room imports, and one file of it that does."""
+def package_imports():
+    """Return which packages each package imports, and one file of it that does."""
     found = defaultdict(dict)
     for path in FILES:
-        own = room(parts_of(path))
+        own = package_of(parts_of(path))
         for parts in imported(path):
-            other = room(parts)
+            other = package_of(parts)
             if other != own:
                 found[own].setdefault(other, str(path.relative_to(ROOT)))
     return found
 
 
-def test_every_room_stands_on_a_floor():
-    rooms = {room(parts_of(path)) for path in FILES}
-    assert rooms == set(FLOORS), rooms ^ set(FLOORS)
+def test_every_package_has_a_layer():
+    packages = {package_of(parts_of(path)) for path in FILES}
+    assert packages == set(LAYERS), packages ^ set(LAYERS)
 
 
 def goes_up(own, other):
-    return FLOORS[other] >= FLOORS[own] and not (own == "__init__" and other == "testing") and FLOORS[own] > 0
+    return LAYERS[other] >= LAYERS[own] and not (own == "__init__" and other == "testing") and LAYERS[own] > 0
 
 
-def joins_strangers(own, other):
+def joins_independent(own, other):
     tops = {own.split(".")[0], other.split(".")[0]}
-    return len(tops) > 1 and tops <= STRANGERS
+    return len(tops) > 1 and tops <= INDEPENDENT
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("is_wrong", [goes_up, joins_strangers])
-def test_imports_go_down_and_strangers_do_not_know_one_another(is_wrong):
+@pytest.mark.parametrize("is_wrong", [goes_up, joins_independent])
+def test_imports_go_down_and_independent_packages_do_not_import_one_another(is_wrong):
     offenders = [
-        f"{path}: {own} (floor {FLOORS[own]}) imports {other} (floor {FLOORS[other]})"
-        for own, others in arrows().items()
+        f"{path}: {own} (layer {LAYERS[own]}) imports {other} (layer {LAYERS[other]})"
+        for own, others in package_imports().items()
         for other, path in others.items()
         if is_wrong(own, other)
     ]

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Print how large the house is: code lines, files, rooms and their imports; tests, scripts and words of docs.
+"""Print how large the code is: code lines, files, packages and their imports; tests, scripts and words of docs.
 
-A code line is one that is not blank, a comment or a docstring. A room is a folder, or a module right under the package;
-``scripts`` counts as one. An arrow is an import from a room into another; the floors are its longest chain of arrows.
+A code line is one that is not blank, a comment or a docstring. A package is a folder, or a module right under
+``fkat_data``; ``scripts`` counts as one. An import is counted once for each pair of packages. The layers are the longest
+chain of packages of which each imports the next.
 """
 
 import ast
@@ -58,8 +59,8 @@ def _path_of(module: str) -> Path:
     return path if (path / "__init__.py").exists() else path.with_suffix(".py")
 
 
-def room_of(module: str) -> str:
-    """Return the folder of a module, or the module itself, right under the package."""
+def package_of(module: str) -> str:
+    """Return the folder of a module, or the module itself where it is right under ``fkat_data``."""
     parts = module.split(".")[1:]
     path = _path_of(module)
     if path.is_dir():
@@ -67,32 +68,32 @@ def room_of(module: str) -> str:
     return "/".join(parts[:-1]) or "/".join(parts)
 
 
-def arrows() -> set[tuple[str, str]]:
+def package_imports() -> set[tuple[str, str]]:
     found: set[tuple[str, str]] = set()
     for path in files(PACKAGE):
         parts = path.relative_to(ROOT).with_suffix("").parts
-        own = room_of(".".join(part for part in parts if part != "__init__"))
-        found |= {(own, room_of(module)) for module in imported(path)}
-    found |= {("scripts", room_of(module)) for path in files(ROOT / "scripts") for module in imported(path)}
+        own = package_of(".".join(part for part in parts if part != "__init__"))
+        found |= {(own, package_of(module)) for module in imported(path)}
+    found |= {("scripts", package_of(module)) for path in files(ROOT / "scripts") for module in imported(path)}
     return {(own, other) for own, other in found if own != other and other}
 
 
-def num_floors(found: set[tuple[str, str]]) -> int:
+def num_layers(found: set[tuple[str, str]]) -> int:
     below: dict[str, set[str]] = {}
     for own, other in found:
         below.setdefault(own, set()).add(other)
 
     @cache
-    def height(room: str) -> int:
-        return 1 + max((height(other) for other in below.get(room, ())), default=0)
+    def height(package: str) -> int:
+        return 1 + max((height(other) for other in below.get(package, ())), default=0)
 
-    return max(height(room) for room in below if room)
+    return max(height(package) for package in below if package)
 
 
 def is_below_a_face(module: str) -> bool:
-    """Return whether an import reaches past ``fkat_data.<room>``, or past a package of streaming, testing or tools.
+    """Return whether an import reaches past ``fkat_data.<package>``, or past a package of streaming, testing or tools.
 
-    A module right under the package is a room with one module, and so its own face.
+    A module right under ``fkat_data`` is a package of one module, and so its own face.
     """
     parts = module.split(".")
     if len(parts) <= 2:
@@ -103,10 +104,10 @@ def is_below_a_face(module: str) -> bool:
 
 def main() -> None:
     modules, tests = files(PACKAGE), files(ROOT / "tests")
-    found = arrows()
-    rooms = {room for arrow in found for room in arrow}
-    print(f"package: {sum(map(num_code_lines, modules)):,} code lines in {len(modules)} files")
-    print(f"rooms: {len(rooms)}, arrows: {len(found)}, floors: {num_floors(found)}")
+    found = package_imports()
+    packages = {package for pair in found for package in pair}
+    print(f"code: {sum(map(num_code_lines, modules)):,} code lines in {len(modules)} files")
+    print(f"packages: {len(packages)}, imports: {len(found)}, layers: {num_layers(found)}")
     print(f"tests: {sum(map(num_code_lines, tests)):,} code lines")
     print(f"scripts: {sum(len(path.read_text().splitlines()) for path in files(ROOT / 'scripts')):,} lines")
     print(f"docs: {sum(len(path.read_text().split()) for path in (ROOT / 'docs').rglob('*.md')):,} words")
