@@ -6,7 +6,6 @@ On the site, links to pages lead to those pages; a link to any other file of the
 
 import posixpath
 import re
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,6 @@ _PAGES = {
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
 }
-#: The README's links are absolute, because package indices show it: below this, with the branch.
-_SOURCE = tomllib.loads((_ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]["Source"]
-_ABSOLUTE = re.compile(re.escape(_SOURCE) + r"/(?:blob|raw)/main/")
 _LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?!\w+:|#)([^)\s#]*)(#[^)\s]*)?\)")
 #: A document that a docstring names.
 _NAMED = re.compile(r"<code>docs/([\w/-]+)\.md</code>")
@@ -75,6 +71,11 @@ def on_page_content(html: str, page: Any, files: Any, **_: Any) -> str:
     return _NAMED.sub(replace, _FOR_MAINTAINERS.sub("", html))
 
 
+def on_post_page(output: str, **_: Any) -> str:
+    """Let the link to the repository be one: the theme would ask its host for numbers of the repository."""
+    return output.replace(' data-md-component="source"', "")
+
+
 def linked(text: str, file: str, source: str) -> str:
     """Return a text of a page with links for the site.
 
@@ -83,8 +84,6 @@ def linked(text: str, file: str, source: str) -> str:
         file: The file that the links start from, in the repository.
         source: The page that they start from, on the site.
     """
-    above = posixpath.relpath(".", posixpath.dirname(file) or ".")
-    text = _ABSOLUTE.sub("" if above == "." else f"{above}/", text)
     # A picture needs no page: it stands beside them.
     text = re.sub(r"(!\[[^\]]*\]\()docs/", r"\1", text) if source == "index.md" else text
 

@@ -3,6 +3,7 @@
 python scripts/wheel/contents.py WHEEL WHEEL_OF_THE_SOURCE_DISTRIBUTION SOURCE_DISTRIBUTION
 """
 
+import re
 import sys
 import tarfile
 import tomllib
@@ -36,6 +37,8 @@ def main(wheel, from_source, source):
     metadata = message_from_bytes(next(content for name, content in found.items() if name.endswith("/METADATA")))
     extras = set(metadata.get_all("Provides-Extra", []))
     assert not extras & GROUPS, f"extras that no user needs: {extras & GROUPS}"
+    relative = re.findall(r"\]\((?!https:)[^)]*\)", metadata.get_payload())
+    assert not relative, f"links that lead nowhere on a package index: {relative}"
     assert metadata["Author"] or metadata["Author-email"] or "contributors" in str(metadata), "no authors"
     assert len(metadata.get_all("Project-URL")) >= 4
     with tarfile.open(source) as archive:

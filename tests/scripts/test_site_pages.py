@@ -12,15 +12,13 @@ import yaml
 import fkat_data
 
 ROOT = Path(__file__).parents[2]
-SOURCE = site_pages._SOURCE
 
 
 @pytest.mark.parametrize(
     ("text", "file", "source", "expected"),
     [
-        ("[a](docs/howto/resume.md)", "README.md", "index.md", "[a](howto/resume.md)"),
-        (f"[a]({SOURCE}/blob/main/docs/howto/resume.md#one)", "README.md", "index.md", "[a](howto/resume.md#one)"),
-        (f"![a]({SOURCE}/raw/main/docs/images/b.svg)", "README.md", "index.md", "![a](images/b.svg)"),
+        ("[a](docs/howto/resume.md#one)", "README.md", "index.md", "[a](howto/resume.md#one)"),
+        ("![a](docs/images/b.svg)", "README.md", "index.md", "![a](images/b.svg)"),
         ("[`b`](../../configs/data)", "docs/howto/files.md", "howto/files.md", "`b`"),
         ("[a](https://example.org/x.md) [b](#c)", "README.md", "index.md", "[a](https://example.org/x.md) [b](#c)"),
     ],
