@@ -29,6 +29,8 @@ DOCUMENTS = sorted(
 IN_PROCESS = "# in process\n"
 #: Blocks that show what others do, or files that are none of ours.
 OTHER_LANGUAGES = {"json", "text", "mermaid"}
+#: The site cuts off code that is as wide as this, in a window of 1280 pixels.
+NUM_COLUMNS = 85
 
 
 def stage_of(document):
@@ -56,6 +58,17 @@ def test_every_block_has_a_language_that_is_known():
         if block.language not in known
     }
     assert not found
+
+
+def test_no_line_of_code_is_wider_than_a_page_of_the_site():
+    wide = []
+    for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
+        is_code = False
+        for number, line in enumerate(path.read_text().splitlines(), start=1):
+            is_code ^= line.lstrip().startswith("```")
+            if is_code and len(line) >= NUM_COLUMNS:
+                wide.append(f"{path.relative_to(ROOT)}:{number}: {len(line)} columns")
+    assert not wide, "\n".join(wide)
 
 
 def test_every_stage_has_its_document():

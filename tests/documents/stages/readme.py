@@ -7,7 +7,7 @@ def print(*values):  # noqa: A001 - what the README prints is looked at below
 
 # after
 other = DataLoader(torch.arange(1000), batch_size=10, shuffle=True, num_workers=0)
-other.load_state_dict(torch.load("place.pt"))
+other.load_state_dict(torch.load("state.pt"))
 assert next(iter(other)).tolist() == shown[5]
 numbers = {number for batch in shown for number in batch}
 assert len(shown) == 6
