@@ -139,6 +139,9 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
         if profiler is not None and not isinstance(profiler, Profiler):
             raise ConfigurationError("profiler", profiler, "an object with start(name) and stop(name)")
         arguments.function("dataloader_factory", dataloader_factory)
+        self.shard_sampler: Iterable[Shard] = shard_sampler
+        self.dataloader_factory: Callable[[Shard], Iterable[Microbatch_co]] = dataloader_factory
+        self.num_shard_prefetches: int = num_shard_prefetches
         plan = elastic_shard_plan(shard_sampler)
         recovery = Recovery(
             max_worker_restarts=arguments.integer("max_worker_restarts", max_worker_restarts, minimum=0),
@@ -183,6 +186,13 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
             lengths=lengths,
             on_leave=self._length.check_end,
         )
+
+        self._device = device
+
+    @property
+    def device(self) -> torch.device | str | None:
+        """Where microbatches are delivered, as it was given; None: as views on the CPU."""
+        return self._device
 
     @property
     def epoch(self) -> int:
@@ -337,6 +347,7 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
             ConfigurationError: This machine has no such device.
         """
         self._engine.set_device(device)
+        self._device = device
 
     def close(self) -> None:
         """End the workers, within about a second; any number of calls. A new iteration starts them again."""

@@ -76,7 +76,7 @@ class DictDataLoader(Described, Closing):
         self._sources = {name: MixedSource(name, loader) for name, loader in dataloaders.items()}
         self._schedule = Schedule(strategy, self._sources, on_exhausted)
         self._on_exhausted = on_exhausted
-        self._key = key
+        self.key: str | None = key
         self._num_delivered = 0
         self._iterations = Iterations("mixture")
         self._draft = _Draft()
@@ -91,6 +91,11 @@ class DictDataLoader(Described, Closing):
     def dataloaders(self) -> dict[str, Iterable[Any]]:
         """The loaders that it mixes, by name."""
         return {name: source.loader for name, source in self._sources.items()}
+
+    @property
+    def strategy(self) -> SamplerStrategy:
+        """What chooses the loader of each microbatch."""
+        return self._schedule.strategy
 
     @property
     def epoch(self) -> int:
@@ -353,14 +358,14 @@ class DictDataLoader(Described, Closing):
             source.delivered = 0
 
     def _labelled(self, name: str, microbatch: Microbatch) -> Microbatch:
-        if self._key is None:
+        if self.key is None:
             return name, microbatch
         if not isinstance(microbatch, Mapping):
             found = f"<{type(microbatch).__name__} from {name!r}>"
-            raise ConfigurationError("key", self._key, f"None, as microbatches are no mappings: {found}")
-        if self._key in microbatch:
-            raise ConfigurationError("key", self._key, f"a field that microbatches from {name!r} do not have")
-        return {**cast("Mapping[Any, Any]", microbatch), self._key: name}
+            raise ConfigurationError("key", self.key, f"None, as microbatches are no mappings: {found}")
+        if self.key in microbatch:
+            raise ConfigurationError("key", self.key, f"a field that microbatches from {name!r} do not have")
+        return {**cast("Mapping[Any, Any]", microbatch), self.key: name}
 
 
 class _Draft:

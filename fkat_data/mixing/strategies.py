@@ -74,6 +74,11 @@ class Weighted(SamplerStrategy):
         """Names of the sources, in the given order."""
         return tuple(self._weights)
 
+    @property
+    def weights(self) -> list[float]:
+        """The weights, in the order of ``names``."""
+        return list(self._weights.values())
+
     def source(self, epoch: int, draw: int, among: Collection[str]) -> str | None:
         """Return the source of a draw, one of ``among``."""
         last = self._last
@@ -181,6 +186,11 @@ class Frequency(SamplerStrategy):
         self._bounds = list(accumulate(number for _, number in self._freq))
 
     @property
+    def freq(self) -> list[list[Any]]:
+        """The pairs of a source and its number of draws."""
+        return [[name, number] for name, number in self._freq]
+
+    @property
     def names(self) -> tuple[str, ...]:
         """Names of the sources, in order of their first appearance."""
         return tuple(dict.fromkeys(name for name, _ in self._freq))
@@ -192,7 +202,7 @@ class Frequency(SamplerStrategy):
         return name if name in among else None
 
     def __repr__(self) -> str:
-        return f"Frequency({[list(pair) for pair in self._freq]})"
+        return f"Frequency({self.freq})"
 
 
 def _is_sequence(value: object) -> bool:

@@ -66,6 +66,46 @@ class World:
         """Index of this worker within its rank."""
         return self.worker % self.workers_per_rank
 
+    @property
+    def node(self) -> int:
+        """Index of this worker's node."""
+        return self.rank // self.ranks_per_node
+
+    @property
+    def rank_of_node(self) -> int:
+        """Index of this worker's rank within its node."""
+        return self.rank % self.ranks_per_node
+
+    @property
+    def num_workers(self) -> int:
+        """Number of workers of all ranks."""
+        return self.num_ranks * self.workers_per_rank
+
+    @property
+    def workers_per_node(self) -> int:
+        """Workers of all ranks of a node."""
+        return self.ranks_per_node * self.workers_per_rank
+
+    @property
+    def worker_of_node(self) -> int:
+        """Index of this worker within its node."""
+        return self.worker % self.workers_per_node
+
+    @property
+    def is_multinode(self) -> bool:
+        """Whether there are several nodes."""
+        return self.num_nodes > 1
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this is the first worker of all."""
+        return self.worker == 0
+
+    @property
+    def is_local_leader(self) -> bool:
+        """Whether this is the first worker of its node."""
+        return self.worker_of_node == 0
+
     def with_workers(self) -> "World":
         """Return this rank's world as a worker of torch's DataLoader sees it; unchanged outside of one."""
         info = get_worker_info()

@@ -1,3 +1,5 @@
+from itertools import product
+
 import pytest
 from order_vectors import VECTORS, name
 
@@ -26,3 +28,15 @@ def test_the_environment_says_who_this_is():
     assert World.here({}) == World()
     found = World.here({"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4", "RANK": "6"})
     assert (found.num_nodes, found.ranks_per_node, found.rank) == (2, 4, 6)
+
+
+def test_a_worker_has_a_number_on_each_level():
+    for nodes, ranks, workers in product((1, 2, 3), repeat=3):
+        indices = product(range(nodes), range(ranks), range(workers))
+        for worker, (node, rank_of_node, worker_of_rank) in enumerate(indices):
+            world = World(nodes, ranks, workers, worker)
+            assert (world.node, world.rank_of_node, world.worker_of_rank) == (node, rank_of_node, worker_of_rank)
+            assert world.worker_of_node == rank_of_node * workers + worker_of_rank
+            assert (world.num_workers, world.workers_per_node) == (nodes * ranks * workers, ranks * workers)
+            assert (world.is_leader, world.is_multinode) == (worker == 0, nodes > 1)
+            assert world.is_local_leader == (rank_of_node == worker_of_rank == 0)
