@@ -30,8 +30,9 @@ class DictDataLoader(Described, Closing):
 
     Each ``for`` loop is one epoch of the mixture. Sources go on from one epoch into the next: what is left of a source
     when an epoch ends comes in the next one. After an epoch that was left early, the sources begin again;
-    after ``load_state_dict`` the next loop is the rest of the epoch that the state was taken in. A newer iterator
-    replaces an older one.
+    after ``load_state_dict`` the next loop is the rest of the epoch that the state was taken in. Behind an epoch's last
+    microbatch, the mixture is at the start of the next epoch; where a source has a state of its own and no ``epoch``, it is
+    there once the loop has ended. A newer iterator replaces an older one.
 
     A resume is exact for sources with a state of their own, such as a ``ShardedDataLoader``, and for those that give
     the same each time they are iterated. The strategy may be another one after a resume: weights can be changed in
@@ -82,7 +83,6 @@ class DictDataLoader(Described, Closing):
         self._draft = _Draft()
         # A state that is being loaded: an interrupted call has left it to the next one.
         self._loading: Mapping[str, Any] | None = None
-        self._is_left_early = False
         self._is_loaded = False
         # The epoch of the iteration under way: it ends when the schedule is past that.
         self._begun_epoch = 0
@@ -106,7 +106,8 @@ class DictDataLoader(Described, Closing):
     @property
     def step(self) -> int:
         """Microbatches of that epoch that were delivered before it."""
-        return sum(self.delivered.values())
+        self._settle()
+        return self._step
 
     @property
     def delivered(self) -> dict[str, int]:
@@ -119,7 +120,7 @@ class DictDataLoader(Described, Closing):
         self._settle()
         self._iterations.begin()
         self._draft.begin(self._snapshot())
-        if self._is_left_early:
+        if self._step and not self._is_loaded:
             for source in self._sources.values():
                 source.give_up()
             self._end_epoch()
@@ -133,10 +134,14 @@ class DictDataLoader(Described, Closing):
 
     def _repr_facts(self) -> Iterator[tuple[str, object]]:
         yield "epoch", self._schedule.epoch
-        yield "step", sum(source.delivered for source in self._sources.values())
+        yield "step", self._step
         yield "strategy", self._schedule.strategy
         yield "num_sources", len(self._sources)
         yield "sources", ", ".join(self._sources)
+
+    @property
+    def _step(self) -> int:
+        return sum(source.delivered for source in self._sources.values())
 
     def __len__(self) -> int:
         """Return the microbatches in an epoch.
@@ -197,10 +202,12 @@ class DictDataLoader(Described, Closing):
         if not self.step:
             return
         self._iterations.begin()
+        # Sources first: where this is interrupted, the next iteration or call leaves the epoch as well.
         for source in self._sources.values():
             source.end_pass()
-        self._is_left_early = True
-        self._is_loaded = False
+        for source in self._sources.values():
+            source.forget_pass()
+        self._end_epoch()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go to a saved position: the next iteration begins at the first microbatch that was not delivered before it.
@@ -290,7 +297,7 @@ class DictDataLoader(Described, Closing):
                 source.release()
             return
         counts, schedule, sources = snapshot
-        self._num_delivered, self._is_left_early, self._is_loaded, self._begun_epoch = counts
+        self._num_delivered, self._is_loaded, self._begun_epoch = counts
         self._schedule.restore(schedule)
         for name, source in self._sources.items():
             source.restore(sources[name])
@@ -298,7 +305,7 @@ class DictDataLoader(Described, Closing):
 
     def _snapshot(self) -> tuple[Any, ...]:
         return (
-            (self._num_delivered, self._is_left_early, self._is_loaded, self._begun_epoch),
+            (self._num_delivered, self._is_loaded, self._begun_epoch),
             self._schedule.snapshot(),
             {name: source.snapshot() for name, source in self._sources.items()},
         )
@@ -306,7 +313,6 @@ class DictDataLoader(Described, Closing):
     def _finish_loading(self, state_dict: Mapping[str, Any]) -> None:
         self._iterations.begin()
         self._schedule.load_state_dict(state_dict)
-        self._is_left_early = False
         self._is_loaded = True
         try:
             for name, source in self._sources.items():
@@ -332,9 +338,10 @@ class DictDataLoader(Described, Closing):
                 continue
             self._schedule.drawn()
             self._num_delivered += 1
-            self._is_left_early = True
             self._is_loaded = False
-            return self._labelled(name, microbatch)
+            labelled = self._labelled(name, microbatch)
+            self._end_epoch_if_known()
+            return labelled
         was_loaded = self._is_loaded
         self._end_epoch()
         if was_loaded:
@@ -345,6 +352,20 @@ class DictDataLoader(Described, Closing):
         self._draft.end()
         raise StopIteration
 
+    def _end_epoch_if_known(self) -> None:
+        """Count the epoch as delivered if it is known to have no other microbatch, though no source was asked for one."""
+        before = self._schedule.snapshot()
+        try:
+            while (name := self._schedule.source()) is not None:
+                source = self._sources[name]
+                if not source.delivered or not source.is_over or self._schedule.ran_out(name, is_empty=False):
+                    self._schedule.restore(before)
+                    return
+        except genuine(Exception):  # comes in its place, with the next microbatch
+            self._schedule.restore(before)
+            return
+        self._end_epoch()
+
     def _begin_epoch(self) -> None:
         for source in self._sources.values():
             if not source.is_begun:
@@ -352,7 +373,6 @@ class DictDataLoader(Described, Closing):
 
     def _end_epoch(self) -> None:
         self._schedule.begin(self._schedule.epoch + 1)
-        self._is_left_early = False
         self._is_loaded = False
         for source in self._sources.values():
             source.delivered = 0

@@ -10,7 +10,9 @@ from itertools import islice
 from typing import Any, Protocol, cast, runtime_checkable
 
 from fkat_data import arguments
+from fkat_data.distributed import rank_and_world_size
 from fkat_data.errors import StateMismatchError
+from fkat_data.interruption import genuine
 from fkat_data.observe.statistics import Seen
 from fkat_data.plan.state import unsealed
 from fkat_data.types import Microbatch, Stateful
@@ -53,9 +55,13 @@ class MixedSource:
         self._iterator: Iterator[Microbatch] | None = None
         self._has_ended = False
         self._epoch: int | None = None  # of the pass, after its first microbatch, if the loader reports epochs
+        self._length: int | None = None  # of a pass, once it was asked for; -1: the loader does not say
         self._loaded: Mapping[str, Any] | None = None  # the loaded state, until a microbatch is taken
         # What the loader has delivered, and an interrupted call has not.
         self._fetched: deque[Microbatch] = deque()
+        # Microbatches of the pass behind the length that a loader without a state has said.
+        self._beyond: deque[Microbatch] = deque()
+        self._failure: Exception | None = None
         # A microbatch of the next pass that the loader yielded at the end of this one, and its state before it.
         self._held: tuple[Microbatch, Any] | None = None
 
@@ -64,12 +70,23 @@ class MixedSource:
         """Whether a pass is under way."""
         return self._iterator is not None
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the pass is known to be over: its last microbatch was taken."""
+        if self._has_ended:
+            return True
+        if self._held is not None or self._beyond or self._failure is not None or not self.taken:
+            return False
+        if isinstance(self.loader, Stateful):
+            return self._is_in_next_epoch() and not _ends_with_other_ranks(self.loader)
+        return self._iterator is not None and self._has_taken_all() and not self._reads_beyond(self._iterator)
+
     def begin(self) -> None:
         """Begin a pass."""
         if self._held is None:  # otherwise the loader is already in its next pass
             self._iterator = iter(self.loader)
         self.seen = self.seen._replace(passes=self.seen.passes + 1)
-        self._epoch = None
+        self._epoch = self._length = None
         self._has_ended = False
         self.taken = 0
 
@@ -110,6 +127,8 @@ class MixedSource:
         """Discard the current pass, so that the next one starts from the beginning."""
         self._iterator = self._held = None
         self._fetched.clear()
+        self._beyond.clear()
+        self._failure = None
 
     def snapshot(self) -> tuple[Any, ...]:
         """Return what ``restore`` needs to undo all that follows, but what the loader itself has delivered."""
@@ -130,12 +149,17 @@ class MixedSource:
         self._fetched.clear()
 
     def end_pass(self) -> None:
-        """Leave the present pass, as a new one begins: a loader that can end its epoch begins the next one."""
-        self.give_up()
+        """Have a loader that can end its epoch begin the next one."""
         end_epoch = getattr(self.loader, "end_epoch", None)
         if callable(end_epoch):
             end_epoch()
-        self._loaded = None
+
+    def forget_pass(self) -> None:
+        """Leave the present pass: a state says from here on that the next one begins at its start."""
+        self.give_up()
+        self.taken, self._has_ended, self._epoch, self._loaded = 0, False, None, None
+        if isinstance(self.loader, Stateful) and not callable(getattr(self.loader, "end_epoch", None)):
+            self.begin()  # only an iteration moves its state on
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position, and the loader's own state if it has one."""
@@ -164,7 +188,7 @@ class MixedSource:
             state = self._held[1]
         else:
             state = getattr(self.loader, method)() if isinstance(self.loader, Stateful) else None
-        is_past = isinstance(self.loader, _Counted) and self._epoch is not None and self.loader.epoch != self._epoch
+        is_past = self._is_in_next_epoch()
         if isinstance(state, Mapping) and self._epoch is not None:
             # Ranks of windows end a pass together: one that has more left has ended with the others.
             of_ranks: Sequence[Mapping[str, Any]] = unsealed(state).get("all_rank_states", ())
@@ -213,9 +237,34 @@ class MixedSource:
         self._has_ended = bool(state_dict["has_ended"])
         self._loaded = state_dict
 
+    def _is_in_next_epoch(self) -> bool:
+        return isinstance(self.loader, _Counted) and self._epoch is not None and self.loader.epoch != self._epoch
+
+    def _has_taken_all(self) -> bool:
+        """Return whether a loader's length says that it has no other microbatch."""
+        if self._length is None:
+            try:
+                self._length = len(cast("Any", self.loader))
+            except genuine(TypeError):
+                self._length = -1
+        return self.taken == self._length
+
+    def _reads_beyond(self, iterator: Iterator[Microbatch]) -> bool:
+        """Return whether there is another microbatch nevertheless, or an error, which is kept for the next call."""
+        try:
+            self._beyond.extend(islice(iterator, 1))
+        except genuine(Exception) as error:
+            self._failure = error
+        return bool(self._beyond) or self._failure is not None
+
     def _next(self) -> Microbatch:
         if self._iterator is None or self._has_ended:
             raise StopIteration
+        if not self._fetched and self._beyond:
+            self._fetched, self._beyond = self._beyond, deque()
+        if not self._fetched and self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
         if not self._fetched:
             # One call without an instruction of Python between what the loader counts and what is kept here.
             self._fetched.extend(islice(self._iterator, 1))
@@ -236,6 +285,11 @@ class MixedSource:
             self._has_ended = True
             raise StopIteration
         return microbatch
+
+
+def _ends_with_other_ranks(loader: Any) -> bool:
+    """Return whether only the next call, in which ranks ask one another, shows that an epoch is over."""
+    return bool(getattr(loader, "has_windows", False)) and rank_and_world_size()[1] > 1
 
 
 def _epoch_delivered(loader: Any) -> int:

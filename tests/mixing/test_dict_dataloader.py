@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from loader_examples import epoch, following, make, plain, same_state
 from torch.utils.data import DataLoader
 
+import fkat_data
 from fkat_data.errors import ConfigurationError, StaleIteratorError, StateMismatchError
 from fkat_data.mixing import DictDataLoader, Frequency, RoundRobin, Weighted
 
@@ -157,6 +158,118 @@ def check_every_resume(made, num_epochs):
 )
 def test_a_mixture_resumes_exactly_from_every_position(strategy, kind, on_exhausted):
     check_every_resume(lambda: numbers(strategy, {"a": 5, "b": 2, "c": 3}, on_exhausted, kind), 3)
+
+
+def sharded(name, count):
+    return make([f"skip-{name}-{2 * count}"], seed=count)
+
+
+def windowed(name, count):
+    numbers = [{"number": f"{name}{index}"} for index in range(count)]
+    return fkat_data.DataLoader(numbers, None, shuffle=True, seed=count, window_fn=list, window_size=2)
+
+
+def nested(name, count):
+    return DictDataLoader({"n": Numbers(name, count - 1), "m": Numbers("m", 1)}, RoundRobin(["n", "m"]), key="inner")
+
+
+SOURCES = [Numbers, sharded, windowed, nested]
+STRATEGIES = [Weighted({"a": 1, "b": 2}, seed=3), RoundRobin(["a", "b"]), Frequency([["a", 2], ["b", 1]])]
+
+
+@pytest.mark.parametrize("on_exhausted", ON_EXHAUSTED)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("kinds", [*zip(SOURCES, (*SOURCES[1:], Numbers), strict=True)])
+def test_behind_an_epochs_last_microbatch_a_mixture_is_at_the_start_of_the_next(kinds, strategy, on_exhausted):
+    def made():
+        sources = {name: kind(name, count) for name, kind, count in zip("ab", kinds, (3, 4), strict=True)}
+        return DictDataLoader(sources, strategy, on_exhausted=on_exhausted)
+
+    first, second = epoch(whole := made()), epoch(whole)
+    loader, found = made(), []
+    iterator = iter(loader)
+    for step in range(len(first)):
+        assert (loader.epoch, loader.step) == (0, step)
+        found.append(plain(next(iterator)))
+    assert found == first
+    assert (loader.epoch, loader.step) == (1, 0)
+    resumed = made()
+    resumed.load_state_dict(loader.state_dict())
+    assert (resumed.epoch, resumed.step) == (1, 0)
+    assert epoch(resumed) == second
+    assert list(iterator) == []
+    assert (loader.epoch, loader.step) == (1, 0)
+    assert epoch(loader) == second
+
+
+def test_a_loop_over_the_epochs_that_are_left_trains_none_twice():
+    counts = {"a": 3, "b": 2}
+    loader = numbers(RoundRobin(["a", "b"]), counts)
+    for _ in islice(loader, 5):
+        state = loader.state_dict()
+    state = loader.state_dict()
+    resumed = numbers(RoundRobin(["a", "b"]), counts)
+    resumed.load_state_dict(state)
+    assert [(number, shown(resumed)) for number in range(resumed.epoch, 2)] == [(1, ["a0", "b0", "a1", "b1", "a2"])]
+
+
+class Longer(Numbers):
+    """Has one microbatch more than it says, or an error there."""
+
+    def __init__(self, name, count, error=None):
+        super().__init__(name, count)
+        self.error = error
+
+    def __len__(self):
+        return len(self.microbatches) - 1
+
+    def __iter__(self):
+        yield from self.microbatches[:-1]
+        if self.error is not None:
+            raise self.error
+        yield self.microbatches[-1]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_source_that_is_longer_than_it_says_loses_nothing(strategy):
+    def made(kind):
+        return DictDataLoader({"a": kind("a", 3), "b": kind("b", 4)}, strategy)
+
+    for _, state in check_every_resume(lambda: made(Longer), 2):
+        assert state["epoch"] < 2
+    assert shown(made(Longer)) == shown(made(Numbers))
+
+
+def test_an_error_behind_the_length_that_a_source_says_comes_in_its_place():
+    loader = DictDataLoader({"a": Longer("a", 3, OSError("torn"))}, RoundRobin(["a"]))
+    iterator = iter(loader)
+    assert [next(iterator)["number"] for _ in range(2)] == ["a0", "a1"]
+    assert (loader.epoch, loader.step) == (0, 2)
+    with pytest.raises(OSError, match="torn"):
+        next(iterator)
+
+
+@pytest.mark.parametrize("on_exhausted", ON_EXHAUSTED)
+@pytest.mark.parametrize("kind", [*SOURCES, Remembering])
+def test_an_epoch_that_is_ended_is_over_at_once_and_its_state_says_so(kind, on_exhausted):
+    def made():
+        return DictDataLoader({"a": kind("a", 4), "b": kind("b", 3)}, RoundRobin(["a", "b"]), on_exhausted=on_exhausted)
+
+    for is_loaded in (False, True):
+        loader = made()
+        for _ in islice(loader, 3):
+            pass
+        if is_loaded:
+            state, loader = loader.state_dict(), made()
+            loader.load_state_dict(state)
+        for _ in range(2):  # the second has nothing to end
+            loader.end_epoch()
+            assert (loader.epoch, loader.step, loader.delivered) == (1, 0, {"a": 0, "b": 0})
+        if kind is not Remembering:  # its state moves on with its iteration alone
+            resumed = made()
+            resumed.load_state_dict(loader.state_dict())
+            assert (resumed.epoch, resumed.step) == (1, 0)
+            assert epoch(resumed) == epoch(loader)
 
 
 shards = st.lists(
