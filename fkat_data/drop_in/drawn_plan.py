@@ -216,8 +216,10 @@ class DrawnPlan(IndexPlan):
         """Begin to draw an epoch; return what counts the batches, and this rank's of them."""
         checks = checks_in(loaded)
         layers = of_epoch(self._layers, epoch)
-        if layers and self._distributed is not None:
+        # Of another rank's state, nothing else says whether the order is the same.
+        if self._distributed is not None and (layers or (loaded.get("step") and not checks)):
             _compare_terms(loaded.get("distributed", {}), terms_of(self._distributed))
+        if layers and self._distributed is not None:
             rest = self._distributed_rest(self._distributed, epoch).batches()
             order = CheckedOrder(iter(rest), checks, num_before=self._num_drawn)
             return order, order
@@ -347,7 +349,7 @@ class DrawnPlan(IndexPlan):
         is_at_resplit = 0 < first_step(self._layers, state["epoch"]) == state["step"]
         if self._dealt is not None:
             return is_at_resplit and state["step"] == self._num_batches(state["epoch"], None)
-        if not self._draws_at_once or not isinstance(self._sampler, Sized):
+        if self._distributed is None and not (self._draws_at_once and isinstance(self._sampler, Sized)):
             return False
         first_rank = None if self._share is None else self._share._replace(rank=0)
         return state["step"] == self._num_batches(state["epoch"], first_rank if is_at_resplit else self._share)
@@ -400,9 +402,12 @@ def _members_of(sampler: object) -> list[Any]:
 
 def _compare_terms(saved: Mapping[str, Any], present: Mapping[str, Any]) -> None:
     """Raise if the order of a ``DistributedSampler`` is not the one that other ranks had."""
-    for field in ("num_samples", "shuffle", "seed", "epoch", "drop_last"):
+    of_shuffle = ("seed", "epoch") if present["shuffle"] else ()
+    for field in ("num_samples", "drop_last", "shuffle", *of_shuffle):
         if field in saved and saved[field] != present[field]:
-            hint = "finish the epoch with the arguments and the set_epoch() of the DistributedSampler that began it"
+            hint = "finish the epoch with the arguments of the DistributedSampler that began it"
+            if field == "epoch":
+                hint = f"call the sampler's set_epoch({saved[field]}) before the epoch that goes on, as the run that saved did"
             raise StateMismatchError(f"sampler.{field}", saved[field], present[field], hint)
 
 

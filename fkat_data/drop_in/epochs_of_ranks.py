@@ -15,11 +15,12 @@ from fkat_data.distributed import gather, rank_and_world_size
 from fkat_data.drop_in.drawn_plan import DrawnPlan
 from fkat_data.drop_in.equal_ends import EndsOfRanks
 from fkat_data.drop_in.frameworks import AccelerateSide
-from fkat_data.drop_in.layers_of_ranks import Layer, distributed_sampler_of, layers_in
+from fkat_data.drop_in.layers_of_ranks import Layer, distributed_sampler_of, layers_in, rank_in
 from fkat_data.drop_in.numbered_plan import EpochShuffle, NumberedPlan, is_numbered
 from fkat_data.drop_in.rank_share import RankShare, agreed_state, check_share, shared_fields
 from fkat_data.drop_in.states import (
     Layout,
+    check_saver,
     checked_loader_state,
     entries_of,
     is_of_other_size,
@@ -266,6 +267,8 @@ class EpochsOfRanks(AccelerateSide):
         if self._strand_ranks is not None:
             return own_strands([check(each) for each in entries_of(state_dict) or [state_dict]], self._strand_ranks)
         own = own_state(state_dict, layout, check, *rank_and_world_size())
+        if layout is None and entries_of(state_dict) is None:
+            check_saver(own, self._saver(), is_iterable=self._is_iterable)
         if "strand_numbers" in own and own["all_strands"] != own["num_strands"]:
             hint = (
                 "set counts_workers_of_all_ranks = True on the dataset, and pass num_workers, as in the run that saved"
@@ -301,8 +304,8 @@ class EpochsOfRanks(AccelerateSide):
             return Layout(size, self._share.num_ranks, self._share.rank, shared_fields(self._share))
         dealing = self._dealing()
         if dealing is not None:
-            fields = self._terms_of_dealing()
-            return Layout(size, dealing.dp_size, dealing.dp_rank, fields, "order" if dealing.dp_size > 1 else None)
+            fields, dealt_by = self._terms_of_dealing(), "order" if dealing.dp_size > 1 else None
+            return Layout(size, dealing.dp_size, dealing.dp_rank, fields, dealt_by, has_seed=self.seed is not None)
         sampler = distributed_sampler_of(self.sampler if self.batch_sampler is None else self.batch_sampler)
         if sampler is not None:
             return Layout(size, sampler.num_replicas, sampler.rank, dealt_by="sampler")
@@ -327,7 +330,22 @@ class EpochsOfRanks(AccelerateSide):
         """Whether a sampler or the dataset knows which samples are this rank's."""
         samplers = self._samplers()
         is_dealt = any(is_part(each) for each in (*samplers, self._ordered_dataset()))
-        return is_dealt or any(hasattr(each, "rank") or hasattr(each, "process_index") for each in samplers)
+        return is_dealt or any(rank_in(each) is not None for each in samplers)
+
+    def _saver(self) -> tuple[int, int | None] | None:
+        """Return this rank, and of how many, if no other one can go on with its state: 0 of 1 where it has no rank.
+
+        None where the state says by itself which ranks can load it.
+        """
+        is_of_any = self._stream is not None or self._windowed is not None or self._strand_ranks is not None
+        if is_of_any or self._layout() is not None:
+            return None
+        if self._is_iterable:
+            rank, num_ranks = rank_and_world_size()
+            return (rank, num_ranks) if self.dp_rank is None else (self.dp_rank, None)
+        below = self._ordered_dataset()
+        order = self.sampler if self.batch_sampler is None else self.batch_sampler
+        return rank_in(order) or ((below.dp_rank, below.dp_size) if is_part(below) else None)
 
     def _succeed(self, original: "EpochsOfRanks") -> None:
         """Go on where the loader stands that Lightning makes this one of: in its next epoch, or at its loaded state."""
@@ -339,7 +357,7 @@ class EpochsOfRanks(AccelerateSide):
         fields.update(_successor=self, _successors=successors)
         vars(self).update(_drawn_seed=seed, _keeps_workers=fields["_keeps_workers"])
         if loaded is not None:
-            self._go_to(loaded)
+            self._go_to(self._own_part(loaded))  # it may be the state of a rank whose sampler Lightning brings only now
         elif epoch and not self._is_iterable and self._stream is None:
             self._go_to(self._start_of(epoch), is_untouched=True)
 
@@ -370,7 +388,9 @@ class EpochsOfRanks(AccelerateSide):
 
     def _terms_of_dataset(self) -> dict[str, Any]:
         """Return the fields of a state that say what of the dataset its places depend on."""
-        return {**self._order_of_dataset(), **self._terms_of_dealing(), **files_field(self.dataset)}
+        saver = self._saver()
+        whose = {} if saver is None or saver == (0, 1) else {"saved_by": list(saver)}
+        return {**self._order_of_dataset(), **self._terms_of_dealing(), **files_field(self.dataset), **whose}
 
     def _terms_of_dealing(self) -> dict[str, Any]:
         """Return the fields of a state that say to how many ranks a dataset or a batch sampler deals itself out."""

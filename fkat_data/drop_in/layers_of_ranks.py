@@ -325,9 +325,33 @@ def _count(number: object) -> int:
 
 
 def distributed_sampler_of(order: object) -> "DistributedSampler[Any] | None":
-    """Return the ``DistributedSampler`` that a sampler is, or that a batch sampler of torch's takes its indices from."""
+    """Return the ``DistributedSampler`` that a sampler is, or that a batch sampler of torch's takes its indices from.
+
+    One of a subclass only if its order is torch's: it follows from arguments then, for any rank.
+    """
     sampler: object = order.sampler if type(order) is BatchSampler else order
-    return cast("DistributedSampler[Any]", sampler) if type(sampler) is DistributedSampler else None
+    if not isinstance(sampler, DistributedSampler):
+        return None
+    kind, torchs = cast("Any", type(cast("object", sampler))), cast("Any", DistributedSampler)
+    has_own_order = hasattr(kind, "state_dict") or (kind.__iter__, kind.__len__) != (torchs.__iter__, torchs.__len__)
+    return None if has_own_order else cast("DistributedSampler[Any]", sampler)
+
+
+_INNER = ("batch_sampler", "sampler", "base_sampler")
+_DEEPEST = 4
+
+
+def rank_in(order: object, depth: int = 0) -> tuple[int, int | None] | None:
+    """Return the rank that a sampler, or one that it takes its indices from, says it is of, and of how many; None: none."""
+    rank: Any = getattr(order, "rank", getattr(order, "process_index", None))
+    if type(rank) is int:
+        sizes = (getattr(order, name, None) for name in ("num_replicas", "num_processes", "world_size", "num_ranks"))
+        return rank, next((size for size in sizes if type(size) is int), None)
+    inner = [getattr(order, name, None) for name in _INNER]
+    of_sources = getattr(order, "samplers", None)  # of a mixture's batch sampler
+    inner += of_sources.values() if isinstance(of_sources, Mapping) else ()
+    found = (rank_in(each, depth + 1) for each in inner if each is not None and each is not order and depth < _DEEPEST)
+    return next(filter(None, found), None)
 
 
 def terms_of(sampler: "DistributedSampler[Any]") -> dict[str, Any]:

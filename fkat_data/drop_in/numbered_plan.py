@@ -217,7 +217,8 @@ def check_kind_of_order(state: Mapping[str, Any], sampler: object, batch_sampler
     if state["step"] and saved != present:
         hint = (
             "finish the epoch in the order in which it began, with the sampler or the shuffle of the run that saved. On "
-            "several ranks, Lightning gives the loader a DistributedSampler; on one rank, strategy='ddp' does"
+            "several ranks, Lightning gives the loader a DistributedSampler; on one rank, strategy='ddp' does, and in your own "
+            "loop, DistributedSampler(dataset, 1, 0) has the order of all ranks"
         )
         raise StateMismatchError("sampler", saved, present, hint)
 

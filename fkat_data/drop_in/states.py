@@ -24,6 +24,10 @@ _UNGATHERED = (
     "torch.distributed is initialised, or what merge_state_dicts() makes of each rank's local_state_dict(): any number of "
     "ranks loads it"
 )
+_OF_EACH = (
+    "save state_dict() on every rank and load each rank's own, or load on all what merge_state_dicts([...]) makes of the "
+    "local_state_dict() of each"
+)
 
 
 class Layout(NamedTuple):
@@ -35,6 +39,7 @@ class Layout(NamedTuple):
         rank: This one.
         fields: What a state says of them.
         dealt_by: Who deals out; None: there is one rank, of a dataset or a batch sampler that can.
+        has_seed: Whether the loader was given a seed, so that all ranks have the same.
     """
 
     batch_size: int | None
@@ -42,6 +47,7 @@ class Layout(NamedTuple):
     rank: int = 0
     fields: Mapping[str, Any] = {}
     dealt_by: DealtBy | None = "loader"
+    has_seed: bool = True
 
 
 def merged_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -86,6 +92,8 @@ def own_state(
     if layout is None:
         return check(found[_index_in_job(found, rank, world_size)] if is_merged else found[0])
     states = [check(each) for each in found]
+    if not is_merged:
+        _check_stands_for_all(states[0], layout)
     num_ranks = _num_ranks(states[0])
     # Of other kinds of samplers, the first iteration says so: Lightning may give the loader another one until then.
     is_same_kind = (layout.dealt_by == "sampler") == _is_samplers(states[0])
@@ -95,8 +103,73 @@ def own_state(
         own = states[_own_index(states, layout, rank, world_size) if is_merged else 0]
         own.pop(_GATHERED, None)
         _drop_rounds(own)
-        return own
+        return _as_of_rank(own, layout)
     return _split_again(states, num_ranks, layout)
+
+
+def _check_stands_for_all(state: Mapping[str, Any], layout: Layout) -> None:
+    """Return if one rank's state says where the others were.
+
+    Raises:
+        StateMismatchError: Each rank has shuffled its own part by a seed that it drew: no other process knows it.
+    """
+    num_ranks, rank = _num_by_order(state), state.get("dealt_rank", layout.rank)
+    is_of_other = num_ranks > 1 and (num_ranks, rank) != (layout.num_ranks, layout.rank)
+    if is_of_other and state["step"] and state["sampler"].get("shuffle") and not layout.has_seed:
+        hint = f"pass the loader of each rank the same seed=, or {_OF_EACH}"
+        raise StateMismatchError("seed", state["seed"], "<given, the same on all ranks>", hint)
+
+
+def _as_of_rank(state: dict[str, Any], layout: Layout) -> dict[str, Any]:
+    """Return a state that may be another rank's as this one's, which is at the same step of its own order."""
+    sampler: dict[str, Any] = state["sampler"]
+    if layout.dealt_by == "sampler" and _is_samplers(state):
+        of_rank = {"distributed": {**sampler["distributed"], "rank": layout.rank}}
+        is_own = sampler["distributed"]["rank"] == layout.rank
+    else:
+        of_rank, is_own = {}, state.get("dealt_rank", layout.rank) == layout.rank
+    if is_own:
+        return state
+    if "num_samples" not in sampler:  # the digest is of the other rank's batches
+        of_rank |= {"step": state["step"], "orders": []}
+        sampler = without_order(sampler)
+    return {**state, **layout.fields, "sampler": {**sampler, **of_rank}}
+
+
+def check_saver(state: Mapping[str, Any], saver: tuple[int, int | None] | None, *, is_iterable: bool) -> None:
+    """Return if a state was not saved by another rank, whose order only that rank knows.
+
+    Args:
+        state: One rank's state.
+        saver: The present rank, and of how many; None: this is not known.
+        is_iterable: Whether the dataset is iterable.
+
+    Raises:
+        StateMismatchError: It was; the epoch has begun, or the state has the state of a sampler or of a dataset.
+    """
+    saved: Any = state.get("saved_by")
+    if saved is None or saver is None:
+        return
+    is_same = all(None in numbers or len(set(numbers)) == 1 for numbers in zip(saved, saver, strict=True))
+    if is_same or (not state["step"] and not _has_states(state)):
+        return
+    whose, here = (f"rank {rank}{'' if size is None else f' of {size}'}" for rank, size in (saved, saver))
+    remedy, other = _OF_EACH, "or use torch's DistributedSampler or deal_out(), with which one state is of all ranks"
+    if saved[0] == saver[0]:
+        remedy = "resume with the number of ranks that saved, or finish the epoch with it"
+    elif is_iterable:
+        other = "or pass the same dp_rank= on ranks that share their data"
+    what = "its dataset" if is_iterable else "its sampler"
+    hint = f"this is the state of {whose}, and this process is {here}: only each rank knows where {what} is. So {remedy}; {other}"
+    raise StateMismatchError("saved_by", f"<{whose}>", f"<{here}>", hint)
+
+
+def _has_states(state: Mapping[str, Any]) -> bool:
+    """Return whether a state has that of a sampler, a generator or a dataset."""
+    sampler: Mapping[str, Any] = state.get("sampler", {})
+    found = [*sampler.get("generators", ()), *sampler.get("samplers", ())]
+    found += [strand.get("snapshot") for strand in state.get("strands", ())]
+    return any(each is not None for each in found)
 
 
 def is_of_other_size(state: Mapping[str, Any], batch_size: int | None) -> bool:
@@ -213,8 +286,9 @@ def _split_again(states: Sequence[dict[str, Any]], num_ranks: int, layout: Layou
     own["batch_size"] = layout.batch_size
     own["sampler"] = _sampler_of_rest(of_ranks, base, step, layout, is_by_order=is_by_order)
     _logger.info(
-        "state of %d ranks split again over %d: they go on in epoch %d at step %d",
+        "state of %d ranks%s split again over %d: they go on in epoch %d at step %d",
         num_ranks,
+        ", which were in step," if len(states) == 1 and num_ranks > 1 else "",
         layout.num_ranks,
         epoch,
         step,
@@ -253,11 +327,11 @@ def _one_of_each(states: Sequence[dict[str, Any]], num_ranks: int) -> list[dict[
     Raises:
         StateMismatchError: Those of some are not there.
     """
-    if num_ranks == 1 or (len(states) == 1 and states[0].get(_GATHERED)):
+    # A DistributedSampler gives all ranks equally many microbatches, and DDP keeps them in step.
+    is_at_start = not states[0]["step"] and _dealt_by(states[0]) == "order"
+    is_of_all = states[0].get(_GATHERED) or _is_samplers(states[0]) or is_at_start
+    if num_ranks == 1 or (len(states) == 1 and is_of_all):
         return [dict(states[0]) for _ in range(num_ranks)]
-    dealt_by = _dealt_by(states[0])
-    if len(states) == 1 and not states[0]["step"] and (_is_samplers(states[0]) or dealt_by == "order"):
-        return [dict(states[0]) for _ in range(num_ranks)]  # all ranks have equally many microbatches
     by_rank = {state.get("dealt_rank", place): state for place, state in enumerate(states)}
     if _is_samplers(states[0]):
         by_rank = {state["sampler"]["distributed"]["rank"]: state for state in states}

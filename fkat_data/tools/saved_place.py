@@ -158,15 +158,17 @@ def _shards(rank: Place) -> str:
 
 def _of_data_loader(where: str, state: Mapping[str, Any]) -> SavedPlace:
     states: Sequence[Mapping[str, Any]] = state.get("all_rank_states", [state])
-    of_all = bool(state.get("gathered"))
-    num_ranks = int(states[0].get("num_ranks", 1))
+    first = states[0]
+    is_distributed = "distributed" in first.get("sampler", {})
+    num_ranks = int(first.get("num_ranks", first.get("dealt_ranks", 1)))
+    if is_distributed:
+        num_ranks = int(first["sampler"]["distributed"]["num_replicas"])
+    of_all = bool(state.get("gathered")) or (len(states) == 1 and is_distributed)
     places: list[RankPlace] = []
     for index, each in enumerate(states):
         # One state of ranks that are in step stands for all of them.
         ranks: Sequence[int | None] = range(num_ranks) if of_all else [index if len(states) > 1 else None]
         places += [RankPlace(rank, each["epoch"], each["step"], _batches(each, rank)) for rank in ranks]
-    first = states[0]
-    is_distributed = "distributed" in first.get("sampler", {})
     if "stream" in first:
         return next(places_in(first["stream"], where))._replace(loader="DataLoader")
     if "all_strands" in first:
@@ -174,14 +176,16 @@ def _of_data_loader(where: str, state: Mapping[str, Any]) -> SavedPlace:
         loads_on = f"1 to {counted(num_strands, 'rank')}, as many as there are strands"
         if len(found) < num_strands:
             loads_on = f"ranks with its own {counted(len(found), 'strand')}; merge_state_dicts() of all ranks' loads on {loads_on}"
+    elif "saved_by" in first and len(states) == 1:
+        loads_on = (
+            f"rank {first['saved_by'][0]}; merge_state_dicts() of each one's local_state_dict() loads on as many ranks"
+        )
     elif "strands" in first:
         loads_on = f"{counted(len(states), 'rank')}, with {counted(first['num_strands'], 'worker')} each"
-    elif of_all or len(states) == num_ranks > 1 or (num_ranks == 1 and not is_distributed and len(states) == 1):
+    elif of_all or len(states) == num_ranks:
         loads_on = _ANY
         if first.get("split_batches"):
             loads_on += f" that divides the batch size, {first['batch_size']}"
-    elif is_distributed and len(states) == first["sampler"]["distributed"]["num_replicas"]:
-        loads_on = _ANY
     else:
         size = max(len(states), num_ranks)
         loads_on = f"{counted(size, 'rank')}; merge_state_dicts() of each one's local_state_dict() loads on {_ANY}"
