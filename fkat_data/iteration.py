@@ -5,6 +5,8 @@ the position moves in one instruction, the last one of the call that returns the
 delivered nothing, and the next one begins at the same position.
 """
 
+import logging
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, Self
 
@@ -13,6 +15,9 @@ from fkat_data.interruption import is_interruption
 from fkat_data.plan.place import START, Position
 from fkat_data.tracebacks import fold
 from fkat_data.types import Microbatch
+from fkat_data.wording import counted
+
+logger = logging.getLogger(__name__)
 
 
 class HandOver(Protocol):
@@ -112,10 +117,39 @@ class Iterations:
         self._loader_name = loader_name
         self.newest: int = 0
         """The number of the newest iteration."""
+        self.is_interrupted: bool = False
+        """Whether an interruption came out of the newest call of its iterator."""
+        # By identity: the exception itself would keep the objects of its frames alive.
+        self._last_shown = id(_last_shown())
 
     def begin(self) -> None:
         """End the iteration under way, and number the next one."""
         self.newest += 1
+        self.is_interrupted = False
+        self._last_shown = id(_last_shown())
+
+    def leave(self, epoch: int, step: int) -> None:
+        """Log that a loop begins the next epoch, and so leaves out the rest of this one: a warning after an interruption.
+
+        Args:
+            epoch: The epoch.
+            step: How many of its microbatches were delivered.
+        """
+        shown = _last_shown()
+        # A notebook, and an interactive interpreter, show what came out of the body of a loop.
+        is_interrupted = self.is_interrupted or (
+            shown is not None and id(shown) != self._last_shown and is_interruption(shown)
+        )
+        logger.log(
+            logging.WARNING if is_interrupted else logging.INFO,
+            "epoch %d was %s after %s: its other microbatches are left out, and epoch %d begins. To go on in an epoch, keep "
+            "its iterator, or call loader.load_state_dict(loader.state_dict()) before the next loop; to leave the rest out "
+            "on purpose, loader.end_epoch()",
+            epoch,
+            "interrupted" if is_interrupted else "left",
+            counted(step, "microbatch"),
+            epoch + 1,
+        )
 
     def check(self, number: int) -> None:
         """Return if this iteration is still the newest: a stop must look neither like an end nor like a fault.
@@ -127,6 +161,11 @@ class Iterations:
             raise StaleIteratorError(
                 f"this iterator has ended: the {self._loader_name} began a newer iteration, loaded a state, or was closed"
             ) from None
+
+
+def _last_shown() -> BaseException | None:
+    """Return the exception that an interactive interpreter has shown last."""
+    return getattr(sys, "last_value", None)
 
 
 class EpochIterator(Iterator[Microbatch]):
@@ -166,10 +205,13 @@ class EpochIterator(Iterator[Microbatch]):
             self._is_over = True
             raise
         except BaseException as error:
-            if not is_interruption(error):
+            if is_interruption(error):
+                self._iterations.is_interrupted = True
+            else:
                 self._iterations.check(self._number)
             fold(error)
             raise
+        self._iterations.is_interrupted = False
         return self._cursor.hand_over(microbatch)
 
 

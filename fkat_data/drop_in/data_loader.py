@@ -348,7 +348,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         plan = cast("DatasetPlan", self._plan)
         begun = plan.begin(engine.position, leaves_empty_rest=self._leaves_empty_rest or self._driven is not None)
         if begun is not None:
-            engine.go_to(begun)
+            engine.leave_for(begun)
         resumed = None if self._loaded is None or self._is_untouched else (self.epoch, self.step)
         vars(self).update(_resumed=resumed)
         made = partial(DataLoaderIterator, plan, engine)

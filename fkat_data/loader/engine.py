@@ -254,6 +254,13 @@ class Engine(Generic[Microbatch_co]):
         self._loading = place
         self._finish_loading()
 
+    def leave_for(self, place: Place) -> None:
+        """Go to the start of an epoch that the plan has decided on, or to the rest of one that was loaded."""
+        position = self.position
+        if position.step and not self._cursor.is_loaded and place.position.epoch != position.epoch:
+            self._iterations.leave(position.epoch, position.step)
+        self.go_to(place)
+
     @property
     def place(self) -> Place:
         """Where the caller stands, with what is known here: the position, the skipped tasks, and the begun one's terms."""
@@ -283,8 +290,10 @@ class Engine(Generic[Microbatch_co]):
 
     def _begin(self) -> None:
         position = self._cursor.position
-        if self._on_leave is not None and self._cursor.first() != position:
-            self._on_leave(position.epoch, position.step)
+        if self._cursor.first() != position:
+            self._iterations.leave(position.epoch, position.step)
+            if self._on_leave is not None:
+                self._on_leave(position.epoch, position.step)
         self._iterations.begin()
         self.plan.renew(position.epoch, position.step)
         self._delivery.begin()

@@ -118,9 +118,11 @@ class DictDataLoader(Described, Closing):
     def __iter__(self) -> Iterator[Microbatch]:
         """Begin an epoch, or the rest of one after ``load_state_dict``; an older iterator ends."""
         self._settle()
+        if is_left_early := self._step > 0 and not self._is_loaded:
+            self._iterations.leave(self._schedule.epoch, self._step)
         self._iterations.begin()
         self._draft.begin(self._snapshot())
-        if self._step and not self._is_loaded:
+        if is_left_early:
             for source in self._sources.values():
                 source.give_up()
             self._end_epoch()
