@@ -20,25 +20,27 @@ class SqliteClient:
     def listing(self, prefix, timeout_s):
         query = "SELECT name, content FROM files WHERE substr(name, 1, ?) = ?"
         rows = self._rows(query, timeout_s, len(prefix), prefix)
-        return [ListedFile(name, len(content), version_of(content)) for name, content in rows]
+        return [ListedFile(name, len(row), version_of(row)) for name, row in rows]
 
     def close(self):
-        pass  # each request has a connection of its own, so that threads can share a client
+        pass  # each request has its own connection, so threads can share a client
 
     def _content(self, name, timeout_s):
-        for (content,) in self._rows("SELECT content FROM files WHERE name = ?", timeout_s, name):
+        query = "SELECT content FROM files WHERE name = ?"
+        for (content,) in self._rows(query, timeout_s, name):
             return content
         raise FileNotFoundError(name)
 
     def _rows(self, query, timeout_s, *values):
-        with closing(sqlite3.connect(f"file:{self._path}?mode=ro", uri=True, timeout=timeout_s)) as connection:
+        uri = f"file:{self._path}?mode=ro"
+        with closing(sqlite3.connect(uri, timeout_s, uri=True)) as connection:
             return connection.execute(query, values).fetchall()
 
 
 class Row:
     def __init__(self, content, start, version, stop):
         self.version, self.size_bytes = version_of(content), len(content)
-        # What was replaced since `start` bytes of it arrived is sent from its first byte.
+        # A file that was replaced meanwhile is sent from its first byte.
         self.start = start if stop is not None or version == self.version else 0
         self._rest = content[self.start : stop]
 
