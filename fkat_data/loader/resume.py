@@ -98,6 +98,9 @@ def _split_again(ranks: Sequence[Place], saved_size: int, plan: ElasticShardPlan
         positions[dp_rank] = position
         num_left += num_shards - position.shard
         num_begun += position.microbatch > 0
+    if not any(position.step for position in positions.values()):
+        # Of an epoch of which no rank has delivered anything, shards without microbatches may have been passed.
+        positions = {dp_rank: Position(position.epoch, 0, 0, 0) for dp_rank, position in positions.items()}
     layers, epoch = with_layer(before[0].layers, tuple(positions[dp_rank] for dp_rank in range(saved_size)))
     _check_dp_rank(plan, identity, epoch)
     _logger.info(

@@ -208,3 +208,18 @@ def test_an_elastic_restart_after_a_killed_rank_delivers_each_microbatch_once(pr
     run_python(*torchrun, PROGRAM, tmp_path, 0, 7, OMP_NUM_THREADS="1")
     assert ledger_of(tmp_path) == sorted([*uninterrupted(inside, 2, 0), *uninterrupted(inside, 2, 1)])
     assert {path.name for path in tmp_path.glob("resumed-*")} == {"resumed-0-in-round-1", "resumed-1-in-round-1"}
+
+
+def test_an_epoch_of_which_nothing_was_delivered_is_as_new_to_other_ranks():
+    """A rank has passed its first shards, which are empty, and then an error came, or its microbatch was taken back."""
+    shards = ["map-a-0", "map-b-3", "map-c-4", "map-d-5"]
+
+    def sampler(dp_size, dp_rank):
+        return DistributedDataParallelShardSampler(shards, dp_size, dp_rank, drop_last=False)
+
+    first, second = ranks(sampler, 2)
+    next(iter(first))
+    assert first.take_back()
+    (loader,) = ranks(sampler, 1, merged([first, second]))
+    (fresh,) = ranks(sampler, 1)
+    assert epoch(loader) == epoch(fresh)
