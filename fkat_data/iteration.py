@@ -37,8 +37,8 @@ class Cursor:
         # Where a load has put it, by identity: as long as nothing was delivered, an iteration begins there.
         self._loaded: tuple[Position, ...] = ()
         self._next: Position = START
-        # The position before the last microbatch, and after it.
-        self._last: tuple[Position, Position] | None = None
+        # The position before the last microbatch, and after it; None: an iteration has begun since.
+        self._last: tuple[Position, Position | None] | None = None
 
     @property
     def before_last(self) -> Position | None:
@@ -67,6 +67,7 @@ class Cursor:
 
     def start(self, position: Position) -> None:
         """Start an iteration at its first position."""
+        self._last = None if self._last is None else (self._last[0], None)
         self.position = position
 
     def advance(self, position: Position) -> None:

@@ -162,3 +162,13 @@ def test_a_loaded_place_of_which_nothing_was_continued_stays_the_epoch_for_set_e
             iter(other)
         other.set_epoch(other.epoch)
         assert delivered(other) == (0, 1, whole[2:])
+
+
+def test_an_iteration_that_begins_ends_what_can_be_taken_back():
+    for loader in (make(["list-a-1", "list-b-1"]), DataLoader(range(2), seed=3)):
+        list(loader)
+        iterator = iter(loader)
+        assert not loader.take_back()
+        assert (loader.epoch, loader.step) == (1, 0)
+        next(iterator)
+        assert loader.take_back()
