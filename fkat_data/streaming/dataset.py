@@ -88,8 +88,10 @@ class StreamingDataset(Described, DatasetProperties, SampleAccess, IterableDatas
             ``py1s`` and ``py2s``.
         batch_size: Samples of a rank's batch; the order depends on it.
         shuffle: Whether samples are shuffled.
-        shuffle_algo: ``"block"`` (recommended), or the reference's ``"py1e"``, ``"py1br"``, ``"py1b"``, ``"py1s"``,
-            ``"py2s"`` and ``"naive"``, number for number; or one that ``fkat_data.extensions.register_shuffle`` names.
+        shuffle_algo: ``"block"``, recommended for a new run; or the reference's ``"py1e"``, ``"py1br"``, ``"py1b"``,
+            ``"py1s"``, ``"py2s"`` and ``"naive"``, number for number; or one that
+            ``fkat_data.extensions.register_shuffle`` names. The default is the reference's own, ``"py1e"``, so that its
+            scripts and checkpoints keep their order here.
         shuffle_seed: The seed of every random order.
         shuffle_block_size: The number of samples that a shard is spread over; None: 4 million divided by the canonical
             nodes, at least 262,144.
