@@ -113,6 +113,49 @@ def seed_global_generators(seed: int) -> None:
     vars(_python)["gauss_next"] = None
     np.random.seed(seed & 0xFFFFFFFF)
     torch.default_generator.manual_seed(seed)
+    if _initial_seed:
+        _report_initial_seed(torch.default_generator, _initial_seed[0])
+
+
+def report_initial_seed(seed: int) -> None:
+    """Let ``torch.initial_seed()`` return this seed from now on, whatever torch's global generator is seeded with.
+
+    Nothing changes where torch's generators do not keep that number apart from what they draw.
+
+    Args:
+        seed: From 0 to 2**64 - 1.
+    """
+    scratch = torch.Generator().manual_seed(1)
+    _report_initial_seed(scratch, seed)
+    is_apart = torch.rand(8, generator=scratch).equal(torch.rand(8, generator=torch.Generator().manual_seed(1)))
+    if is_apart and scratch.initial_seed() == seed:
+        _initial_seed[:] = [seed]
+
+
+def _report_initial_seed(generator: torch.Generator, seed: int) -> None:
+    state = generator.get_state()
+    state.numpy()[:8].view(np.uint64)[0] = seed
+    generator.set_state(state)
+
+
+# What ``torch.initial_seed()`` returns in this process, if not the seed of the stream.
+_initial_seed: list[int] = []
+
+
+def worker_base_seed(seed: int, dp_rank: int, epoch: int) -> int:
+    """Return what the seeds of an epoch's workers count on from: that of worker *i* is ``base + i``, as torch's are.
+
+    Args:
+        seed: The loader's.
+        dp_rank: The loader's data-parallel rank.
+        epoch: The epoch.
+
+    Returns:
+        A number from 0 to 2**63 - 1.
+    """
+    name = f"{seed}/{dp_rank}/{epoch}".encode()
+    digest = hashlib.blake2b(name, digest_size=8, person=b"fkat_data worker").digest()
+    return int.from_bytes(digest, "little") >> 1
 
 
 class preserved_generators:  # noqa: N801 - a context, as those of contextlib

@@ -36,6 +36,8 @@ class DatasetPlan(ShardPlan):
     """Whether each task is a window, which one worker makes."""
     beginning: Any = None
     """Where an iteration begins that ``begin`` has begun and the caller does not have yet; None: there is none."""
+    counts_all_ranks: bool = False
+    """Whether workers are counted over all ranks."""
     num_strands: int | None = None
     """Tasks that take turns, one for each worker; 0: the only one belongs to no worker; None: they do not take turns."""
 

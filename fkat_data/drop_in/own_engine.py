@@ -112,6 +112,8 @@ def engine_of(loader: Any, plan: DatasetPlan, *, seed: int, dp_rank: int, keeps_
         keeps_dataset=keeps_dataset,
         snapshot_every_n_steps=loader.snapshot_every_n_steps,
         seed=seed,
+        dp_rank=0 if plan.counts_all_ranks else dp_rank,
+        keeps_workers=bool(loader.persistent_workers),
         window_fn=loader.window_functions,
         window_size=loader.window_size,
         skips_samples=loader.on_sample_error == "skip",

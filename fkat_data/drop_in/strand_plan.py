@@ -47,6 +47,7 @@ class StrandPlan(DatasetPlan):
     ) -> None:
         self._ends = ends
         self._of_ranks = dict(of_ranks or {})
+        self.counts_all_ranks: bool = bool(self._of_ranks)
         # What other ranks had of each strand when this one took it over, in the epoch that was under way and the next.
         self._taken_over = {each["epoch"]: each["counts"] for each in self._of_ranks.get("taken_over", ())}
         self.num_strands: int | None = num_strands

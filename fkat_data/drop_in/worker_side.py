@@ -17,11 +17,19 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset
 
 from fkat_data.interruption import genuine, suppress
-from fkat_data.seeding import OwnGenerators, ShardStreams, microbatch_seed, preserved_generators
+from fkat_data.seeding import (
+    OwnGenerators,
+    ShardStreams,
+    microbatch_seed,
+    preserved_generators,
+    report_initial_seed,
+    worker_base_seed,
+)
 from fkat_data.types import Stateful, plans_batches
 from fkat_data.worker.batches import NearestProduct, NumberedBatches
 from fkat_data.worker.fetch import direct_iteration
 from fkat_data.worker.messages import Epilogue, Marked
+from fkat_data.worker.produce import EpochAware
 from fkat_data.worker.settings import current_worker
 from fkat_data.worker.stacked import StackedBatches
 from fkat_data.worker.windows import RowTerms, Window, WindowFunction, WindowProduct, called_in_turn
@@ -151,6 +159,8 @@ class EpochTerms(NamedTuple):
         snapshot_every_n_steps: Microbatches between two states of an iterable dataset that has one; 0: none is taken
             within an epoch.
         seed: The loader's.
+        dp_rank: The data-parallel rank that the workers are numbered in; 0 where they are numbered over all ranks.
+        keeps_workers: Whether workers stay as they are from epoch to epoch, with their seeds.
         window_fn: Called one on what the other has returned, the first on a window's samples; none: the samples are
             the rows.
         window_size: Samples of a window of an iterable dataset.
@@ -166,6 +176,8 @@ class EpochTerms(NamedTuple):
     keeps_dataset: bool
     snapshot_every_n_steps: int
     seed: int
+    dp_rank: int
+    keeps_workers: bool
     window_fn: Sequence[WindowFunction]
     window_size: int
     skips_samples: bool
@@ -401,7 +413,7 @@ class _Copies:
 _WORKER: Any = getattr(getattr(torch_data, "_utils", None), "worker", None)
 
 
-class EpochFactory:
+class EpochFactory(EpochAware):
     """Makes the microbatches of an epoch, or of a part of one; lives in the worker.
 
     Args:
@@ -415,7 +427,12 @@ class EpochFactory:
         self._terms = terms
         self._is_stream = plans_batches(dataset)
         self._is_entered = False
+        self._epoch = 0
         self._memory = DatasetMemory()
+
+    def enter_epoch(self, epoch: int) -> None:
+        """Note the epoch that is made next."""
+        self._epoch = 0 if self._terms.keeps_workers else epoch
 
     def for_threads(self) -> "EpochFactory":
         """Return one for the threads of a worker: each task of a stream, which one thread reads, has a copy of it."""
@@ -467,19 +484,34 @@ class EpochFactory:
         if not self._terms.keeps_dataset:
             self.dataset, self._is_entered = copy.deepcopy(pristine), False
         try:
-            self._enter(strand.number, strand.num_strands)
+            self._enter(strand.number, strand.num_strands, is_strand=True)
             return self.dataset
         finally:
             self.dataset = pristine
 
-    def _enter(self, index: int | None, num_workers: int) -> None:
+    def _enter(self, index: int | None, num_workers: int, *, is_strand: bool = False) -> None:
         """Let ``get_worker_info`` know of this worker, and call the user's ``worker_init_fn``, once for each dataset."""
-        if self._is_entered or index is None or not num_workers or current_worker() is None:
+        if index is None or not num_workers or current_worker() is None:
+            return
+        base_seed = worker_base_seed(self._terms.seed, self._terms.dp_rank, self._epoch)
+        seed = base_seed + index
+        info = _WORKER._worker_info  # noqa: SLF001 - where torch.utils.data.get_worker_info looks
+        if info is None or info.seed != seed or info.dataset is not self.dataset:
+            info = _WORKER.WorkerInfo(id=index, num_workers=num_workers, seed=seed, dataset=self.dataset)
+            _WORKER._worker_info = info  # noqa: SLF001 - as above
+        if is_strand:
+            # One worker makes all of a strand, so that what depends on its seed is the same in every run.
+            report_initial_seed(seed)
+        if self._is_entered:
             return
         self._is_entered = True
-        name = f"{self._terms.seed}/{index}".encode()
-        seed = int.from_bytes(hashlib.blake2b(name, digest_size=8, person=b"fkat_data worker").digest(), "little")
-        info = _WORKER.WorkerInfo(id=index, num_workers=num_workers, seed=seed, dataset=self.dataset)
-        _WORKER._worker_info = info  # noqa: SLF001 - where torch.utils.data.get_worker_info looks
         if self._terms.worker_init_fn is not None:
-            OwnGenerators(seed).call(self._terms.worker_init_fn, index)
+            OwnGenerators(seed).call(_initialise, self._terms.worker_init_fn, base_seed, index)
+
+
+def _initialise(worker_init_fn: Callable[[int], None], base_seed: int, index: int) -> None:
+    """Call a ``worker_init_fn`` with numpy's generator as torch has seeded it there."""
+    numpy_seed = getattr(_WORKER, "_generate_state", None)
+    if numpy_seed is not None:
+        np.random.seed(numpy_seed(base_seed, index))  # noqa: NPY002 - the global generator is meant
+    worker_init_fn(index)

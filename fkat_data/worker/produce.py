@@ -5,6 +5,7 @@ A shard that was begun is compared with what it is now: how it is batched, and w
 
 import functools
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
@@ -177,7 +178,7 @@ class OpenShard:
             self._streams.seed_opening()
         self._first = task.first_microbatch if task.lost_microbatch is None else task.lost_microbatch
         self._producer = producer
-        product = _made_by(producer.factory, task.shard)
+        product = _made_by(producer.factory, task)
         if task.left_out:
             product = _without(product, task.left_out)
         self.kind: str = type(cast("object", product)).__qualname__
@@ -351,7 +352,7 @@ def produce_together(task: Task, producer: Producer) -> tuple[int, Iterator[Any]
     """
     try:
         producer.mark("build", task.shard_index, repr(task.shard))
-        product = _made_by(producer.factory, task.shard)
+        product = _made_by(producer.factory, task)
     except Exception as error:
         name_place(error, task, task.first_microbatch, is_open=False)
         raise
@@ -361,7 +362,7 @@ def produce_together(task: Task, producer: Producer) -> tuple[int, Iterator[Any]
 
 def _counted(task: Task, producer: Producer) -> ShardCount:
     producer.mark("build", task.shard_index, repr(task.shard))
-    open_shard = functools.partial(_made_by, producer.factory, task.shard)
+    open_shard = functools.partial(_made_by, producer.factory, task)
     counted = count_microbatches(open_shard, _streams_of(task, producer))
     producer.mark("")
     return counted
@@ -372,9 +373,20 @@ def _streams_of(task: Task, producer: Producer) -> ShardStreams:
     return ShardStreams.of(producer.seed, dp_rank, task.epoch, shard_index)
 
 
-def _made_by(factory: Callable[[Shard], Any], shard: Shard) -> Any:
+class EpochAware(ABC):
+    """A factory that asks for the epoch of the shards that it gets."""
+
+    @abstractmethod
+    def enter_epoch(self, epoch: int) -> None:
+        """Note the epoch of the next shard."""
+
+
+def _made_by(factory: Callable[[Shard], Any], task: Task) -> Any:
+    made_by: object = factory
+    if isinstance(made_by, EpochAware):
+        made_by.enter_epoch(task.epoch)
     try:
-        product: Any = factory(shard)
+        product: Any = factory(task.shard)
     except genuine(StopIteration) as error:
         raise WorkerError("the factory raised StopIteration") from error
     if not isinstance(product, (Iterable, WindowProduct)) and not is_random_access(product):

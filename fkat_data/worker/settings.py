@@ -1,5 +1,6 @@
 """What a worker needs to start, and which worker this process is."""
 
+import multiprocessing
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, cast, get_args, runtime_checkable
 
 import torch
@@ -96,6 +97,8 @@ def enter_worker(worker_index: int) -> None:
         worker_index: The worker's number among its loader's.
     """
     _entered[:] = [worker_index]
+    # As torch's workers are called: programs tell them from "MainProcess" by it, and logs show it.
+    multiprocessing.current_process().name = f"Process-{worker_index + 1}"
 
 
 def current_worker() -> int | None:
