@@ -85,7 +85,8 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         generator: What the seed is drawn from; None: torch's global generator.
         prefetch_factor: Microbatches that are made ahead, for each worker; None: as many as help.
         persistent_workers: None: workers stay, and get the dataset again if it has changed since; an iterable dataset
-            begins each epoch as a copy of the caller's. True: workers keep their datasets, whatever changes here.
+            begins each epoch as a copy of the caller's. True: workers keep their datasets, whatever changes here, and are
+            not given up where other loaders need the room.
             False: each iteration begins with new workers.
         pin_memory_device: Has no effect.
         in_order: Has no effect: microbatches always come in order.

@@ -149,6 +149,7 @@ def engine_of(loader: Any, plan: DatasetPlan, *, seed: int, dp_rank: int, keeps_
             "worker_init_fn": terms.worker_init_fn,
         },
         in_process=("num_workers", 0),
+        is_kept=keeps_dataset,
     )
     is_ahead = is_multiprocessing and plan.has_parts
     num_ahead = -1 if loader.prefetch_factor is None else loader.prefetch_factor * group_size

@@ -7,6 +7,7 @@ position with new ones. A wait changes nothing: after an interrupted one, everyt
 """
 
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -35,6 +36,7 @@ class Delivery:
     Args:
         start_workers: Starts the workers that do not run.
         restart_workers: Ends all workers, and starts others.
+        leave_workers: Called where no iteration needs the workers any more.
         prefetcher: Gives the microbatches.
         cursor: Counts them.
         placement: The device, and the mover to it.
@@ -47,6 +49,7 @@ class Delivery:
         self,
         start_workers: Callable[[], None],
         restart_workers: Callable[[], None],
+        leave_workers: Callable[[], None],
         prefetcher: Prefetcher,
         cursor: Cursor,
         placement: Placement,
@@ -56,6 +59,8 @@ class Delivery:
     ) -> None:
         self._start_workers = start_workers
         self._restart_workers = restart_workers
+        self._leave_workers = leave_workers
+        self._thread = 0
         self._prefetcher = prefetcher
         self._cursor = cursor
         self._placement = placement
@@ -100,6 +105,7 @@ class Delivery:
             RankMismatchError: The ranks do not agree on what they begin with.
         """
         self._make_whole()
+        self._thread = threading.get_ident()
         self._start_workers()
         self._begin()
         if self._agreement is not None:
@@ -139,6 +145,14 @@ class Delivery:
         self.is_over = True
         self._clear()
         self._prefetcher.drop()
+        self._leave_workers()
+
+    def suspend(self) -> bool:
+        """Have the next call go on with new workers at the caller's position; return False where a call is under way."""
+        if self._whole_at is None or self._thread != threading.get_ident():
+            return False
+        self._whole_at = None
+        return True
 
     def next(self) -> Microbatch:
         """Return the epoch's next microbatch; it counts when the cursor hands it over.
@@ -313,5 +327,6 @@ class Delivery:
             self._begin()
             return
         self.is_over = True
+        self._leave_workers()
         if self._is_first:
             _logger.warning("epoch %d has no microbatch on this rank: no sample, or nothing made of them", self._epoch)

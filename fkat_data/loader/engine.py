@@ -108,6 +108,7 @@ class Engine(Generic[Microbatch_co]):
         delivery = Delivery(
             self.pool.start,
             self.pool.restart,
+            self.pool.rest,
             self._prefetcher,
             self._cursor,
             placement,
@@ -126,6 +127,7 @@ class Engine(Generic[Microbatch_co]):
         if settings.workers.kind is not None or settings.workers.num_threads > 1:
             after_end(self, self.pool.kill)
         self.pool.start()
+        self.pool.rest()
 
     @property
     def position(self) -> Position:
@@ -169,6 +171,8 @@ class Engine(Generic[Microbatch_co]):
         take = self._next
         changed = take if change is None else lambda: change(take())
         iterator = made_by(changed, self._cursor, self._iterations, loader)
+        if self.pool.use is not None:
+            self.pool.use.iterate(self._arriving, iterator)
         self._is_handed_out = True
         return iterator
 

@@ -14,6 +14,7 @@ from fkat_data import arguments
 from fkat_data.errors import ConfigurationError
 from fkat_data.interruption import suppress
 from fkat_data.launch import current_group, ranks_on_this_node
+from fkat_data.loader.idle_workers import WorkerUse, room_for
 from fkat_data.loader.worker_group import WorkerGroup
 from fkat_data.machine import refuse_workers
 from fkat_data.observe.durations import Durations, added_durations
@@ -37,6 +38,7 @@ if TYPE_CHECKING:  # only where worker processes are wanted: Windows has none
     from fkat_data.worker.picks import Picks
 
 _GRACE_S = 1.0
+_LAST_EVENTS_S = 0.2
 
 
 class WorkerPoolSettings(NamedTuple):
@@ -58,6 +60,7 @@ class WorkerPoolSettings(NamedTuple):
         num_threads: Threads of a worker that make the items of a microbatch.
         users: The user's objects in the factory, by the names of their arguments.
         in_process: The argument of the user's, and its value, that has no worker processes.
+        is_kept: Whether worker processes keep what the program cannot make again.
     """
 
     factory: Any
@@ -75,6 +78,7 @@ class WorkerPoolSettings(NamedTuple):
     num_threads: int = 1
     users: Mapping[str, Any] = MappingProxyType({})
     in_process: tuple[str, object] = ("multiprocessing", False)
+    is_kept: bool = False
 
     @property
     def num_workers(self) -> int:
@@ -117,6 +121,8 @@ class WorkerPool:
             for index in range(num_groups)
         ]
         """The groups that the workers form."""
+        self.use: WorkerUse | None = None if self._starter is None else WorkerUse(self, is_kept=settings.is_kept)
+        """Whether the loader needs its worker processes now; None: it has none."""
         self._past: list[StageTimes] = []
         self._past_made_on: Mapping[str, Durations] = {}
         # What workers elsewhere get their settings from, and the definitions in them, which microbatches refer to.
@@ -158,8 +164,11 @@ class WorkerPool:
     def start(self) -> None:
         """Start the workers that do not run, those that died included; do not wait for them.
 
+        Until ``rest``, other loaders leave them alone.
+
         Raises:
             ConfigurationError: The factory cannot be sent to a worker.
+            OSError: No process could be started.
             RuntimeError: This process is a fork of the loader's.
         """
         if os.getpid() != self._owner_pid:
@@ -168,6 +177,8 @@ class WorkerPool:
                 "which was forked from it"
             )
         settings = self._settings
+        if self.use is not None:
+            self.use.begin()
         if self._starter is not None:
             missing = [index for index, worker in enumerate(self.workers) if not worker.is_alive]
             self._spawn([*missing, *range(len(self.workers), settings.num_workers)])
@@ -194,16 +205,33 @@ class WorkerPool:
     def restart(self) -> None:
         """End all workers at once, and start others; do not wait for them."""
         self._end_workers()
-        if self._starter is not None:
-            self._starter.close_tables()
+        self._close_tables()
         self.start()
+
+    def rest(self) -> None:
+        """Let other loaders have the workers' room until ``start``."""
+        if self.use is not None:
+            self.use.end()
 
     def close(self) -> None:
         """End the workers: kill those that do not leave within a second. Any number of calls."""
+        self._leave(self._release)
+
+    def give_up(self) -> None:
+        """End the workers, as ``close`` does; those that ``start`` starts get the same settings."""
+        if self._settings.timeline is not None:
+            workers, deadline_s = list(self.workers), time.monotonic() + _LAST_EVENTS_S
+            for worker in workers:
+                worker.dismiss()
+            for worker in workers:
+                worker.take_events(deadline_s)
+        self._leave(self._close_tables)
+
+    def _leave(self, at_end: Callable[[], None]) -> None:
         self._dismiss_workers()
         deadline_s = time.monotonic() + _GRACE_S
         with contextlib.ExitStack() as stack:  # Ctrl-C during the wait for one must not spare the others
-            stack.callback(self._release)
+            stack.callback(at_end)
             stack.callback(self._end_workers)
             for worker in list(self._ending):
                 stack.callback(_close_until, worker, deadline_s)
@@ -287,6 +315,10 @@ class WorkerPool:
         self._remember([before])
         self._ending.remove(before)
 
+    def _close_tables(self) -> None:
+        if self._starter is not None:
+            self._starter.close_tables()
+
     def _release(self) -> None:
         self._shipment = None
         if self._starter is not None:
@@ -295,8 +327,12 @@ class WorkerPool:
     def _spawn(self, indices: Sequence[int]) -> None:
         """Start the workers at these indices, each after the last one or instead of a dead one."""
         starter = self._starter
-        if starter is None or not indices:
+        if starter is None or self.use is None or not indices:
             return
+        with room_for(self.use, len(indices)):
+            self._spawn_where_there_is_room(starter, indices)
+
+    def _spawn_where_there_is_room(self, starter: "WorkerStarter", indices: Sequence[int]) -> None:
         prefetch_bytes = self.memory_limit.of_worker(self._settings.num_workers).prefetch_bytes
         if not starter.is_ready:
             starter.ship(*self._to_ship())
