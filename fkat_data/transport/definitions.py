@@ -10,12 +10,14 @@ import hashlib
 import importlib
 import io
 import itertools
+import linecache
 import os
 import pickle
 import sys
 import types
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import cloudpickle
@@ -30,6 +32,8 @@ _Property: Any = functools.cached_property
 _DEFINITIONS = (type, types.FunctionType, _Cache)
 _NUM_REDUCED = 6
 _LEAST_PRUNED = 64
+# Where the name of the file is among the arguments of a new code object.
+_FILENAME = 10
 
 
 class _Known(NamedTuple):
@@ -149,11 +153,13 @@ def dump_shipment(value: Any) -> tuple[bytes, list[Any]]:
 def digest_of_shipment(value: Any) -> bytes:
     """Return a digest of what ``dump_shipment`` would return; equal ones mean that nothing has changed.
 
+    Where code comes from does not count: a cell of a notebook that runs again has another name.
+
     Raises:
         Exception: Whatever the pickling raises.
     """
     stream = _Digest()
-    ShipmentPickler(stream).dump(value)
+    ShipmentPickler(stream, is_digested=True).dump(value)
     return stream.digest()
 
 
@@ -191,16 +197,26 @@ def _build(key: bytes, make: Callable[..., Any], arguments: tuple[Any, ...], is_
 class _DefinitionPickler(cloudpickle.Pickler):
     """Pickles definitions by value, those of some kinds with their keys."""
 
-    def __init__(self, stream: io.BytesIO | io.RawIOBase, kinds: tuple[type, ...], *, is_shipment: bool) -> None:
+    def __init__(
+        self,
+        stream: io.BytesIO | io.RawIOBase,
+        kinds: tuple[type, ...],
+        *,
+        is_shipment: bool,
+        is_digested: bool = False,
+    ) -> None:
         super().__init__(stream, protocol=5)
         if "__mp_main__" in sys.modules:  # which cloudpickle takes for a module that can be imported
             cloudpickle.register_pickle_by_value(sys.modules["__mp_main__"])
         self._is_shipment = is_shipment
         self._kinds = kinds
+        self._is_digested = is_digested
         self.definitions: list[Any] = []
 
     def reducer_override(self, obj: Any) -> Any:
         if not is_definition(obj):
+            if isinstance(obj, types.CodeType):
+                return _reduce_code(obj, self.dispatch_table[types.CodeType], is_digested=self._is_digested)
             if isinstance(obj, types.ModuleType):
                 return _reduce_module(obj)
             return _reduce_property(obj) if type(obj) is _Property else NotImplemented
@@ -220,8 +236,8 @@ class _DefinitionPickler(cloudpickle.Pickler):
 class ShipmentPickler(_DefinitionPickler):
     """Pickles what a worker gets; refuses what only this process can import."""
 
-    def __init__(self, stream: io.BytesIO | io.RawIOBase) -> None:
-        super().__init__(stream, _DEFINITIONS, is_shipment=True)
+    def __init__(self, stream: io.BytesIO | io.RawIOBase, *, is_digested: bool = False) -> None:
+        super().__init__(stream, _DEFINITIONS, is_shipment=True, is_digested=is_digested)
         # A module may put any object in its own place.
         self._stand_ins = {
             id(found): name
@@ -257,6 +273,22 @@ class _MadePickler(_DefinitionPickler):
         if known is not None and known.is_received:
             return _find, (known.key,)
         return super().reducer_override(obj)
+
+
+def _reduce_code(code: types.CodeType, reduce: Callable[[Any], Any], *, is_digested: bool) -> Any:
+    """Reduce code with the name of its file, which cloudpickle leaves out from 3.1.3 on, and with lines that no file has."""
+    _, arguments = reduce(code)
+    filename = "" if is_digested else code.co_filename
+    arguments = (*arguments[:_FILENAME], filename, *arguments[_FILENAME + 1 :])
+    lines = [] if is_digested or Path(filename).exists() else linecache.getlines(filename)
+    return (_make_code, (arguments, lines)) if lines else (types.CodeType, arguments)
+
+
+def _make_code(arguments: tuple[Any, ...], lines: list[str]) -> types.CodeType:
+    filename = arguments[_FILENAME]
+    # Without a time: Python does not look for the file.
+    linecache.cache[filename] = (sum(map(len, lines)), None, lines, filename)
+    return types.CodeType(*arguments)
 
 
 def _with_slots(made: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:

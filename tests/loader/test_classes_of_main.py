@@ -283,3 +283,41 @@ loader.close()
 
 def test_functions_of_microbatches_are_not_kept(run_script):
     run_script(MEMORY)
+
+
+#: What looks for the source of code needs its file, in a worker too.
+SOURCE = """
+import inspect
+import torch
+from torch.utils.data import Dataset
+from fkat_data import DataLoader
+
+class Numbers(Dataset):
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        if index == 1:
+            raise ValueError("no such number")
+        return index
+
+def doubled(number: torch.Tensor) -> torch.Tensor:
+    return number * 2
+
+def collate(rows):
+    return torch.jit.script(doubled)(torch.tensor(rows)), inspect.getsource(Numbers.__getitem__).splitlines()[-1].strip()
+
+with DataLoader(Numbers(), num_workers=1, collate_fn=collate) as loader:
+    iterator = iter(loader)
+    print(next(iterator))
+    try:
+        next(iterator)
+    except ValueError as error:
+        print(*error.__notes__)
+"""
+
+
+def test_the_source_of_a_scripts_code_is_found_in_a_worker(run_script, tmp_path):
+    found = run_script(SOURCE).stdout
+    assert "(tensor([0]), 'return index')" in found
+    assert f'File "{tmp_path / "script.py"}", line 13, in __getitem__\n    raise ValueError("no such number")' in found
