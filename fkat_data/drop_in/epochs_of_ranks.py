@@ -467,7 +467,7 @@ class EpochsOfRanks(AccelerateSide):
         if self._stream is not None and state["stream"] is not None:  # else the next epoch begins
             self._stream.load_state_dict(state["stream"])
         fields = {"_loaded": state, "_drawn_seed": state["seed"], "_layers": layers_in(state)}
-        vars(self).update(_is_untouched=is_untouched, _engine=None, **fields)
+        vars(self).update(_is_untouched=is_untouched, _engine=None, _plan=None, **fields)
         if self._driven is not None:
             self._driven.place = None
 

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, cast
 from fkat_data.arguments import STATE_VERSION, saved_integer, saved_version
 from fkat_data.drop_in.checked_order import checks_in, without_order
 from fkat_data.drop_in.layers_of_ranks import first_step, layers_in, resplits_field, with_layer
-from fkat_data.drop_in.window_states import is_of_windows, windows_of_rest
+from fkat_data.drop_in.window_states import is_of_windows, windows_at_start, windows_of_rest
 from fkat_data.errors import StateMismatchError
 
 DealtBy: TypeAlias = Literal["loader", "sampler", "order"]
@@ -368,6 +368,8 @@ def state_at_epoch(
         snapshots = snapshots or [None] * len(state["strands"])
         strand = {"epoch": epoch, "step": 0, "delivered": 0}
         return {**begun, "strands": [{**strand, "snapshot": snapshot} for snapshot in snapshots]}
+    if is_of_windows(state):
+        return {**begun, "sampler": windows_at_start(state["sampler"])}
     if "num_samples" in state["sampler"]:
         return begun
     order: dict[str, Any] = {"step": step, "orders": []} if step else {"step": 0, "order": 0}

@@ -453,6 +453,15 @@ class WindowPlan(IndexPlan):
         self._places.clear()
         self._num_behind.clear()
 
+    def epoch_again(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the start of a state's epoch; the state itself where other ranks had begun it, at a step that it lacks."""
+        if not self._split_of(state["epoch"]):
+            return super().epoch_again(state)
+        saved = self._loaded_at(state["epoch"])
+        if saved["window"] or saved["row"]:
+            return dict(state)
+        return {**super().epoch_again(state), "step": saved["step"]}
+
     def is_over(self, state: Mapping[str, Any]) -> bool:
         """Return False: whether rows are left shows when the windows that are left are made."""
         del state

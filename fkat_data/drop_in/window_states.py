@@ -232,6 +232,14 @@ def windows_of_rest(of_ranks: Sequence[Mapping[str, Any]], epoch: int) -> dict[s
     return {**rest, "window": 0, "row": 0, "begun": [each.plain() for each in sorted(begun)], "layers": layers}
 
 
+def windows_at_start(sampler: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the field ``sampler`` of a state at the start of its epoch, or of what other ranks had left of it."""
+    start = {name: value for name, value in sampler.items() if name != "left_out"} | {"window": 0, "row": 0}
+    if "window_orders" in start:
+        start["window_orders"] = []
+    return {**start, "num_skipped": 0} if "num_skipped" in start else start
+
+
 def place_in(saved: Mapping[str, Any]) -> WindowPlace:
     """Return the place that a state says, in the field ``sampler``."""
     return WindowPlace(saved["window"], saved["row"], tuple(saved.get("left_out", ())))

@@ -1,7 +1,9 @@
 """A window function makes rows of samples: each row is delivered once, in one order, however it is made and resumed."""
 
+import copy
 import json
 import os
+import pickle
 import signal
 import socket
 import subprocess
@@ -18,7 +20,7 @@ from hypothesis import strategies as st
 from own_workers import worker_pids
 from ranks_of_windows import rows_of
 from torch.utils.data import ChainDataset, DistributedSampler, RandomSampler, WeightedRandomSampler
-from walks import at_state, delivered, saved
+from walks import at_state, begun, delivered, saved
 
 from fkat_data import ConfigurationError, DataLoader, ReplayMismatchError, StateMismatchError
 from fkat_data.streaming import MDSWriter
@@ -459,3 +461,17 @@ def test_a_loop_goes_on_where_an_interrupted_call_has_left_it(share):
     from front_door_sweep import sweep_beside
 
     assert sweep_beside(partial(make, 31, [0, 1, 2], window_size=6), share) > 100
+
+
+def test_a_copy_within_an_epoch_of_windows_begins_it_as_it_says():
+    whole = make(30, [1], size=2, window_size=8)
+    epoch = [*map(str, whole)]
+    loader = make(30, [1], size=2, window_size=8)
+    rest = begun(loader, 6)
+    for copied in (copy.deepcopy(loader), pickle.loads(pickle.dumps(loader))):
+        assert (copied.epoch, copied.step) == (0, 0)
+        assert [*map(str, at_state(make(30, [1], size=2, window_size=8), copied.state_dict()))] == epoch
+        assert [*map(str, copied)] == epoch
+    assert [*map(str, rest)] == epoch[6:]
+    loader.load_state_dict(whole.state_dict())
+    assert [*map(str, copy.deepcopy(loader))] == [*map(str, whole)]
