@@ -10,14 +10,12 @@ from typing import Any, Generic, Literal, cast
 import torch
 from torch.utils import data as torch_data
 
-from fkat_data import arguments
 from fkat_data.arguments import STATE_VERSION
 from fkat_data.datasets.packed import PackedDataset
 from fkat_data.datasets.token_budget import TokenBudgetBatchSampler
-from fkat_data.device.accelerator import device_of
 from fkat_data.distributed import gather, rank_and_world_size
 from fkat_data.drop_in.dataset_plan import DatasetPlan, Provenance
-from fkat_data.drop_in.drawn_plan import DrawnPlan
+from fkat_data.drop_in.drawn_plan import DrawnPlan, samplers_in, with_samplers_set
 from fkat_data.drop_in.epochs_of_ranks import EpochsOfRanks
 from fkat_data.drop_in.frameworks import is_begun_by_fabric, original_of
 from fkat_data.drop_in.layers_of_ranks import resplits_field
@@ -27,8 +25,11 @@ from fkat_data.drop_in.own_engine import (
     change_of,
     check_known,
     check_threads,
+    checked_argument,
+    drops_last,
     engine_of,
     settable_of,
+    size_of_batches,
     stream_of,
 )
 from fkat_data.drop_in.rank_share import RankShare, shared_fields
@@ -47,7 +48,7 @@ from fkat_data.seeding import next_number
 from fkat_data.transport.definitions import digest_of_shipment
 from fkat_data.types import Microbatch_co, Profiler, plans_batches
 from fkat_data.wording import Described
-from fkat_data.worker.settings import START_METHODS, StartMethod, WorkerKind, worker_kind
+from fkat_data.worker.settings import StartMethod, WorkerKind
 from fkat_data.worker.stacked import stacks_items
 from fkat_data.worker.windows import WindowFunction, version_of, window_functions_of
 
@@ -175,7 +176,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
             raise ConfigurationError(
                 "dataset", dataset, "a dataset: DataPipes, which torch no longer develops, need torch's own workers"
             )
-        self.workers: WorkerKind = worker_kind(workers)
+        self.workers: WorkerKind = workers
         super().__init__(
             dataset,
             batch_size,
@@ -196,34 +197,23 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         )
         self.prefetch_factor = prefetch_factor
         self.in_order = in_order
-        self.seed: int | None = None if seed is None else arguments.integer("seed", seed)
+        self.seed: int | None = seed
         self.device = device
-        if device is not None:
-            device_of(device)  # whether this machine has it is asked where the first epoch begins
-        self.dp_rank: int | None = None if dp_rank is None else arguments.integer("dp_rank", dp_rank, minimum=0)
-        self.snapshot_every_n_steps: int = arguments.integer(
-            "snapshot_every_n_steps", snapshot_every_n_steps, minimum=0
-        )
+        self.dp_rank: int | None = dp_rank
+        self.snapshot_every_n_steps: int = snapshot_every_n_steps
         self.memory_limit_bytes: int | None = memory_limit_bytes
-        if memory_limit_bytes is not None:
-            arguments.integer("memory_limit_bytes", memory_limit_bytes, minimum=1 << 20)
-        self.zero_copy: bool = arguments.boolean("zero_copy", zero_copy)
-        self.max_worker_restarts: int = arguments.integer("max_worker_restarts", max_worker_restarts, minimum=0)
-        self.stall_warning_s: float = arguments.seconds("stall_warning_s", stall_warning_s)
-        self.num_threads_per_worker: int = arguments.integer(
-            "num_threads_per_worker", num_threads_per_worker, minimum=1
-        )
+        self.zero_copy: bool = zero_copy
+        self.max_worker_restarts: int = max_worker_restarts
+        self.stall_warning_s: float = stall_warning_s
+        self.num_threads_per_worker: int = num_threads_per_worker
         self.start_method: StartMethod | None = start_method
-        if start_method is not None:
-            arguments.choice("start_method", start_method, START_METHODS)
         self.profiler = profiler
         self.trace = trace
-        self.replay: bool = arguments.boolean("replay", replay)
+        self.replay: bool = replay
         self.window_fn = window_fn
-        self.window_size: int = arguments.integer("window_size", window_size, minimum=1)
+        self.window_size: int = window_size
         self.on_sample_error: Literal["raise", "skip"] = on_sample_error
-        arguments.choice("on_sample_error", on_sample_error, ("raise", "skip"))
-        self.max_skipped_samples: int = arguments.integer("max_skipped_samples", max_skipped_samples, minimum=0)
+        self.max_skipped_samples: int = max_skipped_samples
         self._take_dataset(dataset, batch_sampler)
         if self._is_iterable and num_workers and counts_all_ranks(dataset):
             self._strand_ranks = StrandRanks()
@@ -234,6 +224,8 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         self._drawn_seed: int | None = None
         # A state that the next iteration begins with.
         self._loaded: dict[str, Any] | None = None
+        # What a state of the epoch under way must have: what was set since counts from the next one.
+        self._begun_with: dict[str, Any] = {}
         # Where the newest iteration has begun, if a load has put it there.
         self._resumed: tuple[int, int] | None = None
         self._shipped: bytes | None = None
@@ -247,6 +239,9 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         original = original_of(self)
         if isinstance(original, DataLoader):
             self._succeed(cast("DataLoader[Any]", original))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, checked_argument(self, name, value))
 
     def _take_dataset(self, dataset: Any, batch_sampler: object) -> None:
         if self.has_windows:
@@ -331,7 +326,8 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
     def _begin(self) -> Iterator[Microbatch_co]:
         if self._engine is not None and self._made_with != settable_of(self):
             self._engine.end_epoch()
-            self._go_to(self._own_state(), is_untouched=True)
+            is_other_order = self._made_with[0] != settable_of(self)[0]
+            self._go_to(self._start_of(self.epoch) if is_other_order else self._own_state(), is_untouched=True)
         if (ordered := self._ordered_dataset()) is not None:
             ordered.follow_epoch(self._next_epoch())
         engine = self._engine
@@ -353,8 +349,9 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         resumed = None if self._loaded is None or self._is_untouched else (self.epoch, self.step)
         vars(self).update(_resumed=resumed)
         made = partial(DataLoaderIterator, plan, engine)
+        begun_with = self._fingerprint()
         iterator = engine.iterate(made, self, change_of(self, lambda: engine.step))
-        vars(self).update(_loaded=None)
+        vars(self).update(_loaded=None, _begun_with=begun_with)
         # Last of all: a call that is interrupted before is as good as none.
         plan.beginning = None
         return iterator
@@ -398,7 +395,12 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def _whole_state(self) -> dict[str, Any]:
         place = self._known_place()
-        return {**(self._own_state() if place is None else place), **self._terms_of_dataset()}
+        place = self._own_state() if place is None else place
+        is_at_start = place is self._loaded and not place["step"] and "sampler" in place
+        if is_at_start and not samplers_in(place["sampler"]) and not is_numbered(self.sampler, self.batch_sampler):
+            # The samplers are what it says already, or what the program has set since.
+            place = {**place, "sampler": self._plan_to_begin().state_at(place["epoch"], 0)}
+        return {**place, **self._terms_of_dataset()}
 
     def _known_place(self) -> dict[str, Any] | None:
         """Return a state that is not the source's: one that was loaded, or what accelerate's loop has received."""
@@ -408,7 +410,12 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def _own_state(self) -> dict[str, Any]:
         place = self._first_place() if self._engine is None else self._place_of(self._engine)
-        fingerprint = self._fingerprint() | shared_fields(self._share) | resplits_field(self._layers, place["epoch"])
+        is_begun = self._engine is not None and place["step"] > 0
+        fingerprint = (
+            (self._begun_with if is_begun else self._fingerprint())
+            | shared_fields(self._share)
+            | resplits_field(self._layers, place["epoch"])
+        )
         if order := order_of(self.dataset):
             fingerprint["dataset_order"] = order
         return {"version": STATE_VERSION, "seed": self._known_seed(), **fingerprint, **place}
@@ -468,12 +475,23 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
             return
         self._follow_ranks()
         loaded = self._with_order_of_dataset(self._own_part(state_dict))
+        self._set_samplers(loaded)
         self._go_to(loaded)
         is_known = not self._is_iterable and (
             self._is_free_of_states() or isinstance(self._dealing(), TokenBudgetBatchSampler)
         )
         if is_known and self._plan_to_begin().is_over(loaded):
             self.end_epoch()  # a caller's set_epoch(), and what an iteration draws, are for the next one
+
+    def _set_samplers(self, loaded: dict[str, Any]) -> None:
+        """Set samplers of the user's to what a state at an epoch's start says: a ``set_epoch`` may follow before that begins."""
+        sampler = loaded.get("sampler", {})
+        if loaded["step"] or not samplers_in(sampler) or is_numbered(self.sampler, self.batch_sampler):
+            return
+        outermost = self.sampler if self.batch_sampler is None else self.batch_sampler
+        if self.has_windows and self.batch_sampler is None:
+            outermost = torch_data.BatchSampler(self.sampler, 1, drop_last=False)  # as the plan does
+        loaded["sampler"] = with_samplers_set(outermost, sampler)
 
     def provenance(self) -> list[Provenance]:
         """Return what the last microbatch that the engine delivered was made of: its samples, window by window.
@@ -544,7 +562,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
     def _fingerprint(self) -> dict[str, Any]:
         if self._stream is not None:  # its own state knows which batch sizes it may go on with
             return {"drop_last": self.drop_last}
-        terms = {"batch_size": self._size_of_batches, "drop_last": self.drop_last}
+        terms = {"batch_size": size_of_batches(self), "drop_last": drops_last(self)}
         if not self.has_windows:
             return terms
         terms |= {"window_size": self.window_size, "window_fn": version_of(self.window_functions)}
@@ -604,10 +622,11 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         loaded = self._loaded
         if self._stream is None and not self._is_iterable:
             self._check_order_of_dataset()
-            if (
-                loaded is not None and self._windowed is None
-            ):  # not before: Lightning may give the loader another sampler after a load
+            if loaded is not None and self._windowed is None:
+                # Not before: Lightning may give the loader another sampler after a load.
                 check_kind_of_order(loaded, self.sampler, self.batch_sampler)
+        if loaded is not None and not self._is_untouched:
+            self._check_since_load(loaded)
         plan = self._new_plan()
         engine: Engine[Microbatch_co] = engine_of(
             self,
@@ -672,7 +691,9 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         seed, dp_rank = self._known_seed(), self._known_dp_rank()
         dealt = dealing if isinstance(dealing, TokenBudgetBatchSampler) else None
         shared: dict[str, Any] = {"share": self._share, "layers": self._layers, "dealt": dealt}
-        return DrawnPlan(order, seed, dp_rank, is_ahead=self.num_workers > 0, **shared)
+        # As torch, whose default is 2.
+        most_ahead = max(1, self.num_workers * (2 if self.prefetch_factor is None else self.prefetch_factor))
+        return DrawnPlan(order, seed, dp_rank, most_ahead=most_ahead, **shared)
 
     def _windows_of(self, stream: Any) -> WindowOrder:
         return stream.loader_windows(self.window_size, is_read_here=not self.num_workers)

@@ -9,6 +9,11 @@ from fkat_data.errors import StateMismatchError
 from fkat_data.plan.place import START, Place, Position
 from fkat_data.plan.shard_plan import ShardPlan
 
+OTHER_LENGTH = (
+    "the dataset has another length now: finish the epoch with the one that began it. To begin an epoch with this one, make "
+    "the loader with the saved seed and call set_epoch(), instead of loading the state"
+)
+
 
 class Provenance(NamedTuple):
     """What a microbatch, or a part of it, was made of.
@@ -32,6 +37,8 @@ class DatasetPlan(ShardPlan):
     takes_marks = True
     has_parts: bool = False
     """Whether an epoch has several tasks, the next of which can be made ahead."""
+    num_tasks_ahead: int = 1
+    """Tasks in work ahead of the current one, where there are several."""
     has_windows: bool = False
     """Whether each task is a window, which one worker makes."""
     beginning: Any = None
@@ -118,7 +125,7 @@ class IndexPlan(DatasetPlan):
         """Raise if the dataset has another length than when the loaded state of an epoch was saved."""
         saved = self._loaded_at(epoch).get("num_samples", num_samples)
         if saved != num_samples:
-            raise StateMismatchError("num_samples", saved, num_samples, "the dataset has another length now")
+            raise StateMismatchError("num_samples", saved, num_samples, OTHER_LENGTH)
 
     @abstractmethod
     def state_at(self, epoch: int, step: int) -> dict[str, Any]:

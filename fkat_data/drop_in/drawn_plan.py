@@ -5,6 +5,8 @@ of the microbatch and not on where the parts begin. What several ranks share is 
 """
 
 import base64
+import copy
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from itertools import islice
 from typing import Any, cast
@@ -20,8 +22,8 @@ from torch.utils.data import (
 )
 
 from fkat_data.datasets.token_budget import TokenBudgetBatchSampler
-from fkat_data.drop_in.checked_order import CheckedOrder, check_order, checks_in
-from fkat_data.drop_in.dataset_plan import IndexPlan
+from fkat_data.drop_in.checked_order import Check, CheckedOrder, check_order, checks_in
+from fkat_data.drop_in.dataset_plan import OTHER_LENGTH, IndexPlan
 from fkat_data.drop_in.layers_of_ranks import (
     DistributedRest,
     Layer,
@@ -36,20 +38,21 @@ from fkat_data.drop_in.layers_of_ranks import (
 from fkat_data.drop_in.numbered_plan import SampleOrder
 from fkat_data.drop_in.rank_share import RankShare
 from fkat_data.errors import StateMismatchError
-from fkat_data.plan.place import Piece
+from fkat_data.plan.place import Piece, Position
 from fkat_data.seeding import OwnGenerators, ShardStreams
 from fkat_data.types import Stateful
 from fkat_data.worker.batches import NumberedBatches
 
 _PART_SIZE = 32
-_MOST_KEPT = 8
+# Microbatches behind the newest one whose places are known.
+_MOST_KEPT = 8 * _PART_SIZE
 _INNER = ("batch_sampler", "sampler", "base_sampler")
 _DEEPEST = 4
 # Those that draw from the global generators draw when their iteration begins, and not later.
-_DRAWS_AT_ONCE = {
-    *(BatchSampler, SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler),
-    *(list, tuple, range),
+_OF_TORCH = {
+    *(BatchSampler, SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
 }
+_DRAWS_AT_ONCE = {*_OF_TORCH, list, tuple, range}
 
 
 class DrawnBatches(NumberedBatches):
@@ -84,8 +87,8 @@ class DrawnPlan(IndexPlan):
         sampler: The batch sampler, or the sampler where microbatches are single samples.
         seed: The loader's.
         dp_rank: The loader's data-parallel rank.
-        is_ahead: Whether batches are drawn some time before they are needed; False: the next one, unless all of an
-            epoch are decided on when it begins.
+        most_ahead: Batches that may be drawn from a sampler of the user's before the caller has those before them. All of
+            an epoch that are decided on when it begins come in larger parts.
         share: What this rank gets of the batches; None: there is one rank, or the sampler knows its rank.
         layers: Where the number of ranks has changed.
         dealt: The sampler, if it deals itself out to ranks.
@@ -99,7 +102,7 @@ class DrawnPlan(IndexPlan):
         seed: int,
         dp_rank: int,
         *,
-        is_ahead: bool,
+        most_ahead: int,
         share: RankShare | None = None,
         layers: Sequence[Layer] = (),
         dealt: TokenBudgetBatchSampler | None = None,
@@ -109,17 +112,17 @@ class DrawnPlan(IndexPlan):
         self._known_length: tuple[int, int] | None = None
         self._share = share
         self._layers = layers
-        self._distributed = distributed_sampler_of(sampler)
-        self._members = _members_of(sampler)
-        self._draws_at_once = all(type(member) in _DRAWS_AT_ONCE for member in self._members)
         self._seed = seed
         self._dp_rank = dp_rank
-        self._part_size = _PART_SIZE if is_ahead or self._draws_at_once else 1
+        self._most_ahead = most_ahead
+        self._read_samplers()
         # The samplers' states when the epoch began; None: the next one begins with what they are then.
         self._begun: dict[str, Any] | None = None
         # The same after the newest batch.
         self._drawn_to: dict[str, Any] | None = None
         self._generators = OwnGenerators(0)
+        # What the epoch's batches are drawn from, as the sampler was when the epoch began.
+        self._iterable: Iterable[Any] = ()
         self._order = CheckedOrder(iter(()))
         # This rank's batches.
         self._own: Iterator[Any] = iter(())
@@ -136,14 +139,62 @@ class DrawnPlan(IndexPlan):
 
         Args:
             epoch: The epoch of the caller's place.
-            step: Microbatches of it that the caller has. With none, the iteration before has decided nothing: what it
-                drew from the samplers' generators is taken back.
+            step: Microbatches of it that the caller has. What was drawn ahead of them from the samplers is taken back.
         """
-        is_undone = self._begun is not None and epoch == self._epoch and not step
-        if is_undone and (self._is_torn or self._states() == self._drawn_to):
-            self._is_torn = True
-            self._load(cast("dict[str, Any]", self._begun))
+        loaded = self._loaded_at(epoch)
+        if epoch == self._epoch and (not loaded or loaded.get("step") != step or not step):
+            self._go_back(step)
         self._is_stale = True
+        self._read_samplers()
+
+    def leave(self, position: Position) -> None:
+        """Have the samplers begin the next epoch where the caller has left this one."""
+        if position.epoch == self._epoch:
+            self._go_back(position.step)
+
+    def _read_samplers(self) -> None:
+        """Look at what the sampler takes its indices from: an iteration begins."""
+        sampler = self._sampler
+        self._distributed = distributed_sampler_of(sampler)
+        self._members = _members_of(sampler)
+        self._draws_at_once = all(type(member) in _DRAWS_AT_ONCE for member in self._members)
+        self.num_tasks_ahead, self._part_size = (1, _PART_SIZE) if self._draws_at_once else _parts_of(self._most_ahead)
+
+    def _go_back(self, step: int) -> None:
+        """Take back what was drawn from the samplers ahead of a step, unless the program has set them since."""
+        begun = self._begun
+        if begun is None or not (self._is_torn or self._states() == self._drawn_to):
+            return
+        self._is_torn = True
+        drawn = self._marks.get(step, (0, 0))[0]
+        if not step:
+            self._load(begun)
+        elif self._says_its_start:
+            self._generators.call(iter, self._sampler)
+        elif drawn and self.has_states and not self._draws_at_once:
+            self._load(begun)
+            self._drawn_again(drawn)
+            self._say_next_start(begun)
+
+    def _say_next_start(self, begun: Mapping[str, Any]) -> None:
+        """Have samplers with states of their own be where their states say: some say where they were left, but begin again."""
+        if all(state is None for state in begun["samplers"]):
+            return
+        left, following = self._states(), self._drawn_again(1)
+        for states in (left, begun):
+            self._load(states)
+            if self._drawn_again(1) == following:
+                left = states
+                break
+        self._load(left)
+
+    def _drawn_again(self, count: int) -> Check:
+        """Iterate the sampler again for some batches; return their number and digest."""
+        streams = ShardStreams.of(self._seed, 0, self._epoch, 0)
+        generators = OwnGenerators(int.from_bytes(streams.key[:8], "little"))
+        order = CheckedOrder(generators.call(iter, self._iterable))
+        generators.call(lambda: deque(islice(order, count), 0))
+        return order.count, order.digest
 
     def shard(self, epoch: int, index: int) -> Any:
         """Return a part of the epoch, or None past its end.
@@ -182,7 +233,8 @@ class DrawnPlan(IndexPlan):
             drawn, order = self._marks.get(step, self._known.get(step, (0, 0)))
             count = {"drawn": drawn} if self._share is not None or self._is_of_others(epoch) else {}
             return {**self._begun, "step": step, **count, "order": order}
-        return {**self._terms(), "step": 0, "order": 0} if not loaded else dict(loaded)
+        # A state of an order that is arithmetic, before the first microbatch, says nothing of these samplers.
+        return {**self._terms(), "step": 0, "order": 0, **({} if "num_samples" in loaded else loaded)}
 
     def _is_of_others(self, epoch: int) -> bool:
         """Whether other ranks have had something of an epoch's batches, which are drawn again."""
@@ -196,13 +248,17 @@ class DrawnPlan(IndexPlan):
         self._is_torn, self._is_over = True, False
         if begun is not None or "generators" in loaded:
             self._load(loaded if begun is None else begun)
+        length = self._terms().get("length")
+        if loaded.get("length", length) != length:
+            raise StateMismatchError("num_samples", loaded["length"], length, OTHER_LENGTH)
+        self._iterable = _frozen(self._sampler)
         self._begun, self._epoch = self._terms(), epoch
         self._is_stale = False
         streams = ShardStreams.of(self._seed, 0, epoch, 0)
         self._generators = OwnGenerators(int.from_bytes(streams.key[:8], "little"))
         self._num_drawn = first_step(self._layers, epoch)
         self._order, self._own = self._opened(epoch, loaded)
-        if getattr(self._sampler, "says_its_start", False):
+        if self._says_its_start:
             self._begun = self._terms()  # before iter(), it said where the iteration before was left
         self._parts.clear()
         self._marks = {}
@@ -228,7 +284,7 @@ class DrawnPlan(IndexPlan):
             order = CheckedOrder(rest, checks, num_before=self._num_drawn)
             return order, order
         share = self._share or RankShare(1, 0, even_batches=False)
-        batches = self._generators.call(iter, self._sampler)
+        batches = self._generators.call(iter, self._iterable)
         order = CheckedOrder(batches, checks, num_kept=0 if self._share is None else share.num_in_round)
         own: Iterator[Any] = order
         size, drop_last = self._batch_size, self._drop_last
@@ -239,7 +295,7 @@ class DrawnPlan(IndexPlan):
         return order, own
 
     def _distributed_rest(self, sampler: "DistributedSampler[Any]", epoch: int) -> DistributedRest:
-        return DistributedRest(sampler, self._layers, epoch, self._batch_size, drop_last=self._drop_last)
+        return DistributedRest(copy.copy(sampler), self._layers, epoch, self._batch_size, drop_last=self._drop_last)
 
     def _skip(self, count: int) -> None:
         while self._num_drawn < count and self._draw(min(count - self._num_drawn, 1024)):
@@ -253,7 +309,7 @@ class DrawnPlan(IndexPlan):
         if batches:
             self._parts[self._num_parts] = DrawnBatches(first, batches)
             self._num_parts += 1
-            old = self._parts.pop(self._num_parts - _MOST_KEPT - 1, None)
+            old = self._parts.pop(self._num_parts - _MOST_KEPT // self._part_size - 1, None)
             if old is not None:
                 for step in range(old.first, len(old)):
                     self._marks.pop(step, None)
@@ -361,6 +417,10 @@ class DrawnPlan(IndexPlan):
         return any(state is not None for state in (*states["generators"], *states["samplers"]))
 
     @property
+    def _says_its_start(self) -> bool:
+        return bool(getattr(self._sampler, "says_its_start", False))
+
+    @property
     def _batch_size(self) -> int | None:
         return getattr(self._sampler, "batch_size", None)
 
@@ -369,25 +429,89 @@ class DrawnPlan(IndexPlan):
         return bool(getattr(self._sampler, "drop_last", False))
 
     def _states(self) -> dict[str, Any]:
-        generators = [getattr(member, "generator", None) for member in self._members]
-        return {
-            "generators": [_text_of(each) if isinstance(each, torch.Generator) else None for each in generators],
-            "samplers": [member.state_dict() if isinstance(member, Stateful) else None for member in self._members],
-        }
+        return _states_of(self._members)
 
     def _terms(self) -> dict[str, Any]:
-        return (
-            self._states()
-            if self._distributed is None
-            else {**self._states(), "distributed": terms_of(self._distributed)}
-        )
+        terms = self._states()
+        if self._distributed is not None:
+            terms["distributed"] = terms_of(self._distributed)
+        elif type(self._members[0]) in (RandomSampler, SequentialSampler):
+            terms["length"] = len(self._members[0])
+        return terms
 
     def _load(self, states: Mapping[str, Any]) -> None:
-        for member, text, state in zip(self._members, states["generators"], states["samplers"], strict=True):
-            if text is not None:
-                member.generator.set_state(torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8))
-            if state is not None:
-                member.load_state_dict(state)
+        _load_into(self._members, states)
+
+
+def samplers_in(sampler: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return what the field ``sampler`` of a state says of the samplers when its epoch began; None: nothing."""
+    found: Mapping[str, Any] = sampler.get("samplers_begun", sampler)
+    return found if "generators" in found else None
+
+
+def with_samplers_set(sampler: Any, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Set samplers to what a state at an epoch's start says of them, now, so that the program may set them on.
+
+    Args:
+        sampler: The outermost one.
+        state: The field ``sampler`` of the state.
+
+    Returns:
+        What is left for the plan that begins with the state.
+
+    Raises:
+        StateMismatchError: There are others; nothing has changed then. Or what a sampler's ``load_state_dict`` raises.
+    """
+    members, states = _members_of(sampler), cast("Mapping[str, Any]", samplers_in(state))
+    before = _states_of(members)
+    try:
+        _load_into(members, states)
+    except BaseException:
+        _load_into(members, before)
+        raise
+    rest = {name: value for name, value in states.items() if name not in ("generators", "samplers")}
+    return {**state, "samplers_begun": rest} if "samplers_begun" in state else rest
+
+
+def _states_of(members: Sequence[Any]) -> dict[str, Any]:
+    generators = [getattr(member, "generator", None) for member in members]
+    return {
+        "generators": [_text_of(each) if isinstance(each, torch.Generator) else None for each in generators],
+        "samplers": [member.state_dict() if isinstance(member, Stateful) else None for member in members],
+    }
+
+
+def _load_into(members: Sequence[Any], states: Mapping[str, Any]) -> None:
+    fields = [*zip(states["generators"], states["samplers"], strict=True)]
+    if len(fields) != len(members):
+        saved, present = f"<{len(fields)} nested samplers>", f"<{len(members)} nested samplers>"
+        raise StateMismatchError("sampler", saved, present, "make the samplers as in the run that saved")
+    for member, (text, state) in zip(members, fields, strict=True):
+        if text is not None:
+            if not isinstance(getattr(member, "generator", None), torch.Generator):
+                raise StateMismatchError("sampler", "<with a generator>", type(member).__name__, "give it a generator")
+            member.generator.set_state(torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8))
+        if state is not None:
+            if not isinstance(member, Stateful):
+                hint = "make the samplers as in the run that saved"
+                raise StateMismatchError("sampler", "<with a state>", type(member).__name__, hint)
+            member.load_state_dict(state)
+
+
+def _parts_of(most_ahead: int) -> tuple[int, int]:
+    """Return how many parts are drawn ahead of the one whose batches are next, and the batches of each."""
+    size = max(1, most_ahead // 4)
+    return max(1, most_ahead // size) - 1, size
+
+
+def _frozen(sampler: Any) -> Any:
+    """Return a sampler whose arguments stay as they are: a copy of torch's own, which draws from the same generators."""
+    if type(sampler) not in _OF_TORCH:
+        return sampler
+    frozen = copy.copy(sampler)
+    if type(sampler) is BatchSampler:
+        frozen.sampler = _frozen(sampler.sampler)
+    return frozen
 
 
 def _members_of(sampler: object) -> list[Any]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Any, Literal, cast
 
-from torch.utils.data import BatchSampler, Subset
+from torch.utils.data import Subset
 
 from fkat_data import arguments
 from fkat_data.datasets.packed import PackedDataset
@@ -17,6 +17,7 @@ from fkat_data.drop_in.equal_ends import EndsOfRanks
 from fkat_data.drop_in.frameworks import AccelerateSide
 from fkat_data.drop_in.layers_of_ranks import Layer, distributed_sampler_of, layers_in, rank_in
 from fkat_data.drop_in.numbered_plan import EpochShuffle, NumberedPlan, is_numbered
+from fkat_data.drop_in.own_engine import drops_last, size_of_batches
 from fkat_data.drop_in.rank_share import RankShare, agreed_state, check_share, shared_fields
 from fkat_data.drop_in.states import (
     Layout,
@@ -24,6 +25,7 @@ from fkat_data.drop_in.states import (
     checked_loader_state,
     entries_of,
     is_of_other_size,
+    is_saved_without_drop_last,
     own_state,
     state_at_epoch,
 )
@@ -258,9 +260,12 @@ class EpochsOfRanks(AccelerateSide):
 
         def check(state: object) -> dict[str, Any]:
             kind = "strands" if self._is_iterable else "sampler"
-            checked = checked_loader_state(state, self._fingerprint(), self.seed, kind)
+            present = self._fingerprint()
+            if self.batch_size is None and is_saved_without_drop_last(state):
+                present["drop_last"] = False  # older states do not know that of a batch sampler
+            checked = checked_loader_state(state, present, self.seed, kind)
             if checked["batch_size"] is None and self.batch_size is None:
-                checked["batch_size"] = self._size_of_batches  # older states do not know that of a batch sampler
+                checked["batch_size"] = size_of_batches(self)  # older states do not know that of a batch sampler
             self._check_size_of_batches(checked, layout)
             return checked
 
@@ -285,21 +290,25 @@ class EpochsOfRanks(AccelerateSide):
         """Raise if the rest of a state's epoch is to come in batches of another size, and nothing says what is left of it."""
         kind = "distributed" if layout is not None and layout.dealt_by == "sampler" else "num_samples"
         is_known = layout is not None and kind in state["sampler"]
-        if is_of_other_size(state, self._size_of_batches) and not is_known:
+        if is_of_other_size(state, size_of_batches(self)) and not is_known:
             hint = "finish the epoch in batches of that size: only its dataset or its sampler knows what is left of it"
-            raise StateMismatchError("batch_size", state["batch_size"], self._size_of_batches, hint)
+            raise StateMismatchError("batch_size", state["batch_size"], size_of_batches(self), hint)
 
-    @property
-    def _size_of_batches(self) -> int | None:
-        """Samples of a batch; None: microbatches are the dataset's items, or batches of any size."""
-        batches = self.batch_sampler
-        return int(batches.batch_size) if type(batches) is BatchSampler else self.batch_size
+    def _check_since_load(self, state: Mapping[str, Any]) -> None:
+        """Raise if what was set since a state was loaded would cut the rest of its epoch in another way."""
+        hint = "set it before load_state_dict(), or once an iteration has begun: it counts from the next one"
+        present = size_of_batches(self)
+        if is_of_other_size(state, present):
+            raise StateMismatchError("batch_size", state["batch_size"], present, hint)
+        is_unsaid = self.batch_size is None and not state["drop_last"]  # as in _own_part
+        if state["step"] and state["drop_last"] != drops_last(self) and not is_unsaid:
+            raise StateMismatchError("drop_last", state["drop_last"], drops_last(self), hint)
 
     def _layout(self) -> Layout | None:
         """Return the ranks that the samples are dealt out to; None: nothing says what another rank has."""
         if self._is_iterable:
             return None
-        size = self._size_of_batches
+        size = size_of_batches(self)
         if self._share is not None:
             return Layout(size, self._share.num_ranks, self._share.rank, shared_fields(self._share))
         dealing = self._dealing()

@@ -1,12 +1,12 @@
 """The plan of a loader whose order is arithmetic: an epoch is one shard, and workers compute its batches."""
 
 from collections.abc import Iterator, Mapping, Sequence, Sized
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
 
 from fkat_data.datasets.packed import PackedDataset
 from fkat_data.drop_in.dataset_plan import IndexPlan, Provenance
@@ -203,8 +203,11 @@ def is_numbered(sampler: object, batch_sampler: object) -> bool:
 def check_kind_of_order(state: Mapping[str, Any], sampler: object, batch_sampler: Any) -> None:
     """Check that the samples come in order, shuffled, or as a sampler gives them, as they did when a state was saved.
 
+    Before the first microbatch of all, anything may come. Between two epochs, a ``DistributedSampler`` may have come or
+    gone: frameworks give it to a loader on several ranks.
+
     Raises:
-        StateMismatchError: They do not, and the state is from the middle of an epoch.
+        StateMismatchError: They do not.
     """
     indices = sampler if batch_sampler is None else getattr(batch_sampler, "sampler", None)
     present = ("<a sampler>", "<in order>", "<shuffle=True>")[
@@ -214,13 +217,18 @@ def check_kind_of_order(state: Mapping[str, Any], sampler: object, batch_sampler
     sampler_state = state["sampler"]
     is_drawn = "num_samples" not in sampler_state or "samplers_begun" in sampler_state
     saved = "<a sampler>" if is_drawn else kinds[sampler_state.get("shuffle")]
-    if state["step"] and saved != present:
+    is_distributed = "distributed" in sampler_state or isinstance(indices, DistributedSampler)
+    is_before_all = (state["epoch"], state["step"]) == (0, 0)
+    if saved == present or is_before_all or (is_distributed and not state["step"]):
+        return
+    hint = "begin the epoch in the order of the run that saved: pass its sampler or its shuffle"
+    if state["step"]:
         hint = (
             "finish the epoch in the order in which it began, with the sampler or the shuffle of the run that saved. On "
             "several ranks, Lightning gives the loader a DistributedSampler; on one rank, strategy='ddp' does, and in your own "
             "loop, DistributedSampler(dataset, 1, 0) has the order of all ranks"
         )
-        raise StateMismatchError("sampler", saved, present, hint)
+    raise StateMismatchError("sampler", saved, present, hint)
 
 
 class NumberedPlan(IndexPlan):
@@ -250,20 +258,22 @@ class NumberedPlan(IndexPlan):
         self._is_stacked = is_stacked
         self._dataset = dataset
         self._known_order: tuple[object, SampleOrder] | None = None
-        self._sampler = sampler if batch_sampler is None else batch_sampler.sampler
-        self._batch_size = None if batch_sampler is None else int(batch_sampler.batch_size)
-        self._drop_last = batch_sampler is not None and bool(batch_sampler.drop_last)
+        self._sampler = sampler
+        self._batch_sampler = batch_sampler
         self._seed = seed
         self._share = share
         self._layers = layers
         self._order: SampleOrder | None = None
-        if isinstance(self._sampler, EpochShuffle):
-            self._sampler.seed = seed
+        # What the epoch under way was begun with; what the next one begins with is read when it does.
+        self._begun: _OrderArguments | None = None
+        indices = sampler if batch_sampler is None else batch_sampler.sampler
+        if isinstance(indices, EpochShuffle):
+            indices.seed = seed
 
     def renew(self, epoch: int, step: int) -> None:
-        """Read the number of samples again when the next iteration begins."""
+        """Read again what an order depends on when the next iteration begins."""
         del epoch, step
-        self._epoch, self._known_order = -1, None
+        self._epoch, self._begun, self._known_order = -1, None, None
 
     def shard(self, epoch: int, index: int) -> Any:
         """Return the epoch's order, or None for another shard than the first.
@@ -272,20 +282,23 @@ class NumberedPlan(IndexPlan):
             StateMismatchError: The dataset has another length than when the state of this epoch was saved.
         """
         if epoch != self._epoch:
-            self._check_length(epoch, self._num_samples(epoch))
-            if isinstance(self._sampler, EpochShuffle):
-                self._sampler.epoch = epoch
-            self._order, self._epoch = self._order_of(epoch), epoch
+            begun = self._arguments(epoch)
+            self._check_length(epoch, begun.num_samples)
+            if begun.shuffle is not None:
+                begun.shuffle.seed, begun.shuffle.epoch = self._seed, epoch
+            self._order = self._order_of(epoch)
+            self._epoch, self._begun = epoch, begun
         return self._order if index == 0 and self._order and len(self._order) > self._order.first else None
 
     def state_at(self, epoch: int, step: int) -> dict[str, Any]:
         """Return what the order of the rest of an epoch depends on."""
         del step
-        return {"num_samples": self._num_samples(epoch), "shuffle": isinstance(self._sampler, EpochShuffle)}
+        arguments = self._arguments(epoch)
+        return {"num_samples": arguments.num_samples, "shuffle": arguments.shuffle is not None}
 
     def is_over(self, state: Mapping[str, Any]) -> bool:
         """Return whether an epoch has nothing left at a saved place; if others delivered all before it, for any rank."""
-        num_samples = self._num_samples(state["epoch"])
+        num_samples = self._arguments(state["epoch"]).num_samples
         if state["sampler"].get("num_samples", num_samples) != num_samples:
             return False
         order = self._order_of(state["epoch"])
@@ -294,7 +307,7 @@ class NumberedPlan(IndexPlan):
     def made_of(self, position: Position) -> list[Provenance]:
         """Return the indices of a microbatch."""
         batch = self._order_of(position.epoch).batch(position.microbatch)
-        return [Provenance([batch] if self._batch_size is None else batch, [])]
+        return [Provenance([batch] if self._batch_sampler is None else batch, [])]
 
     def first_microbatch(self, state: Mapping[str, Any]) -> int:
         """Return where a saved place is in its epoch's shard.
@@ -313,34 +326,39 @@ class NumberedPlan(IndexPlan):
         """Return the samples of the last round over all ranks, if it is smaller than the others; else 0."""
         return self._order_of(epoch).num_in_last_round
 
-    def _num_samples(self, epoch: int) -> int:
-        """Return the samples of an epoch, or of the part of each of the ranks that it began with."""
+    def _arguments(self, epoch: int) -> "_OrderArguments":
+        """Return what an epoch was begun with; for another one, what it would begin with now."""
+        if self._begun is not None and epoch == self._epoch:
+            return self._begun
+        batches = self._batch_sampler
+        sampler = self._sampler if batches is None else batches.sampler
         layers = self._layers_of_dataset(epoch)
         if self._dataset is not None and layers:
-            return len(self._dataset.for_rank(len(layers[0].epochs), 0))
-        return len(self._sampler)
+            # The part of each of the ranks that the epoch began with.
+            num_samples = len(self._dataset.for_rank(len(layers[0].epochs), 0))
+        else:
+            num_samples = len(sampler)
+        shuffle = sampler if isinstance(sampler, EpochShuffle) else None
+        if batches is None:
+            return _OrderArguments(num_samples, shuffle, None, drop_last=False)
+        return _OrderArguments(num_samples, shuffle, int(batches.batch_size), drop_last=bool(batches.drop_last))
 
     def _layers_of_dataset(self, epoch: int) -> list[Layer]:
         return [layer for layer in of_epoch(self._layers, epoch) if layer.is_by_order]
 
     def _rest_of_dataset(
-        self,
-        dataset: PackedDataset,
-        layers: Sequence[Layer],
-        epoch: int,
-        num_samples: int,
-        shuffle: tuple[int, int] | None,
+        self, dataset: PackedDataset, layers: Sequence[Layer], epoch: int, arguments: "_OrderArguments"
     ) -> SampleOrder:
         """Return what the dataset deals out to this rank of what other ranks have left."""
-        known = epoch, num_samples, shuffle
+        known = epoch, arguments
         if self._known_order is None or self._known_order[0] != known:
-            drop_last, order = self._drop_last, None
-            if shuffle is not None:
-                order = [*SampleOrder(num_samples, None, drop_last=False, shuffle=shuffle)]
+            num_samples, drop_last, order = arguments.num_samples, arguments.drop_last, None
+            if arguments.shuffle is not None:
+                order = [*SampleOrder(num_samples, None, drop_last=False, shuffle=(self._seed, epoch))]
             earlier = [(layer.counts_in(epoch), layer.batch_size) for layer in layers]
             items = dataset.rest(earlier, drop_last=drop_last, order=order)
             rest = SampleOrder(
-                *(len(items), self._batch_size),
+                *(len(items), arguments.batch_size),
                 drop_last=drop_last,
                 shuffle=None,
                 first=first_step(self._layers, epoch),
@@ -350,21 +368,37 @@ class NumberedPlan(IndexPlan):
         return self._known_order[1]
 
     def _order_of(self, epoch: int) -> SampleOrder:
-        num_samples = self._num_samples(epoch)
-        shuffle = (self._seed, epoch) if isinstance(self._sampler, EpochShuffle) else None
+        arguments = self._arguments(epoch)
+        num_samples, shuffle, batch_size, drop_last = arguments
         layers = self._layers_of_dataset(epoch)
         if self._dataset is not None and layers:
-            return self._rest_of_dataset(self._dataset, layers, epoch, num_samples, shuffle)
+            return self._rest_of_dataset(self._dataset, layers, epoch, arguments)
         return SampleOrder(
             num_samples,
-            self._batch_size,
-            drop_last=self._drop_last,
-            shuffle=shuffle,
+            batch_size,
+            drop_last=drop_last,
+            shuffle=None if shuffle is None else (self._seed, epoch),
             share=self._share,
-            rests=left_overs(self._layers, epoch, num_samples, drop_last=self._drop_last),
+            rests=left_overs(self._layers, epoch, num_samples, drop_last=drop_last),
             first=first_step(self._layers, epoch),
             is_stacked=self._is_stacked,
         )
+
+
+class _OrderArguments(NamedTuple):
+    """What of a loader's samplers an epoch's order depends on, as torch reads it when an iteration begins.
+
+    Attributes:
+        num_samples: Their length, or that of the part of each of the ranks that the epoch began with.
+        shuffle: The sampler, if it is the arithmetic shuffle.
+        batch_size: Samples of a batch; None: microbatches are single samples.
+        drop_last: Whether a last batch that is smaller is left out.
+    """
+
+    num_samples: int
+    shuffle: EpochShuffle | None
+    batch_size: int | None
+    drop_last: bool
 
 
 def batches_left(state: Mapping[str, Any], rank: int | None) -> tuple[int, int] | None:

@@ -2,14 +2,18 @@
 
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NoReturn, cast
 
 import torch
 from torch.utils import data as torch_data
 from torch.utils.data import dataloader as torchs
 
+from fkat_data import arguments
+from fkat_data.device.accelerator import device_of
 from fkat_data.distributed import rank_and_world_size
 from fkat_data.drop_in.dataset_plan import DatasetPlan
+from fkat_data.drop_in.numbered_plan import is_numbered
 from fkat_data.drop_in.worker_side import EpochFactory, EpochTerms
 from fkat_data.errors import ConfigurationError
 from fkat_data.iteration import EpochIterator, HandOver, Iterations
@@ -20,18 +24,100 @@ from fkat_data.loader.worker_pool import WorkerPoolSettings
 from fkat_data.observe.statistics import DataLoaderStatistics
 from fkat_data.observe.timeline import open_timeline
 from fkat_data.types import Microbatch, plans_batches
-from fkat_data.worker.settings import StartMethod
+from fkat_data.worker.settings import START_METHODS, StartMethod, worker_kind
+from fkat_data.worker.windows import window_functions_of
 
-_SETTABLE = ("collate_fn", "window_fn", "worker_init_fn", "num_workers", "prefetch_factor", "timeout")
+# What decides on the order, or on the kind of loader: another value needs another loader.
+_FIXED = ("seed", "window_size", "on_sample_error", "workers", "replay", "in_order")
+_SETTABLE = (
+    *(
+        "collate_fn",
+        "window_fn",
+        "worker_init_fn",
+        "num_workers",
+        "prefetch_factor",
+        "timeout",
+        "multiprocessing_context",
+    ),
+    *("device", "dp_rank", "snapshot_every_n_steps", "memory_limit_bytes", "zero_copy", "max_worker_restarts"),
+    *("stall_warning_s", "num_threads_per_worker", "start_method", "profiler", "trace", "max_skipped_samples"),
+)
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    "seed": arguments.integer,
+    "device": lambda _, value: (device_of(value), value)[1],  # whether this machine has it is asked where it is used
+    "dp_rank": partial(arguments.integer, minimum=0),
+    "snapshot_every_n_steps": partial(arguments.integer, minimum=0),
+    "memory_limit_bytes": partial(arguments.integer, minimum=1 << 20),
+    "zero_copy": arguments.boolean,
+    "max_worker_restarts": partial(arguments.integer, minimum=0),
+    "stall_warning_s": arguments.seconds,
+    "num_threads_per_worker": partial(arguments.integer, minimum=1),
+    "start_method": partial(arguments.choice, options=START_METHODS),
+    "replay": arguments.boolean,
+    "window_fn": lambda _, value: (window_functions_of(value), value)[1],
+    "window_size": partial(arguments.integer, minimum=1),
+    "on_sample_error": partial(arguments.choice, options=("raise", "skip")),
+    "max_skipped_samples": partial(arguments.integer, minimum=0),
+    "workers": lambda _, value: worker_kind(value),
+}
+# None means something else than a default that would do.
+_NOT_NONE = {
+    "snapshot_every_n_steps",
+    "zero_copy",
+    "max_worker_restarts",
+    "stall_warning_s",
+    "num_threads_per_worker",
+} | {
+    *("replay", "window_size", "on_sample_error", "max_skipped_samples", "workers"),
+}
 _SMALLEST_LIMIT_BYTES = 1 << 20
 # Frameworks recognise an iterator by it: Lightning leaves these out where it pickles a ``CombinedLoader``. Nothing else of
 # the class is used, which is private to torch.
 _TORCHS: Any = getattr(torchs, "_BaseDataLoaderIter", object)
 
 
+def checked_argument(loader: Any, name: str, value: Any) -> Any:
+    """Return the value that an argument of a DataLoader is set to: in the constructor, or later for the next iteration.
+
+    Raises:
+        ConfigurationError: The value is invalid, or the loader has another one, which decides on its order or its kind.
+    """
+    if name in _CHECKS and (value is not None or name in _NOT_NONE):
+        value = _CHECKS[name](name, value)
+    fields = cast("dict[str, Any]", loader.__dict__)
+    is_begun = any(fields.get(field) is not None for field in ("_engine", "_loaded", "_drawn_seed"))
+    if name in fields and (is_begun or name != "seed"):
+        present = fields[name]
+        is_other_kind = name == "window_fn" and (present is None) != (value is None)
+        if is_other_kind or (name in _FIXED and value != present):
+            expected = f"{present!r}, which the loader was made with: another value needs another loader"
+            raise ConfigurationError(name, value, expected)
+    return value
+
+
 def settable_of(loader: Any) -> list[Any]:
-    """Return what a program may set on a DataLoader between two epochs, as with torch's."""
-    return [getattr(loader, name) for name in _SETTABLE]
+    """Return what a program may set on a DataLoader between two epochs, as with torch's, and its engine depends on.
+
+    What an epoch's plan reads of samplers when it begins is not among it, except for whether the order is arithmetic.
+    """
+    is_cut_by_workers = loader.has_windows or isinstance(loader.dataset, torch_data.IterableDataset)
+    size = size_of_batches(loader) if is_cut_by_workers else None
+    kind = is_numbered(loader.sampler, loader.batch_sampler)
+    return [kind, size, *(getattr(loader, name) for name in _SETTABLE)]
+
+
+def size_of_batches(loader: Any) -> int | None:
+    """Return the samples of a batch; None: microbatches are the dataset's items, or batches of any size."""
+    batches = loader.batch_sampler
+    return int(batches.batch_size) if type(batches) is torch_data.BatchSampler else loader.batch_size
+
+
+def drops_last(loader: Any) -> bool:
+    """Return whether a last batch that is smaller is left out."""
+    batches = loader.batch_sampler
+    # As torch does, which takes an iterable dataset's batches without its sampler.
+    is_sampled = type(batches) is torch_data.BatchSampler and not isinstance(loader.dataset, torch_data.IterableDataset)
+    return bool(batches.drop_last if is_sampled else loader.drop_last)
 
 
 class DataLoaderIterator(EpochIterator, _TORCHS):
@@ -94,8 +180,8 @@ def engine_of(loader: Any, plan: DatasetPlan, *, seed: int, dp_rank: int, keeps_
     # A group of workers makes a task together; each strand has a group of its own.
     group_size, num_groups = max(1, loader.num_workers), 1
     is_multiprocessing, num_strands = loader.num_workers > 0, plan.num_strands
-    if num_strands and loader.workers == "threads":
-        raise _needs_processes(_STRANDS)
+    if loader.workers != "processes" and loader.num_workers:
+        check_threads(loader, is_iterable=num_strands is not None)
     if num_strands is not None:
         is_multiprocessing = is_multiprocessing or num_strands > 0
         group_size, num_groups = 1, max(1, num_strands)
@@ -106,8 +192,8 @@ def engine_of(loader: Any, plan: DatasetPlan, *, seed: int, dp_rank: int, keeps_
         loader.collate_fn,
         loader.worker_init_fn,
         num_workers=num_told,
-        batch_size=loader.batch_size,
-        drop_last=loader.drop_last,
+        batch_size=size_of_batches(loader),
+        drop_last=drops_last(loader),
         is_batched=loader.batch_sampler is not None,
         keeps_dataset=keeps_dataset,
         snapshot_every_n_steps=loader.snapshot_every_n_steps,
@@ -153,7 +239,7 @@ def engine_of(loader: Any, plan: DatasetPlan, *, seed: int, dp_rank: int, keeps_
     )
     is_ahead = is_multiprocessing and plan.has_parts
     num_ahead = -1 if loader.prefetch_factor is None else loader.prefetch_factor * group_size
-    num_tasks_ahead = num_groups if plan.has_windows else 1
+    num_tasks_ahead = num_groups if plan.has_windows else plan.num_tasks_ahead
     settings = EngineSettings(
         workers,
         num_tasks_ahead if is_ahead else 0,

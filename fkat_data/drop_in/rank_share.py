@@ -27,7 +27,14 @@ class RankShare(NamedTuple):
     split_batches: bool = False
 
     def own_size(self, batch_size: int) -> int:
-        """Return the samples of a rank's batch."""
+        """Return the samples of a rank's batch.
+
+        Raises:
+            ConfigurationError: The ranks cannot split a batch of this size.
+        """
+        if self.split_batches and batch_size % self.num_ranks:
+            expected = f"a multiple of {self.num_ranks}, among which ranks split each batch"
+            raise ConfigurationError("batch_size", batch_size, expected)
         return batch_size // self.num_ranks if self.split_batches else batch_size
 
     def round_size(self, batch_size: int) -> int:

@@ -418,6 +418,11 @@ def checked_loader_state(state_dict: object, present: Mapping[str, Any], seed: i
     return state
 
 
+def is_saved_without_drop_last(state: object) -> bool:
+    """Return whether a state says that the last batch was not left out."""
+    return isinstance(state, Mapping) and cast("Mapping[str, Any]", state).get("drop_last") is False
+
+
 def check_order(state: Mapping[str, Any] | None, present: Mapping[str, Any] | None) -> None:
     """Return if a dataset's order is the one of the epoch that a loaded state goes on with.
 

@@ -125,7 +125,7 @@ class DrawnWindows(WindowOrder):
         self._sampler = sampler
         self._window_size = window_size
         batches: Any = BatchSampler(sampler, window_size, drop_last=False)  # type: ignore[arg-type]  # iterable, as checked
-        self._plan = DrawnPlan(batches, seed, 0, is_ahead=True)
+        self._plan = DrawnPlan(batches, seed, 0, most_ahead=1)
         self._saved: Mapping[str, Any] | None = None
         # The epoch whose end this rank has come to, and its windows.
         self._ended: tuple[int, int] | None = None

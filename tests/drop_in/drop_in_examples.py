@@ -242,3 +242,67 @@ class Sized(Counted, Dataset):
 
     def __getitem__(self, index):
         return index
+
+
+class FromGenerator(Counted, Sampler):
+    """Draws its numbers one by one."""
+
+    def __init__(self, count, generator):
+        super().__init__(count)
+        self.generator = generator
+
+    def __iter__(self):
+        for _ in range(self.count):
+            yield int(torch.randint(self.count, (1,), generator=self.generator))
+
+
+class Continuing(Counted, Sampler):
+    """Goes on where the iteration before was left, and has another order each epoch."""
+
+    def __init__(self, count):
+        super().__init__(count)
+        self.epoch = self.index = 0
+
+    def __iter__(self):
+        order = torch.randperm(self.count, generator=torch.Generator().manual_seed(self.epoch)).tolist()
+        while self.index < self.count:
+            self.index += 1
+            yield order[self.index - 1]
+        self.epoch, self.index = self.epoch + 1, 0
+
+    def state_dict(self):
+        return {"epoch": self.epoch, "index": self.index}
+
+    def load_state_dict(self, state_dict):
+        self.epoch, self.index = state_dict["epoch"], state_dict["index"]
+
+
+class Rewinding(Counted, Sampler):
+    """Begins anew with each iteration, except for the one that a load is for; its state says how far the last one was."""
+
+    def __init__(self, count):
+        super().__init__(count)
+        self.first = self.index = 0
+
+    def __iter__(self):
+        first, self.first = self.first, 0
+        for index in range(first, self.count):
+            self.index = index + 1
+            yield index
+        self.index = 0
+
+    def state_dict(self):
+        return {"index": self.index}
+
+    def load_state_dict(self, state_dict):
+        self.first = self.index = state_dict["index"]
+
+
+class Lengths(Counted, Dataset):
+    """Numbers as long as they are large."""
+
+    def __getitem__(self, index):
+        return index
+
+    def sort_key(self, index):
+        return 1 + index % 7

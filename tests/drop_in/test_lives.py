@@ -1,0 +1,186 @@
+"""A copy, and a state, at every point of a loader's life: what it delivers is what it says."""
+
+import copy
+import json
+import pickle
+
+import pytest
+import torch
+from drop_in_examples import Continuing, Counting, Drawing, FromGenerator, Lengths, Remembering, Rewinding
+from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
+from walks import at_state, begun
+
+from fkat_data import DataLoader
+from fkat_data.datasets import (
+    BufferSortedDataset,
+    DictDataset,
+    PackedDataset,
+    ResumableSequentialSampler,
+    TokenBudgetBatchSampler,
+)
+from fkat_data.mixing import DictBatchSampler, Weighted
+
+SAMPLES = range(23)
+
+
+def repeated(rows):
+    """As many rows of each sample as its number says, none too."""
+    return [row for row in rows for _ in range(row % 3)]
+
+
+def broken_at_four(rows):
+    return [row for row in rows if row != 4]
+
+
+def mixed(samplers):
+    names = {"a": 1.0, "b": 2.0}
+    dataset = DictDataset({name: [{"x": index} for index in SAMPLES] for name in names})
+    return DataLoader(dataset, batch_sampler=DictBatchSampler(Weighted(names), samplers), collate_fn=list)
+
+
+def in_batches(sampler):
+    return BatchSampler(sampler, 3, drop_last=False)
+
+
+def generator():
+    return torch.Generator().manual_seed(5)
+
+
+LENGTHS = [1 + 7 * index % 5 for index in range(40)]
+DOCUMENTS = [torch.full((length,), index) for index, length in enumerate(LENGTHS)]
+WINDOWS = {"window_fn": repeated, "window_size": 4}
+KINDS = {
+    "in order": lambda: DataLoader(SAMPLES, 3),
+    "shuffled": lambda: DataLoader(Drawing(23), 3, shuffle=True, seed=4),
+    "single samples": lambda: DataLoader(SAMPLES, None, shuffle=True, seed=4),
+    "a list": lambda: DataLoader(SAMPLES, 3, sampler=[*reversed(SAMPLES)]),
+    "torch's sampler": lambda: DataLoader(SAMPLES, 3, sampler=RandomSampler(SAMPLES, generator=generator())),
+    "a distributed one": lambda: DataLoader(SAMPLES, 2, sampler=DistributedSampler(SAMPLES, 2, 1)),
+    "a generator": lambda: DataLoader(SAMPLES, 3, sampler=FromGenerator(23, generator()), seed=2),
+    "a sampler that continues": lambda: DataLoader(SAMPLES, 3, sampler=Continuing(23)),
+    "a sampler that rewinds": lambda: DataLoader(SAMPLES, 3, sampler=Rewinding(23)),
+    "batches that rewind": lambda: DataLoader(SAMPLES, batch_sampler=in_batches(Rewinding(23))),
+    "from an index on": lambda: DataLoader(SAMPLES, 3, sampler=ResumableSequentialSampler(SAMPLES)),
+    "by tokens": lambda: DataLoader(range(40), batch_sampler=TokenBudgetBatchSampler(LENGTHS, 12, 20, seed=3)),
+    "mixed batches": lambda: mixed({name: in_batches(SequentialSampler(SAMPLES)) for name in "ab"}),
+    "mixed by tokens": lambda: mixed(
+        {name: TokenBudgetBatchSampler(Lengths(23), 12, 12, seed=seed) for seed, name in enumerate("ab")}
+    ),
+    "packed": lambda: DataLoader(PackedDataset(DOCUMENTS, 8, 8, lengths=LENGTHS, seed=1), 2, collate_fn=list),
+    "sorted": lambda: DataLoader(BufferSortedDataset(Lengths(23), 8, 4, init_seed=3), 3),
+    "windows": lambda: DataLoader(SAMPLES, 3, shuffle=True, seed=4, **WINDOWS),
+    "single rows": lambda: DataLoader(SAMPLES, None, **WINDOWS),
+    "windows of a sampler": lambda: DataLoader(SAMPLES, 3, sampler=FromGenerator(23, generator()), seed=2, **WINDOWS),
+    "windows that rewind": lambda: DataLoader(SAMPLES, 3, sampler=Rewinding(23), **WINDOWS),
+    "skipped samples": lambda: DataLoader(
+        [*SAMPLES], 3, shuffle=True, seed=4, window_fn=broken_at_four, window_size=4, on_sample_error="skip"
+    ),
+    "iterable": lambda: DataLoader(Counting(23), 3, seed=1),
+    "iterable with a state": lambda: DataLoader(Remembering(23), 3, seed=1),
+}
+
+
+def pickled(loader):
+    return pickle.loads(pickle.dumps(loader))
+
+
+def shown(microbatches):
+    return [repr(microbatch) for microbatch in microbatches]
+
+
+def after(loader, *steps):
+    for step in steps:
+        step(loader)
+    return loader
+
+
+def go(count):
+    def do(loader):
+        loader.kept = begun(loader, count)
+
+    return do
+
+
+def go_on(count):
+    return lambda loader: [next(loader.kept) for _ in range(count)]
+
+
+def to_the_end(loader):
+    for _ in loader:
+        pass
+
+
+def end(loader):
+    loader.end_epoch()
+
+
+def take_back(loader):
+    assert loader.take_back()
+
+
+def look(loader):
+    loader.kept = iter(loader)
+
+
+def reload(loader):
+    loader.load_state_dict(loader.state_dict())
+
+
+LIVES = {
+    "new": (),
+    "begun": (look,),
+    "within": (go(3),),
+    "within, far": (go(5),),
+    "at the end": (to_the_end,),
+    "within the second": (to_the_end, go(3)),
+    "left": (go(3), go(2)),
+    "left and begun": (go(3), look),
+    "ended": (go(3), end),
+    "ended at the start": (look, end),
+    "ended, and on": (go(3), end, go(2)),
+    "taken back": (go(3), take_back),
+    "taken back to the start": (go(1), take_back),
+    "taken back, then ended": (go(2), take_back, end),
+    "loaded within": (go(3), reload),
+    "loaded within, begun": (go(3), reload, look),
+    "loaded within, on": (go(2), reload, look, go_on(2)),
+    "loaded at the end": (to_the_end, reload),
+    "loaded, then ended": (go(3), reload, end),
+    "loaded, then ended, on": (go(3), reload, end, go(2)),
+    "loaded twice": (go(3), reload, look, go_on(1), reload),
+    "ended, then loaded": (go(3), end, reload),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_state_at_any_point_of_its_life_says_what_a_loader_delivers_next(kind, some):
+    for name, life in some(LIVES.items(), 3):
+        loader = after(KINDS[kind](), *life)
+        state = json.loads(json.dumps(loader.state_dict()))
+        place = loader.epoch, loader.step
+        other = at_state(KINDS[kind](), state)
+        assert (other.epoch, other.step) == place, name
+        is_under_way = loader.step and life[-1] != reload
+        rest = shown(loader.kept if is_under_way else loader)
+        assert shown(other) == rest, name
+        assert (other.epoch, other.step) == (loader.epoch, loader.step), name
+        assert shown(other) == shown(loader), name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("copied_by", [copy.deepcopy, pickled])
+def test_a_copy_at_any_point_of_a_loaders_life_delivers_what_it_says(kind, copied_by, some):
+    for name, life in some(LIVES.items(), 3):
+        loader = after(KINDS[kind](), *life)
+        is_under_way = loader.step and life[-1] != reload
+        kept, loader.kept = getattr(loader, "kept", None), None
+        copied = copied_by(loader)
+        is_resumed = not is_under_way
+        assert copied.epoch == loader.epoch, name
+        assert copied.step == (loader.step if is_resumed else 0), name
+        state = copied.state_dict()
+        delivered = shown(copied)
+        assert shown(at_state(KINDS[kind](), json.loads(json.dumps(state)))) == delivered, name
+        rest = shown(kept if is_under_way else loader)
+        assert delivered[len(delivered) - len(rest) :] == rest, name
+        assert shown(copied) == shown(loader), name
