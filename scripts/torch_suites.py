@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Run torch's and torchdata's own tests of their loaders on fkat_data.DataLoader: `scripts/torch_suites.py FILE...`.
+"""Run the tests of torch, torchdata and accelerate on fkat_data.DataLoader: `scripts/torch_suites.py FILE...`.
 
 A FILE is a copy of `test/stateful_dataloader/test_state_dict.py` or `test_dataloader.py` of github.com/meta-pytorch/data,
-or of `test/test_dataloader.py` of github.com/pytorch/pytorch. Nothing of them is in this repository. The names that they
-import, `torchdata.stateful_dataloader.StatefulDataLoader` and `torch.utils.data.DataLoader`, are those of fkat_data.
+of `test/test_dataloader.py` of github.com/pytorch/pytorch, or of `tests/test_data_loader.py` of
+github.com/huggingface/accelerate, which needs accelerate. Nothing of them is in this repository. The names that they
+import, `torchdata.stateful_dataloader.StatefulDataLoader` and `torch.utils.data.DataLoader`, are those of fkat_data: so
+accelerate's own loaders are made of them, too.
 
 Prints each test that fails, and the counts. `torch_suites.toml` names the tests that differ by decision, and those of
 internals, each with the reason and the error that follows from it. They run too: one that passes, or that fails for
@@ -40,18 +42,23 @@ from fkat_data import DataLoader as StatefulDataLoader
 class Stateful:
     pass
 """,
+    # accelerate asks which version there is.
+    "torchdata-0.11.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: torchdata\nVersion: 0.11.0\n",
     # Of two packages that these tests import, what they need.
     "expecttest.py": "from unittest import TestCase as TestCase",
     "parameterized.py": """
 import sys
+from types import SimpleNamespace
 
 class parameterized:
     @staticmethod
-    def expand(rows):
+    def expand(rows, name_func=lambda function, number, row: f"{function.__name__}_{number}"):
         def decorate(function):
             names = sys._getframe(1).f_locals
             for number, row in enumerate(rows):
-                names[f"{function.__name__}_{number}"] = lambda self, row=tuple(row): function(self, *row)
+                row = tuple(row) if isinstance(row, (list, tuple)) else (row,)
+                name = name_func(function, number, SimpleNamespace(args=row, kwargs={}))
+                names[name] = lambda self, row=row: function(self, *row)
         return decorate
 """,
 }

@@ -46,18 +46,24 @@ from fkat_data.plan.place import Layer, Place, Position, without_idle
 
 #: The field of a sealed state that has all of it.
 _SEALED = "place"
+# What a framework has added to a sealed state, which is beside it again when the loaded place is saved.
+_ADDED = "added"
 
 
 def sealed(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a state whose parts vary with its place as one that has the same parts at every place."""
-    return {"version": STATE_VERSION, _SEALED: (dict(state),)}
+    """Return a state whose parts vary with its place as one that has the same parts at every place.
+
+    It gets the fields back that a framework had added to it before it was loaded.
+    """
+    parts = {name: value for name, value in state.items() if name != _ADDED}
+    return {"version": STATE_VERSION, _SEALED: (parts,), **state.get(_ADDED, {})}
 
 
 def unsealed(state_dict: Any) -> Any:
     """Return what was sealed; any other value as it is.
 
     Raises:
-        StateMismatchError: A newer version sealed it, or a field was added to it, which nothing would read.
+        StateMismatchError: A newer version sealed it, or a field of what is in it was set beside it, where nothing reads it.
     """
     if not isinstance(state_dict, Mapping) or not {"version", _SEALED} <= set(cast("Mapping[str, Any]", state_dict)):
         return cast("Any", state_dict)
@@ -66,11 +72,16 @@ def unsealed(state_dict: Any) -> Any:
     found: Any = state[_SEALED]
     if not isinstance(found, (tuple, list)) or len(cast("Sequence[Any]", found)) != 1:  # JSON makes a list of a tuple
         raise StateMismatchError(_SEALED, cast("object", found), "<a tuple of one state>")
-    for field in state:
-        if field not in ("version", _SEALED):
+    sealed_state: Any = cast("Any", found)[0]
+    added = {field: value for field, value in state.items() if field not in ("version", _SEALED)}
+    if not added or not isinstance(sealed_state, Mapping):
+        return sealed_state
+    parts = cast("Mapping[str, Any]", sealed_state)
+    for each in (parts, *parts.get("all_rank_states", ())):
+        for field in (field for field in added if field in each):
             hint = f"all of a state is in state[{_SEALED!r}][0], where a change has an effect"
-            raise StateMismatchError(field, state[field], "<no such field>", hint)
-    return cast("Any", found)[0]
+            raise StateMismatchError(field, added[field], "<no such field>", hint)
+    return {**parts, _ADDED: added}
 
 
 def saved_place(place: Place) -> dict[str, Any]:

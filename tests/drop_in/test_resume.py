@@ -232,6 +232,20 @@ def test_what_does_not_fit_is_refused_by_name():
         list(longer)
 
 
+@pytest.mark.parametrize("make", [lambda: Items(9, "int"), lambda: Counting(9)])
+def test_a_field_that_a_framework_adds_to_a_state_is_kept_until_the_loader_goes_on(make):
+    """As accelerate's loaders add ``_iterator_finished``, where torchdata's state has it."""
+    loader = DataLoader(make(), 2, seed=7)
+    rest = begun(loader, 2)
+    tagged = {**loader.state_dict(), "_iterator_finished": False, "note": {"run": 3}}
+    resumed = at_state(DataLoader(make(), 2, seed=7), json.loads(json.dumps(tagged)))
+    assert resumed.state_dict() == tagged
+    assert [digest(microbatch) for microbatch in resumed] == [digest(microbatch) for microbatch in rest]
+    assert set(resumed.state_dict()) == {"version", "place"}
+    with pytest.raises(StateMismatchError, match=r"'step'.*state\['place'\]\[0\]"):
+        resumed.load_state_dict({**tagged, "step": 3})
+
+
 def test_a_state_holds_the_seed_and_small_plain_values():
     def made(seed, generator_seed):
         torch.manual_seed(seed)
