@@ -142,6 +142,11 @@ class DataLoaderIterator(EpochIterator, _TORCHS):
         self._loader: Any = loader
         self._plan = plan
 
+    @property
+    def _range_name(self) -> str:
+        kind = "_MultiProcessingDataLoaderIter" if self._loader.num_workers else "_SingleProcessDataLoaderIter"
+        return f"enumerate(DataLoader)#{kind}.__next__"
+
     def __len__(self) -> int:
         """Return the microbatches of a whole epoch.
 
@@ -161,6 +166,11 @@ class DataLoaderIterator(EpochIterator, _TORCHS):
             f"an iterator of a {name} cannot be pickled or copied: pickle the loader, and hand its place over "
             "by state_dict() and load_state_dict()"
         )
+
+
+def _public_name(kind: type) -> str:
+    """Return the name of the class of this package that a loader's class is, or derives from."""
+    return next((base.__name__ for base in kind.__mro__ if base.__module__.startswith("fkat_data.")), kind.__name__)
 
 
 def engine_of(loader: Any, plan: DatasetPlan, *, seed: int, dp_rank: int, keeps_dataset: bool) -> Engine[Any]:
@@ -236,6 +246,7 @@ def engine_of(loader: Any, plan: DatasetPlan, *, seed: int, dp_rank: int, keeps_
         },
         in_process=("num_workers", 0),
         is_kept=keeps_dataset,
+        loader_name=_public_name(cast("type[object]", type(loader))),
     )
     is_ahead = is_multiprocessing and plan.has_parts
     num_ahead = -1 if loader.prefetch_factor is None else loader.prefetch_factor * group_size

@@ -82,7 +82,7 @@ class Engine(Generic[Microbatch_co]):
         """The ordered work."""
         self._on_leave = on_leave
         self._agreement = agreement
-        self._sink = EventSink(settings.workers.timeline, settings.workers.profiler)
+        self._sink = EventSink(settings.workers.timeline, settings.workers.profiler, settings.workers.loader_name)
         self.pool: WorkerPool = WorkerPool(settings.workers, self._sink)
         """The workers."""
         placement = Placement(mover_for(settings.device, self._sink))

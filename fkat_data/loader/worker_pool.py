@@ -61,6 +61,7 @@ class WorkerPoolSettings(NamedTuple):
         users: The user's objects in the factory, by the names of their arguments.
         in_process: The argument of the user's, and its value, that has no worker processes.
         is_kept: Whether worker processes keep what the program cannot make again.
+        loader_name: The loader's class, for the names of ranges.
     """
 
     factory: Any
@@ -79,6 +80,7 @@ class WorkerPoolSettings(NamedTuple):
     users: Mapping[str, Any] = MappingProxyType({})
     in_process: tuple[str, object] = ("multiprocessing", False)
     is_kept: bool = False
+    loader_name: str = "ShardedDataLoader"
 
     @property
     def num_workers(self) -> int:
@@ -264,7 +266,7 @@ class WorkerPool:
         settings, recorder = self._settings, None
         if settings.timeline is not None:
             recorder = settings.timeline.recorder_of(PRODUCTION_THREAD, "production")
-        clock = StageClock(new_page(), WorkerProfile(settings.profiler, None), recorder)
+        clock = StageClock(new_page(), WorkerProfile(settings.profiler, None, settings.loader_name), recorder)
         threads = ItemThreads(settings.num_threads) if settings.num_threads > 1 else None
         producer = Producer(settings.factory, settings.seed, settings.dp_rank, clock.mark, threads=threads)
         return InlineWorker(producer, self._sink, clock, is_digested=settings.is_digested)
@@ -364,6 +366,7 @@ class WorkerPool:
             is_traced=settings.timeline is not None,
             num_threads=settings.num_threads,
             group=current_group(),
+            loader_name=settings.loader_name,
         )
         users = {**settings.users, "profiler": settings.profiler, "registered": registrations.entries()}
         return sent, users, "{}={}".format(*settings.in_process)

@@ -18,7 +18,6 @@ from fkat_data.types import Profiler
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-_PREFIX = "ShardedDataLoader."
 _NOTHING: AbstractContextManager[None] = nullcontext()
 
 
@@ -27,16 +26,18 @@ class TrainerProfile:
 
     Args:
         profiler: The user's; None: only torch's.
+        loader_name: The loader's class, with which their names begin.
     """
 
-    def __init__(self, profiler: Profiler | None) -> None:
+    def __init__(self, profiler: Profiler | None, loader_name: str) -> None:
         self._profiler = profiler
+        self._loader_name = loader_name
         self.is_active: Callable[[], bool] = torch.autograd._profiler_enabled if profiler is None else _always  # noqa: SLF001  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]  # has no public name
         """Returns whether a profiler listens. Asked several times for each microbatch: torch's own function is fast."""
 
     def range(self, name: str) -> AbstractContextManager[None]:
         """Return a context in which the named action runs; costs next to nothing while no profiler listens."""
-        return self._range(_PREFIX + name) if self.is_active() else _NOTHING
+        return self._range(f"{self._loader_name}.{name}") if self.is_active() else _NOTHING
 
     @contextmanager
     def _range(self, action: str) -> Generator[None]:
@@ -56,10 +57,12 @@ class WorkerProfile:
     Args:
         profiler: The user's, or None; this process's own copy.
         worker_index: The worker's number, for the names of files; None in the trainer's own process.
+        loader_name: The loader's class, with which their names begin.
     """
 
-    def __init__(self, profiler: Profiler | None, worker_index: int | None) -> None:
+    def __init__(self, profiler: Profiler | None, worker_index: int | None, loader_name: str) -> None:
         self._profiler = profiler
+        self._loader_name = loader_name
         self._action = ""
         if profiler is not None and worker_index is not None:
             _use_own_file(profiler, worker_index)
@@ -75,7 +78,7 @@ class WorkerProfile:
             return
         if self._action:
             self._profiler.stop(self._action)
-        self._action = _PREFIX + name if name else ""
+        self._action = f"{self._loader_name}.{name}" if name else ""
         if self._action:
             self._profiler.start(self._action)
 

@@ -22,13 +22,19 @@ class EventSink:
     Args:
         timeline: Where events are drawn; None: nowhere.
         profiler: The user's profiler; None: only torch's own, while it records.
+        loader_name: The loader's class, for the names of ranges.
     """
 
-    def __init__(self, timeline: Timeline | None = None, profiler: Profiler | None = None) -> None:
+    def __init__(
+        self,
+        timeline: Timeline | None = None,
+        profiler: Profiler | None = None,
+        loader_name: str = "ShardedDataLoader",
+    ) -> None:
         self._timeline = timeline
         self._copies: EventRecorder | None = None
         self._is_before_first = True
-        profile = TrainerProfile(profiler)
+        profile = TrainerProfile(profiler, loader_name)
         self.is_profiled: Callable[[], bool] = profile.is_active
         """Returns whether a profiler listens; asked for each microbatch."""
         self._range = profile.range

@@ -60,7 +60,7 @@ def _prepare(settings_file: mmap.mmap, worker_index: int, sock: socket.socket, p
     settings = _settings(settings_file)
     torch.set_default_dtype(settings.default_dtype)
     adopt_group(settings.group)
-    profile = WorkerProfile(settings.profiler, worker_index)
+    profile = WorkerProfile(settings.profiler, worker_index, settings.loader_name)
     clock = StageClock(page, profile, EventRecorder(os.getpid(), MAIN_THREAD) if settings.is_traced else None)
     channel = Channel(sock, functools.partial(clock.within, "blocked"))
     threads = ItemThreads(settings.num_threads) if settings.num_threads > 1 else None

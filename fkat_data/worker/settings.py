@@ -72,6 +72,7 @@ class WorkerSettings(NamedTuple):
         is_traced: Whether the trainer wants events of a timeline.
         num_threads: Threads that make the items of a microbatch.
         group: The trainer's rank and number of ranks in torch.distributed; None without a process group.
+        loader_name: The loader's class, for the names of ranges.
     """
 
     registrations: Registrations
@@ -85,6 +86,7 @@ class WorkerSettings(NamedTuple):
     is_traced: bool
     num_threads: int = 1
     group: tuple[int, int] | None = None
+    loader_name: str = "ShardedDataLoader"
 
 
 _entered: list[int] = []
