@@ -4,6 +4,7 @@ Each class has one key in all processes. Who gets a class under a key that it kn
 is: the trainer's classes never change because of what workers do with their copies.
 """
 
+import copyreg
 import enum
 import functools
 import hashlib
@@ -23,6 +24,7 @@ from typing import Any, NamedTuple, cast
 import cloudpickle
 
 from fkat_data.dropped import WeakTable
+from fkat_data.interruption import genuine
 from fkat_data.machine import call_in_forks
 
 #: The script that runs, as processes see it: multiprocessing calls it so in those that it spawns.
@@ -34,6 +36,8 @@ _NUM_REDUCED = 6
 _LEAST_PRUNED = 64
 # Where the name of the file is among the arguments of a new code object.
 _FILENAME = 10
+# Of a recursion: what a __getattr__ asks for is the same from the second on.
+_MOST_FRAMES = 32
 
 
 class _Known(NamedTuple):
@@ -238,6 +242,7 @@ class ShipmentPickler(_DefinitionPickler):
 
     def __init__(self, stream: io.BytesIO | io.RawIOBase, *, is_digested: bool = False) -> None:
         super().__init__(stream, _DEFINITIONS, is_shipment=True, is_digested=is_digested)
+        self._checked: set[type] = set()
         # A module may put any object in its own place.
         self._stand_ins = {
             id(found): name
@@ -262,7 +267,51 @@ class ShipmentPickler(_DefinitionPickler):
                 reduced = obj.__reduce_ex__(5) if reduce is None else reduce(obj)
                 if isinstance(reduced, str):
                     _check_importable(obj)
+                elif reduced[0] is copyreg.__newobj__ and reduced[2] is not None:  # type: ignore[attr-defined]  # typeshed has another name
+                    self._check_blank(cast("type[object]", type(obj)), reduced[1])
         return reduced
+
+    def _check_blank(self, kind: type[object], arguments: tuple[Any, ...]) -> None:
+        """Raise an error for an object of a class whose ``__getattr__`` fails before the object has its attributes.
+
+        Unpickling asks a new object for ``__setstate__``, as ``copy`` does.
+        """
+        if kind in self._checked:
+            return
+        self._checked.add(kind)
+        asks = getattr(kind, "__getattr__", None)
+        # One that is made of more than its class may be expensive to make.
+        if not isinstance(asks, types.FunctionType) or kind.__new__ is not object.__new__ or arguments != (kind,):
+            return
+        if hasattr(kind, "__setstate__"):
+            return
+        blank = object.__new__(kind)
+        try:
+            getattr(blank, "__setstate__", None)
+        except genuine(Exception) as error:
+            raise pickle.PicklingError(_unset_attribute(error, asks)) from error
+
+
+def _unset_attribute(error: Exception, asks: types.FunctionType) -> str:
+    """Return why an object cannot be unpickled whose ``__getattr__`` has failed before its attributes were set."""
+    wanted: object = None
+    traceback = error.__traceback__
+    for _ in range(_MOST_FRAMES):
+        if traceback is None:
+            break
+        frame = traceback.tb_frame
+        if frame.f_code is asks.__code__ and asks.__code__.co_argcount > 1:
+            wanted = frame.f_locals.get(asks.__code__.co_varnames[1])
+        traceback = traceback.tb_next
+    if isinstance(error, RecursionError):
+        found = f"asks for {wanted!r}, which calls __getattr__ again, without an end"
+    else:
+        found = f"raises {type(error).__name__}: {error}"
+    return (
+        f"unpickling asks an object for '__setstate__' before its attributes are set, and {asks.__qualname__} then {found}. "
+        "Let __getattr__ begin with `if name.startswith('__'): raise AttributeError(name)`, where name is what it is asked "
+        "for, or give the class a __setstate__"
+    )
 
 
 class _MadePickler(_DefinitionPickler):

@@ -1,6 +1,13 @@
 """What travels to a worker from plain scripts, and what an error says of what cannot."""
 
+import pickle
 import textwrap
+
+import pytest
+from torch.utils.data import Dataset, Subset
+
+from fkat_data import ConfigurationError, DataLoader
+from fkat_data.transport.definitions import dump_shipment
 
 ATTRIBUTES = """
 import torch
@@ -268,3 +275,64 @@ print("done")
 
 def test_storages_arrive_and_what_is_nested_too_deep_is_refused_with_and_without_workers(run_script):
     assert run_script(ARRIVING).stdout == "done\n"
+
+
+class Forwarding(Dataset):
+    """As people write it, and torch's workers take it where they are forked."""
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+    def __len__(self):
+        return len(self.inner)
+
+    def __getitem__(self, index):
+        return self.inner[index]
+
+
+class ByKey(Forwarding):
+    def __getattr__(self, name):
+        return getattr(self.__dict__["inner"], name)
+
+
+class Careful(Forwarding):
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+
+class WithState(Forwarding):
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+
+
+@pytest.mark.parametrize(
+    "make", [Forwarding, lambda inner: Subset(Forwarding(inner), [0, 1]), lambda inner: [Forwarding(inner)]]
+)
+def test_a_getattr_that_recurses_before_attributes_are_set_is_named(make):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"Forwarding\.__getattr__ then asks for 'inner'.*begin with `if name.startswith\('__'\): raise AttributeError",
+    ) as caught:
+        iter(DataLoader(make(["a", "b"]), num_workers=1))
+    assert str(caught.value).startswith("dataset")
+
+
+def test_a_getattr_that_raises_another_error_before_attributes_are_set_is_named():
+    with pytest.raises(ConfigurationError, match=r"ByKey\.__getattr__ then raises KeyError: 'inner'"):
+        iter(DataLoader(ByKey(["a", "b"]), num_workers=1))
+
+
+def test_a_getattr_that_recurses_does_no_harm_where_nothing_is_unpickled():
+    assert list(DataLoader(Forwarding(["a", "b"]))) == [["a"], ["b"]]
+    assert list(DataLoader(Forwarding(["a", "b"]), num_workers=1, workers="threads")) == [["a"], ["b"]]
+
+
+@pytest.mark.parametrize("kind", [Careful, WithState])
+def test_a_getattr_that_knows_of_new_objects_travels(kind):
+    shipped, _ = dump_shipment(kind(["a", "b"]))
+    assert pickle.loads(shipped)[1] == "b"
