@@ -16,6 +16,11 @@ _NUM_SHOWN = 4
 _MOST_DEPTH = 50
 _PADDING = "collate_fn=fkat_data.datasets.PaddingCollate(...) pads them"
 _IN_DATASET = "in the dataset (MapDataset, or transform= of a StreamingDataset)"
+# What Pack and PackedDataset add: a list of each row's own length.
+_PACKED = {"document_ids", "position_ids", "cu_seqlens"}
+_OF_PACKS = "The rows are packs: collate_fn=fkat_data.datasets.collate_packed joins their cu_seqlens"
+_COLLATING = "Collating:"
+_RESIZED = "resize storage"
 _OWN = "a collate_fn of your own may keep them as a list"
 
 
@@ -23,6 +28,7 @@ class _Misfit(NamedTuple):
     path: str
     found: str
     advice: str
+    values: Sequence[Any] = ()
 
 
 def collated(batch: Any) -> Any:
@@ -34,8 +40,28 @@ def collated(batch: Any) -> Any:
     try:
         return default_collate(batch)
     except genuine(Exception) as error:
+        plain = _plain_error(error, batch)
+        if plain is not None:
+            note_misfit(plain, batch)
+            raise plain from None
         note_misfit(error, batch)
         raise
+
+
+def _plain_error(error: Exception, batch: Any) -> Exception | None:
+    """Return what ``default_collate`` raises in the program's own process, where a worker's error says less.
+
+    There it stacks tensors into shared memory, and says only that this has another size.
+    """
+    if not isinstance(error, RuntimeError) or _RESIZED not in str(error):
+        return None
+    try:
+        misfit = _misfit(batch, "", 0)
+        if misfit is not None and misfit.values:
+            torch.stack([torch.as_tensor(value) for value in misfit.values])
+    except genuine(Exception) as plain:
+        return plain.with_traceback(None)
+    return None
 
 
 def note_misfit(error: BaseException, batch: Any) -> None:
@@ -49,9 +75,9 @@ def note_misfit(error: BaseException, batch: Any) -> None:
         misfit = _misfit(batch, "", 0)
     except genuine(Exception):  # samples may be anything, and this must not hide the error
         return
-    if misfit is not None:
+    if misfit is not None and not any(note.startswith(_COLLATING) for note in cast("Sequence[str]", notes_of(error))):
         where = f"entry {misfit.path} of the samples" if misfit.path else "the samples"
-        add_note(error, f"Collating: {where}: {misfit.found}. {misfit.advice}")
+        add_note(error, f"{_COLLATING} {where}: {misfit.found}. {misfit.advice}")
 
 
 def _misfit(batch: Sequence[Any], path: str, depth: int) -> _Misfit | None:
@@ -89,7 +115,7 @@ def _of_arrays(batch: Sequence[Any], path: str) -> _Misfit | None:
         if {len(shape) for shape in shapes} == {1}:
             is_tensor = isinstance(batch[0], torch.Tensor)
             remedy = _PADDING if is_tensor else f"Make tensors of them {_IN_DATASET}, and {_PADDING}"
-        return _Misfit(path, f"shapes {_listed(shapes)}", f"{remedy}; or {_OWN}")
+        return _Misfit(path, f"shapes {_listed(shapes)}", f"{remedy}; or {_OWN}", batch)
     dtypes = [str(value.dtype) for value in batch]
     if len(set(dtypes)) > 1:
         return _Misfit(path, f"dtypes {_listed(dtypes)}", "Make them one dtype in the dataset")
@@ -109,7 +135,7 @@ def _of_mappings(batch: Sequence[Any], path: str, depth: int) -> _Misfit | None:
     for name in names:
         found = _misfit([sample[name] for sample in batch], f"{path}[{name!r}]", depth + 1)
         if found is not None:
-            return found
+            return found._replace(advice=_OF_PACKS) if name == "cu_seqlens" and set(names) >= _PACKED else found
     return None
 
 

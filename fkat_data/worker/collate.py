@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.utils import data as torch_data
 
-from fkat_data.interruption import genuine
+from fkat_data.interruption import genuine, suppress
 from fkat_data.sample_errors import collated
 from fkat_data.transport.codec import aligned
 
@@ -86,10 +86,9 @@ class SegmentCollate:
         if plan.size_bytes > self._smallest_bytes:
             room = self._allocate(plan.size_bytes + plan.envelope_bytes())
             memory = None if room is None else _Memory(room)
-        try:
+        with suppress(Exception):  # default_collate raises its own, or succeeds where only the views do not
             return form(memory)
-        except genuine(Exception):  # default_collate raises its own, or succeeds where only the views do not
-            return collated(batch)
+        return collated(batch)
 
     def stack(self, shape: tuple[int, ...], *, dtype: torch.dtype) -> torch.Tensor:
         """Return memory for a microbatch that is one tensor; raise what ``allocate`` raises."""

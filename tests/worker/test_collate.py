@@ -3,6 +3,7 @@
 import collections
 import ctypes
 import enum
+import re
 import sys
 import typing
 
@@ -12,8 +13,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from torch.utils.data import default_collate
+from torch.utils.data import Dataset, default_collate
 
+from fkat_data import DataLoader
+from fkat_data.datasets import Pack, PackedDataset
 from fkat_data.transport.codec import ALIGNMENT, decode, encode, lies_at
 from fkat_data.worker.collate import SegmentCollate
 
@@ -270,3 +273,73 @@ def test_arrays_over_files_and_those_that_cannot_be_written_are_stacked(tmp_path
     np.arange(100, dtype=np.uint16).tofile(tmp_path / "tokens")
     tokens = np.memmap(tmp_path / "tokens", dtype=np.uint16, mode="r")
     assert check([tokens[:50], tokens[50:]])
+
+
+def documents():
+    return [{"tokens": torch.arange(length)} for length in (3, 5, 8, 8, 1, 7, 4, 4)]
+
+
+class Rows(Dataset):
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        return self.rows[index]
+
+
+def ragged(first, second):
+    """Samples that do not stack, the larger one first or last: a worker's torch says another thing of each."""
+    return {
+        "tensors": [torch.zeros(first), torch.zeros(second)],
+        "views": [torch.zeros(9)[:first], torch.zeros(9)[:second]],
+        "arrays": [np.zeros(first), np.zeros(second)],
+        "dictionaries": [{"a": {"b": torch.zeros(first)}}, {"a": {"b": torch.zeros(second)}}],
+        "tuples": [(1, torch.zeros(first)), (1, torch.zeros(second))],
+        "lists of arrays": [[np.zeros((2, first))], [np.zeros((2, second))]],
+        "large": [torch.zeros(10_000 * first), torch.zeros(10_000 * second)],
+        "subclasses": [torch.nn.Parameter(torch.zeros(size), requires_grad=False) for size in (first, second)],
+    }
+
+
+def error_of(loader):
+    with pytest.raises(RuntimeError) as caught:
+        list(loader)
+    return str(caught.value), getattr(caught.value, "__notes__", [])
+
+
+@pytest.fixture
+def in_torchs_worker(monkeypatch):
+    """Let torch take this process for a worker: it then collates into shared memory."""
+    monkeypatch.setattr(torch.utils.data._utils.worker, "_worker_info", object())
+
+
+@pytest.mark.parametrize("sizes", [(3, 4), (4, 3), (8, 1), (0, 3)])
+@pytest.mark.parametrize("kind", ragged(1, 2))
+def test_samples_that_do_not_stack_are_an_error_as_in_the_programs_process(kind, sizes, in_torchs_worker):
+    samples = ragged(*sizes)[kind]
+    with pytest.raises(RuntimeError) as caught:
+        SegmentCollate(Memory(), 0)(samples)
+    assert re.match(
+        r"stack expects each tensor to be equal size, but got \[.*\] at entry 0 and \[.*\] at entry 1",
+        str(caught.value),
+    )
+    assert [note for note in caught.value.__notes__ if "shapes" in note]
+
+
+@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.with_processes)])
+@pytest.mark.parametrize("options", [{"window_fn": Pack(8), "window_size": 4}, {}])
+def test_packs_that_torchs_collate_gets_are_an_error_that_names_the_one_for_them(num_workers, options, request):
+    if num_workers:
+        request.getfixturevalue("processes")
+    rows = documents()
+    dataset = Rows(rows)
+    if not options:
+        dataset = PackedDataset(dataset, 8, lengths=[len(row["tokens"]) for row in rows])
+    with DataLoader(dataset, batch_size=3 if options else 5, num_workers=num_workers, **options) as loader:
+        text, notes = error_of(loader)
+    assert text.startswith("stack expects each tensor to be equal size")
+    assert sum("collate_fn=fkat_data.datasets.collate_packed" in note for note in notes) == 1
+    assert not any("PaddingCollate" in note for note in notes)
