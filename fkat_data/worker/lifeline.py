@@ -11,9 +11,25 @@ import signal
 import threading
 import types
 
-DEAF_TO = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2})
+STACK_SIGNAL: int = signal.SIGRTMAX - 3 if hasattr(signal, "SIGRTMAX") else signal.SIGWINCH
+"""Makes a worker write its Python stacks; datasets do not use this signal, nor does a process without a terminal."""
+
+# Nothing survives the first two. The next ones say that the process itself has failed. By default, the last ones do
+# nothing, or have a stopped process go on.
+_LEFT_ALONE = (
+    *("SIGKILL", "SIGSTOP"),
+    *("SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGABRT", "SIGTRAP", "SIGSYS", "SIGEMT"),
+    *("SIGCHLD", "SIGURG", "SIGWINCH", "SIGCONT", "SIGINFO"),
+)
+DEAF_TO: frozenset[int] = frozenset(
+    number
+    for number in signal.valid_signals()
+    if number != STACK_SIGNAL and number not in [getattr(signal, name, None) for name in _LEFT_ALONE]
+)
 """Ctrl-C and a scheduler's signals reach the whole job: the trainer decides what follows, and closes its end of
-the pipe to end a worker. Schedulers announce a preemption by SIGUSR1 or SIGUSR2, which by default end a process."""
+the pipe to end a worker. All of these would end a process, or stop it, as would those of a trainer's timers."""
+_FROM_A_TERMINAL = frozenset({signal.SIGTTIN, signal.SIGTTOU})
+"""Sent by the kernel to who uses a terminal in the background, and again for as long as a handler returns."""
 
 
 def bind(descriptor: int) -> None:
@@ -29,7 +45,7 @@ def bind(descriptor: int) -> None:
     for number in DEAF_TO:
         # Programs that the dataset starts would inherit SIG_IGN: it is there only where the trainer ignores the signal.
         if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _do_nothing)
+            signal.signal(number, signal.SIG_IGN if number in _FROM_A_TERMINAL else _do_nothing)
             signal.siginterrupt(number, False)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, DEAF_TO)  # the trainer blocked them up to here
     try:

@@ -24,6 +24,7 @@ from fkat_data.interruption import genuine, suppress
 from fkat_data.machine import text_of
 from fkat_data.worker.child import SpawnedChild, events_on, has_stdout, popen_interpreter
 from fkat_data.worker.inheritance import BIRTH, DEATH, IS_DEAD, Surroundings, WorkerDescriptors, WorkerRequest
+from fkat_data.worker.lifeline import STACK_SIGNAL
 from fkat_data.worker.monitor import Latch, WorkerMonitor, new_lines
 from fkat_data.worker.ship import Shipment
 from fkat_data.worker.template_process import TemplateProcess
@@ -174,9 +175,6 @@ class ForkedChild:
 
 Child: TypeAlias = SpawnedChild | ForkedChild
 
-
-STACK_SIGNAL: int = signal.SIGRTMAX - 3 if hasattr(signal, "SIGRTMAX") else signal.SIGWINCH
-"""Makes a worker write its Python stacks; datasets do not use this signal, nor does a process without a terminal."""
 
 # The settings are a pickled list of the paths to import from, then the pickled settings proper. The first lines make
 # stacks visible, those of the following imports included.
