@@ -203,6 +203,11 @@ class EpochIterator(Iterator[Microbatch]):
         with torch.profiler.record_function(self._range_name):
             return self._take()
 
+    @property
+    def is_under_way(self) -> bool:
+        """Whether it has neither come to its end nor been replaced."""
+        return not self._is_over and self._number == self._iterations.newest
+
     def __reduce__(self) -> Any:
         raise TypeError(
             f"an iterator of a {type(self._loader).__name__} cannot be pickled or copied: it is of one process"

@@ -142,7 +142,8 @@ class PackedDataset(EpochOrder, Described, Dataset[dict[str, torch.Tensor]]):
         ranks = {"rank": rank, "world_size": world_size}
         self._windows = Windows(self._fitting(), window_size, **ranks, shuffle=shuffle, seed=seed)
         self._epoch = 0
-        self._go_to(self.seed, 0)
+        self._other_epoch: tuple[Any, ...] = ()  # what was planned of the epoch before: it may be asked for again
+        self._plan_from_start()
 
     def _repr_facts(self) -> Iterable[tuple[str, object]]:
         return [
@@ -152,6 +153,11 @@ class PackedDataset(EpochOrder, Described, Dataset[dict[str, torch.Tensor]]):
             ("rank", self._windows.rank),
             ("base_dataset", self._base),
         ]
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the present order."""
+        return self._epoch
 
     @property
     def seed(self) -> int:
@@ -183,6 +189,7 @@ class PackedDataset(EpochOrder, Described, Dataset[dict[str, torch.Tensor]]):
         """
         other = copy.copy(self)
         vars(other).update(_windows=self._windows.for_rank(dp_size, dp_rank), _plans=LastUsed(_PLANS_KEPT), _tail=None)
+        vars(other).update(_other_epoch=())
         return other
 
     def rest(
@@ -275,7 +282,14 @@ class PackedDataset(EpochOrder, Described, Dataset[dict[str, torch.Tensor]]):
         self._go_to(seed, epoch)
 
     def _go_to(self, seed: int, epoch: int) -> None:
+        other, present = self._other_epoch, (self.seed, self._epoch, self._plans, self._ends, self._tail)
         self._windows.seed, self._epoch = seed, epoch
+        self._plan_from_start()
+        if other[:2] == (seed, epoch):
+            self._plans, self._ends, self._tail = other[2:]
+        self._other_epoch = present
+
+    def _plan_from_start(self) -> None:
         self._plans: LastUsed[list[list[Fragment]]] = LastUsed(_PLANS_KEPT)
         self._ends: list[int] | None = None  # the plan's sequences up to and including each window
         self._tail: list[SequencePart] | None = None  # the last sequences of all ranks, where they were halved

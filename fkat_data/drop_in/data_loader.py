@@ -2,6 +2,7 @@
 
 import logging
 import os
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from inspect import currentframe
@@ -16,7 +17,7 @@ from fkat_data.datasets.token_budget import TokenBudgetBatchSampler
 from fkat_data.distributed import gather, rank_and_world_size
 from fkat_data.drop_in.dataset_plan import DatasetPlan, Provenance
 from fkat_data.drop_in.drawn_plan import DrawnPlan, samplers_in, with_samplers_set
-from fkat_data.drop_in.epochs_of_ranks import EpochsOfRanks
+from fkat_data.drop_in.epochs_of_ranks import EpochsOfRanks, in_epoch
 from fkat_data.drop_in.frameworks import is_begun_by_fabric, original_of
 from fkat_data.drop_in.layers_of_ranks import resplits_field
 from fkat_data.drop_in.numbered_plan import EpochShuffle, NumberedPlan, check_kind_of_order, is_numbered
@@ -228,6 +229,8 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         self._begun_with: dict[str, Any] = {}
         # Where the newest iteration has begun, if a load has put it there.
         self._resumed: tuple[int, int] | None = None
+        # The newest iterator, while it is used.
+        self._iterator_of: weakref.ref[Any] | None = None
         self._shipped: bytes | None = None
         self._made_with: list[Any] = []
         if shuffle and not self._is_iterable and self._windowed is None:
@@ -284,19 +287,27 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         return window_functions_of(self.window_fn)
 
     def __len__(self) -> int:
-        """Return the microbatches of an epoch; of this rank's, if they are dealt out, with those before a re-split.
+        """Return the microbatches of the epoch under way, or of the next one; of this rank's, with those before a re-split.
+
+        An epoch is under way while its iterator is used: not after a ``break``.
 
         Raises:
             TypeError: The dataset or the sampler has no length, or microbatches are cut from rows of windows.
         """
-        if self.has_windows:
+        if self.has_windows or self._stream is not None:
             return self._new_plan().num_batches(self.epoch)
-        if self._stream is not None:
-            return self._new_plan().num_batches(self.epoch)
-        if not self._share and not self._layers:
+        is_new = self._engine is None and self._loaded is None
+        if self._is_iterable or (is_new and not self._share and not self._layers):
             return super().__len__()
-        plan = self._plan_to_begin() if self._engine is None else cast("DatasetPlan", self._plan)
-        return plan.num_batches(self.epoch)
+        iterator = None if self._iterator_of is None else self._iterator_of()
+        if iterator is not None and iterator.is_under_way:
+            return len(iterator)
+        epoch = self._next_epoch()
+        plan = self._plan_to_begin()
+        if self._engine is not None and not self.step and isinstance(self._plan, DrawnPlan):
+            plan = self._plan  # what it has drawn is taken back when the epoch begins again
+        with in_epoch(self._ordered_dataset(), epoch):
+            return plan.num_batches(epoch)
 
     def __iter__(self) -> Iterator[Microbatch_co]:  # type: ignore[override]  # torch promises a class of its own
         """Begin an epoch, or the rest of one after ``load_state_dict``; an older iterator ends.
@@ -351,7 +362,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         made = partial(DataLoaderIterator, plan, engine)
         begun_with = self._fingerprint()
         iterator = engine.iterate(made, self, change_of(self, lambda: engine.step))
-        vars(self).update(_loaded=None, _begun_with=begun_with)
+        vars(self).update(_loaded=None, _begun_with=begun_with, _iterator_of=weakref.ref(iterator))
         # Last of all: a call that is interrupted before is as good as none.
         plan.beginning = None
         return iterator
@@ -529,6 +540,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy begins with: the same arguments, and the start of the epoch, or what was loaded."""
         state = {name: value for name, value in vars(self).items() if name not in ("_successor", "_successors")}
+        state["_iterator_of"] = None
         if self._engine is not None and self._plan is not None:
             again = self._plan.epoch_again(self._whole_state())
             is_start = again["step"] == 0

@@ -109,7 +109,7 @@ class DrawnPlan(IndexPlan):
     ) -> None:
         self._sampler = sampler
         self._dealt = dealt
-        self._known_length: tuple[int, int] | None = None
+        self._known_length: tuple[object, int] | None = None
         self._share = share
         self._layers = layers
         self._seed = seed
@@ -163,7 +163,7 @@ class DrawnPlan(IndexPlan):
     def _go_back(self, step: int) -> None:
         """Take back what was drawn from the samplers ahead of a step, unless the program has set them since."""
         begun = self._begun
-        if begun is None or not (self._is_torn or self._states() == self._drawn_to):
+        if begun is None or not self._is_as_drawn:
             return
         self._is_torn = True
         drawn = self._marks.get(step, (0, 0))[0]
@@ -351,7 +351,7 @@ class DrawnPlan(IndexPlan):
         order = self._plain_order(epoch, share)
         if order is not None:
             return len(order)
-        num_left = len(cast("Any", self._sampler))
+        num_left = self._length(epoch)
         for layer in layers:
             counts = layer.counts_in(epoch)
             if layer.is_split and (len(set(counts)) > 1 or counts[0] is None):
@@ -363,6 +363,26 @@ class DrawnPlan(IndexPlan):
             num_left = len(LeftOver(num_left, 1, [num_rounds if count is None else count for count in counts]))
         num_own = num_left if share is None else share.num_batches(num_left, drop_last=self._drop_last)
         return first_step(self._layers, epoch) + num_own
+
+    def _length(self, epoch: int) -> int:
+        """Return the batches of the sampler in an epoch."""
+        is_begun = epoch == self._epoch and self._begun is not None
+        sampler = self._drawn_from if is_begun else cast("Any", self._sampler)
+        begun = cast("Mapping[str, Any]", self._begun) if is_begun else self._loaded_at(epoch)
+        if not self._says_its_start or "samplers" not in begun or (is_begun and not self._is_as_drawn):
+            return len(sampler)
+        state = begun["samplers"][-1]
+        if self._known_length is None or self._known_length[0] != state:
+            is_dealt = isinstance(sampler, TokenBudgetBatchSampler)
+            other = sampler.for_rank(sampler.dp_size, sampler.dp_rank) if is_dealt else copy.copy(sampler)
+            other.load_state_dict(state)
+            self._known_length = state, len(other)
+        return self._known_length[1]
+
+    @property
+    def _is_as_drawn(self) -> bool:
+        """Whether the samplers are where the batches were drawn to: the program has not set them since."""
+        return self._is_torn or self._states() == self._drawn_to
 
     def _num_dealt(self, dealt: TokenBudgetBatchSampler, layers: Sequence[Layer], epoch: int) -> int:
         if self._known_length is None or self._known_length[0] != epoch:
@@ -380,9 +400,10 @@ class DrawnPlan(IndexPlan):
 
     def _plain_order(self, epoch: int, share: RankShare | None) -> SampleOrder | None:
         """Return an order with the same lengths, where batches are what torch's own class makes of indices."""
-        indices: Any = getattr(self._sampler, "sampler", None)
+        batches = self._drawn_from
+        indices: Any = getattr(batches, "sampler", None)
         is_dealt = share is not None or self._is_of_others(epoch)
-        if not is_dealt or type(self._sampler) is not BatchSampler or not isinstance(indices, Sized):
+        if not is_dealt or type(batches) is not BatchSampler or not isinstance(indices, Sized):
             return None
         size, drop_last = cast("int", self._batch_size), self._drop_last
         num_given = _num_given(len(indices), size, drop_last=drop_last)
@@ -421,12 +442,17 @@ class DrawnPlan(IndexPlan):
         return bool(getattr(self._sampler, "says_its_start", False))
 
     @property
+    def _drawn_from(self) -> Any:
+        """The sampler as it was when the epoch under way began; before one, as it is."""
+        return self._sampler if self._begun is None or self._is_stale else self._iterable
+
+    @property
     def _batch_size(self) -> int | None:
-        return getattr(self._sampler, "batch_size", None)
+        return getattr(self._drawn_from, "batch_size", None)
 
     @property
     def _drop_last(self) -> bool:
-        return bool(getattr(self._sampler, "drop_last", False))
+        return bool(getattr(self._drawn_from, "drop_last", False))
 
     def _states(self) -> dict[str, Any]:
         return _states_of(self._members)

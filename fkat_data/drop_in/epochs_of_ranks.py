@@ -2,7 +2,8 @@
 
 import logging
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, Literal, cast
 
@@ -49,6 +50,20 @@ def seeded_order_below(dataset: object) -> Any:
             return dataset
         dataset = getattr(dataset, "dataset", None)
     return None
+
+
+@contextmanager
+def in_epoch(dataset: object, epoch: int) -> Generator[None]:
+    """Have a dataset whose length follows the epoch be in another one for a while, unless the program sets it."""
+    if not isinstance(dataset, PackedDataset):
+        yield
+        return
+    before = dataset.epoch
+    dataset.follow_epoch(epoch)
+    try:
+        yield
+    finally:
+        dataset.follow_epoch(before)
 
 
 def is_part(order: object) -> bool:

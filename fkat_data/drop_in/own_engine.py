@@ -141,6 +141,7 @@ class DataLoaderIterator(EpochIterator, _TORCHS):
         super().__init__(plan.watched(take, engine), cursor, iterations, loader)
         self._loader: Any = loader
         self._plan = plan
+        self._epoch = plan.epoch_and_step(engine.position)[0]
 
     @property
     def _range_name(self) -> str:
@@ -148,12 +149,12 @@ class DataLoaderIterator(EpochIterator, _TORCHS):
         return f"enumerate(DataLoader)#{kind}.__next__"
 
     def __len__(self) -> int:
-        """Return the microbatches of a whole epoch.
+        """Return the microbatches of its whole epoch.
 
         Raises:
             TypeError: That is not known.
         """
-        return self._plan.num_batches(self._loader.epoch)
+        return self._plan.num_batches(self._epoch)
 
     def __bool__(self) -> bool:
         """Return True, even for an epoch without microbatches."""

@@ -1,5 +1,6 @@
 """Mix the index batches of several datasets, for a DictDataset."""
 
+import copy
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Self, cast
 
@@ -119,7 +120,7 @@ class DictBatchSampler(Described, Sampler[tuple[str, Any]]):
         Raises:
             TypeError: A sampler has no length.
         """
-        lengths = {name: len(cast("Any", sampler)) for name, sampler in self.samplers.items()}
+        lengths = {name: len(self._in_epoch(sampler)) for name, sampler in self.samplers.items()}
         return self._schedule().num_draws(lengths)
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
@@ -158,6 +159,14 @@ class DictBatchSampler(Described, Sampler[tuple[str, Any]]):
         fields = ("epoch", "index")
         self._epoch, self._first = (arguments.saved_integer(field, state[field], minimum=0) for field in fields)
         self._index = 0
+
+    def _in_epoch(self, sampler: Any) -> Any:
+        """Return a sampler as an iteration would set it, if its length follows the epoch; one under way stays as it is."""
+        if not getattr(sampler, "says_its_start", False):
+            return sampler
+        other = copy.copy(sampler)
+        other.set_epoch(self._epoch)
+        return other
 
     def _schedule(self) -> Schedule:
         schedule = Schedule(self.strategy, self.samplers, self.on_exhausted)
