@@ -21,6 +21,9 @@ from fkat_data.wording import counted
 
 logger = logging.getLogger(__name__)
 
+# More than this for one update are an epoch that the program cuts short on purpose.
+_MOST_ACCUMULATED = 64
+
 
 _is_profiled: Callable[[], bool] = torch.autograd._profiler_enabled  # noqa: SLF001  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]  # has no public name
 
@@ -125,6 +128,9 @@ class Iterations:
         """The number of the newest iteration."""
         self.is_interrupted: bool = False
         """Whether an interruption came out of the newest call of its iterator."""
+        # Where the newest loop has left its epoch, and whether the log says already that all loops do.
+        self._left: tuple[int, int] = (-1, 0)
+        self._is_repetition_logged = False
         # By identity: the exception itself would keep the objects of its frames alive.
         self._last_shown = id(_last_shown())
 
@@ -137,6 +143,9 @@ class Iterations:
     def leave(self, epoch: int, step: int) -> None:
         """Log that a loop begins the next epoch, and so leaves out the rest of this one: a warning after an interruption.
 
+        Where one loop after the other takes as many microbatches, of which accumulated gradients may be made, it is one
+        warning for all.
+
         Args:
             epoch: The epoch.
             step: How many of its microbatches were delivered.
@@ -146,6 +155,17 @@ class Iterations:
         is_interrupted = self.is_interrupted or (
             shown is not None and id(shown) != self._last_shown and is_interruption(shown)
         )
+        before, self._left = self._left, (epoch, step)
+        if before == (epoch - 1, step) and step <= _MOST_ACCUMULATED and not is_interrupted:
+            if not self._is_repetition_logged:
+                self._is_repetition_logged = True
+                logger.warning(
+                    "epochs %d and %d were left after %s each: every loop over a loader, and each islice(loader, %d), begins "
+                    "an epoch, and leaves out the rest of the one before. To accumulate gradients, take microbatches of one "
+                    "iterator: iterator = iter(loader), then islice(iterator, %d) for each update",
+                    *(epoch - 1, epoch, counted(step, "microbatch"), step, step),
+                )
+            return
         logger.log(
             logging.WARNING if is_interrupted else logging.INFO,
             "epoch %d was %s after %s: its other microbatches are left out, and epoch %d begins. To go on in an epoch, keep "

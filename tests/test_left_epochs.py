@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from itertools import islice
 
 import pytest
 from torch.utils.data import Dataset, IterableDataset
@@ -121,6 +122,23 @@ def test_a_loop_after_break_says_so_without_a_warning(loader, caplog):
     taken(loader, 1)
     assert "epoch 0 was left after 3 microbatches" in said(caplog, logging.INFO)[0].getMessage()
     assert not said(caplog, logging.WARNING)
+
+
+def test_a_loop_for_each_update_is_one_warning_that_says_how_to_accumulate(loader, caplog):
+    for _ in range(6):
+        assert [number_in(microbatch) for microbatch in islice(loader, 4)] == [0, 1, 2, 3]
+    # A set: the source of a mixture says it, too.
+    warnings = [*{each.getMessage() for each in caplog.records if each.levelno == logging.WARNING}]
+    assert len(warnings) == 1
+    assert "epochs 0 and 1 were left after 4 microbatches each" in warnings[0]
+    assert "islice(iterator, 4)" in warnings[0]
+    assert len({each.getMessage() for each in said(caplog, logging.INFO)}) == 1
+    caplog.clear()
+    loader.end_epoch()
+    iterator = iter(loader)
+    updates = [[*map(number_in, islice(iterator, 4))] for _ in range(3)]
+    assert updates == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    assert not [each for each in caplog.records if each.levelno == logging.WARNING]
 
 
 def test_what_is_left_on_purpose_or_gone_on_with_is_not_mentioned(loader, caplog):
