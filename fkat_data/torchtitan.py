@@ -42,8 +42,12 @@ class TitanDataLoader:
 
         def __init__(self, config, *, dp_world_size, dp_rank, tokenizer, **sizes):
             shards = ShuffledShardSampler(FsShardSampler(config.uri), config.seed)
-            sampler = DistributedDataParallelShardSampler(shards, dp_world_size, dp_rank, drop_last=False)
-            super().__init__(ShardedDataLoader(config.seed, sampler, factory, dp_rank=dp_rank))
+            sampler = DistributedDataParallelShardSampler(
+                shards, dp_world_size, dp_rank, drop_last=False
+            )
+            super().__init__(
+                ShardedDataLoader(config.seed, sampler, factory, dp_rank=dp_rank)
+            )
     ```
 
     Up to torchtitan 0.2, the ``build_dataloader_fn`` of a ``TrainSpec`` returns ``TitanDataLoader(loader)``.
@@ -185,7 +189,15 @@ class TitanTextLoader(TitanDataLoader):
         class Config(BaseDataLoader.Config):
             path: str
 
-        def __init__(self, config, *, tokenizer, max_context_length, num_tokens_per_batch, **ranks):
+        def __init__(
+            self,
+            config,
+            *,
+            tokenizer,
+            max_context_length,
+            num_tokens_per_batch,
+            **ranks,
+        ):
             super().__init__(
                 {"text": (JsonDataset(config.path), EncodeText(tokenizer))},
                 row_length=num_tokens_per_batch,
