@@ -141,6 +141,15 @@ def test_a_loop_for_each_update_is_one_warning_that_says_how_to_accumulate(loade
     assert not [each for each in caplog.records if each.levelno == logging.WARNING]
 
 
+def test_a_loop_with_another_setting_says_what_it_leaves_out(caplog):
+    caplog.set_level(logging.INFO)
+    loader = DataLoader(Samples())
+    taken(loader, 3)
+    loader.collate_fn = lambda items: items[0]
+    assert taken(loader, 1) == [0]
+    assert "epoch 0 was left after 3 microbatches" in said(caplog, logging.INFO)[0].getMessage()
+
+
 def test_what_is_left_on_purpose_or_gone_on_with_is_not_mentioned(loader, caplog):
     taken(loader, 3)
     loader.end_epoch()

@@ -336,6 +336,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def _begin(self) -> Iterator[Microbatch_co]:
         if self._engine is not None and self._made_with != settable_of(self):
+            self._engine.leave_early()
             self._engine.end_epoch()
             is_other_order = self._made_with[0] != settable_of(self)[0]
             self._go_to(self._start_of(self.epoch) if is_other_order else self._own_state(), is_untouched=True)

@@ -260,10 +260,15 @@ class Engine(Generic[Microbatch_co]):
 
     def leave_for(self, place: Place) -> None:
         """Go to the start of an epoch that the plan has decided on, or to the rest of one that was loaded."""
-        position = self.position
-        if position.step and not self._cursor.is_loaded and place.position.epoch != position.epoch:
-            self._iterations.leave(position.epoch, position.step)
+        if place.position.epoch != self.position.epoch:
+            self.leave_early()
         self.go_to(place)
+
+    def leave_early(self) -> None:
+        """Log that the next iteration leaves out the rest of an epoch, if one is under way."""
+        position = self.position
+        if self._cursor.first() != position:
+            self._iterations.leave(position.epoch, position.step)
 
     @property
     def place(self) -> Place:
@@ -294,10 +299,9 @@ class Engine(Generic[Microbatch_co]):
 
     def _begin(self) -> None:
         position = self._cursor.position
-        if self._cursor.first() != position:
-            self._iterations.leave(position.epoch, position.step)
-            if self._on_leave is not None:
-                self._on_leave(position.epoch, position.step)
+        self.leave_early()
+        if self._on_leave is not None and self._cursor.first() != position:
+            self._on_leave(position.epoch, position.step)
         self._iterations.begin()
         self.plan.renew(position.epoch, position.step)
         self._delivery.begin()
