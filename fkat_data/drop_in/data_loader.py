@@ -488,7 +488,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         self._follow_ranks()
         loaded = self._with_order_of_dataset(self._own_part(state_dict))
         self._set_samplers(loaded)
-        self._go_to(loaded)
+        self._resume(loaded)
         is_known = not self._is_iterable and (
             self._is_free_of_states() or isinstance(self._dealing(), TokenBudgetBatchSampler)
         )

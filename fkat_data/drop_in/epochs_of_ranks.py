@@ -105,6 +105,8 @@ class EpochsOfRanks(AccelerateSide):
     _strand_ranks: StrandRanks | None = None
     # Where the number of ranks has changed, in an epoch that is not over.
     _layers: tuple[Layer, ...] = ()
+    # Whether Lightning has made this loader of another one, with a sampler of its own.
+    _is_of_lightning: bool = False
     # Whether a state is of all ranks, which have samplers or datasets of their own.
     _is_collective: bool = False
     # The newest loader that Lightning has made of this one, and all of them.
@@ -379,9 +381,11 @@ class EpochsOfRanks(AccelerateSide):
         successors = fields.get("_successors") or WeakTable[int, EpochsOfRanks]()
         successors[id(self)] = self
         fields.update(_successor=self, _successors=successors)
-        vars(self).update(_drawn_seed=seed, _keeps_workers=fields["_keeps_workers"])
+        vars(self).update(_drawn_seed=seed, _keeps_workers=fields["_keeps_workers"], _is_of_lightning=True)
         if loaded is not None:
-            self._go_to(self._own_part(loaded))  # it may be the state of a rank whose sampler Lightning brings only now
+            self._resume(
+                self._own_part(loaded)
+            )  # it may be the state of a rank whose sampler Lightning brings only now
         elif epoch and not self._is_iterable and self._stream is None:
             self._go_to(self._start_of(epoch), is_untouched=True)
 
@@ -494,6 +498,13 @@ class EpochsOfRanks(AccelerateSide):
         vars(self).update(_is_untouched=is_untouched, _engine=None, _plan=None, **fields)
         if self._driven is not None:
             self._driven.place = None
+
+    def _resume(self, state: dict[str, Any]) -> None:
+        """Go to a loaded state. Lightning sets the epoch of the sampler that it brings after the first microbatch."""
+        self._go_to(state)
+        if self._is_of_lightning and not self._is_iterable and self._stream is None:
+            begun = state["sampler"].get("distributed", {}) if state["step"] else {}
+            self._tell(self._samplers(), begun.get("epoch", state["epoch"]))
 
     def _jump(self, epoch: int) -> None:
         if self._stream is not None:

@@ -154,12 +154,15 @@ def check_saver(state: Mapping[str, Any], saver: tuple[int, int | None] | None, 
     if is_same or (not state["step"] and not _has_states(state)):
         return
     whose, here = (f"rank {rank}{'' if size is None else f' of {size}'}" for rank, size in (saved, saver))
-    remedy, other = _OF_EACH, "or use torch's DistributedSampler or deal_out(), with which one state is of all ranks"
-    if saved[0] == saver[0]:
-        remedy = "resume with the number of ranks that saved, or finish the epoch with it"
-    elif is_iterable:
-        other = "or pass the same dp_rank= on ranks that share their data"
-    what = "its dataset" if is_iterable else "its sampler"
+    has_other_number = None not in (saved[1], saver[1]) and saved[1] != saver[1]
+    remedy = "resume with the number of ranks that saved, or finish the epoch with it" if has_other_number else _OF_EACH
+    other, what = "or use torch's DistributedSampler or deal_out(), with which one state is of all ranks", "its sampler"
+    if is_iterable:
+        other, what = "or pass the same dp_rank= on ranks that share their data", "its dataset"
+        if has_other_number:
+            other = (
+                "or set counts_workers_of_all_ranks = True on the dataset, whose merged state any number of ranks loads"
+            )
     hint = f"this is the state of {whose}, and this process is {here}: only each rank knows where {what} is. So {remedy}; {other}"
     raise StateMismatchError("saved_by", f"<{whose}>", f"<{here}>", hint)
 

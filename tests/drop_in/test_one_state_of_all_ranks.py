@@ -20,7 +20,7 @@ from walks import at_state
 
 from fkat_data import DataLoader, StateMismatchError
 from fkat_data.datasets import DictDataset, PackedDataset, TokenBudgetBatchSampler
-from fkat_data.mixing import DictBatchSampler, RoundRobin
+from fkat_data.mixing import DictBatchSampler, DictDataLoader, RoundRobin, Weighted
 
 
 def list_of(samples):
@@ -169,6 +169,25 @@ def test_each_rank_may_still_load_its_own_state_or_a_merged_one_of_ranks_out_of_
     merged = DataLoader.merge_state_dicts([loader.local_state_dict() for loader in begun])
     rest = [list(at_state(loader, merged)) for loader in ranks_of(60, 3, "batches")]
     assert Counter(chain.from_iterable(chain(*had, *rest))) - Counter({44: 1}) == Counter(range(60))  # one fills up
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_a_mixture_of_such_loaders_goes_on_from_one_ranks_state_as_well(num_ranks):
+    def mixture(size, rank):
+        sources = {}
+        for name, samples in (("a", range(40)), ("b", range(100, 124))):
+            sampler = DistributedSampler(samples, size, rank, seed=4)
+            sources[name] = DataLoader(samples, 2, sampler=sampler, collate_fn=list)
+        return DictDataLoader(sources, Weighted({"a": 2, "b": 1}, seed=3), key=None)
+
+    begun = [mixture(2, rank) for rank in range(2)]
+    had = [batch for loader in begun for _, batch in islice(loader, 7)]
+    state = json.loads(json.dumps(begun[1].state_dict()))
+    for rank in range(num_ranks):
+        had += [batch for _, batch in at_state(mixture(num_ranks, rank), state)]
+    seen = list(chain.from_iterable(had))
+    assert set(seen) == {*range(40), *range(100, 124)}
+    assert len(seen) < 64 + 2 * num_ranks
 
 
 def parts(num_ranks, rank):

@@ -102,6 +102,35 @@ def test_a_place_within_the_order_of_another_kind_of_sampler_is_refused(is_shuff
         next(iter(loading))
 
 
+def told(loader, epoch):
+    """Set the epoch as Lightning does: before an epoch of a run, and behind the first microbatch of a resumed one."""
+    loader.sampler.set_epoch(epoch)
+    return loader
+
+
+@pytest.mark.parametrize("saver", [0, 1])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_a_resumed_epoch_is_the_one_that_was_left_though_lightning_sets_it_too_late(saver, num_ranks):
+    def ranks_of(number):
+        return [dealt(DataLoader(Augmented(), 1, shuffle=True, seed=3), rank, number) for rank in range(number)]
+
+    def samples(batches):
+        return [int(row[0]) for batch in batches for row in batch]
+
+    begun_ranks, had = ranks_of(2), []
+    for loader in begun_ranks:
+        list(told(loader, 0))
+        had += samples(islice(told(loader, 1), 2))
+    resumed = ranks_of(num_ranks)
+    for loader in resumed:
+        loader.load_state_dict(begun_ranks[saver].state_dict())
+        batches = iter(loader)
+        had += samples([next(batches)])
+        had += samples(told(loader, 1) and batches)
+    assert set(had) == set(range(COUNT))
+    assert len(had) < COUNT + num_ranks
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_what_fabric_sets_up_resumes_at_every_microbatch(rank):
     """Fabric tells the sampler an epoch that it counts from 0 in each process."""
