@@ -294,15 +294,17 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         Raises:
             TypeError: The dataset or the sampler has no length, or microbatches are cut from rows of windows.
         """
-        if self.has_windows or self._stream is not None:
+        if self.has_windows:
             return self._new_plan().num_batches(self.epoch)
-        is_new = self._engine is None and self._loaded is None
+        is_new = self._stream is None and self._engine is None and self._loaded is None
         if self._is_iterable or (is_new and not self._share and not self._layers):
             return super().__len__()
         iterator = None if self._iterator_of is None else self._iterator_of()
         if iterator is not None and iterator.is_under_way:
             return len(iterator)
         epoch = self._next_epoch()
+        if self._stream is not None:
+            return (self._new_plan() if self._plan is None else self._plan).num_batches(epoch)
         plan = self._plan_to_begin()
         if self._engine is not None and not self.step and isinstance(self._plan, DrawnPlan):
             plan = self._plan  # what it has drawn is taken back when the epoch begins again
@@ -355,7 +357,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
                     self.epoch,
                 )
         plan = cast("DatasetPlan", self._plan)
-        begun = plan.begin(engine.position, leaves_empty_rest=self._leaves_empty_rest or self._driven is not None)
+        begun = plan.begin(engine.position)
         if begun is not None:
             engine.leave_for(begun)
         resumed = None if self._loaded is None or self._is_untouched else (self.epoch, self.step)
@@ -543,11 +545,13 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         state = {name: value for name, value in vars(self).items() if name not in ("_successor", "_successors")}
         state["_iterator_of"] = None
         if self._engine is not None and self._plan is not None:
-            again = self._plan.epoch_again(self._whole_state())
-            is_start = again["step"] == 0
-            state.update(_engine=None, _plan=None, _loaded=again, _is_untouched=is_start, _shipped=None, _resumed=None)
-            if self._stream is not None:
-                state["_loaded"] = None  # its dataset says where it begins
+            state.update(_engine=None, _plan=None, _loaded=None, _is_untouched=False, _shipped=None, _resumed=None)
+            if self._stream is None:
+                again = self._plan.epoch_again(self._whole_state())
+                state.update(_loaded=again, _is_untouched=again["step"] == 0)
+            else:
+                dataset = cast("Any", self._plan).copied_dataset(self._engine.position)
+                state.update(dataset=dataset, _stream=dataset)
         if self._driven is not None:
             state["_driven"] = self._driven.copy()  # its place is another from now on
         return state
@@ -676,9 +680,10 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         if self._stream is not None:
             return self._stream.loader_plan(
                 self._known_dp_rank(),
-                drop_last=self.drop_last,
                 num_workers=self.num_workers,
                 collate_fn=self.collate_fn,
+                drop_last=self.drop_last,
+                leaves_empty_rest=self._leaves_empty_rest or self._driven is not None,
             )
         return self._strand_plan() if self._is_iterable else self._map_plan()
 

@@ -52,14 +52,13 @@ class DatasetPlan(ShardPlan):
         """Return the position of a loader that was not iterated."""
         return START
 
-    def begin(self, position: Position, *, leaves_empty_rest: bool) -> Place | None:
+    def begin(self, position: Position) -> Place | None:
         """Begin an iteration; return where it begins if the plan decides on that, not the engine.
 
         Args:
             position: Where the iteration before was left.
-            leaves_empty_rest: Whether a loaded place with nothing behind it counts as the next epoch's begin.
         """
-        del position, leaves_empty_rest
+        del position
         return None
 
     def watched(self, take: Callable[[], Any], engine: Any) -> Callable[[], Any]:

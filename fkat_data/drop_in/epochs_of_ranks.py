@@ -481,7 +481,7 @@ class EpochsOfRanks(AccelerateSide):
     def _next_epoch(self) -> int:
         """Return the epoch that the next iteration is of: one that was left is over."""
         if self._stream is not None:
-            return self._stream.next_epoch
+            return self.epoch if self._engine is None else self._plan.upcoming(self._engine.position).epoch
         if self._engine is not None and self._known_place() is None:
             return cast("int", self._engine.next_epoch)
         return self.epoch + (self._loaded is None and self.step > 0)

@@ -12,7 +12,13 @@ from fkat_data.streaming.dataset import StreamingDataset, has_own_iter
 from fkat_data.streaming.epoch.rank_batches import RankBatches, ids_of, in_groups
 from fkat_data.streaming.own_iteration import IteratedBatches, IteratedPlan
 from fkat_data.streaming.reading.stream import check_merged
-from fkat_data.streaming.stream_plan import StreamEpochs, batch_maker, batches_together, wanted_batches
+from fkat_data.streaming.stream_plan import (
+    StreamEpochs,
+    batch_maker,
+    batches_together,
+    num_wanted_batches,
+    wanted_batches,
+)
 from fkat_data.worker.settings import current_worker
 
 _OF_NUMBERED = {"_numbered", "_numbered_batches", "_next_numbered"}
@@ -125,7 +131,9 @@ class StreamingDataLoader(DataLoader[Any]):
         """
         if not self._is_of_batches or self._has_own_iter:
             raise AttributeError("num_microbatches")
-        return len(self)
+        dataset = cast("StreamingDataset", self.dataset)
+        point = dataset.next_point() if self._numbered_batches is None else self._numbered_batches.point
+        return num_wanted_batches(dataset, point, drop_last=self.drop_last)
 
     def microbatch(self, index: int) -> Any:
         """Return one batch of the next epoch, by its place in it; fast where places grow from call to call.
@@ -183,24 +191,6 @@ class StreamingDataLoader(DataLoader[Any]):
         check_merged(local_state_dicts)
         return dict(local_state_dicts[0])
 
-    def end_epoch(self) -> None:
-        """Count the rest of the epoch as delivered: the next iteration begins the next epoch.
-
-        Where nothing of the epoch was delivered, the next iteration begins that epoch again.
-
-        Raises:
-            ConfigurationError: As for ``state_dict``.
-        """
-        if not self._is_of_batches:
-            super().end_epoch()
-            return
-        state = self.state_dict()
-        if state["sample_in_epoch"]:
-            # A new epoch begins in the present grid.
-            kept = {name: value for name, value in state.items() if name != "initial_grid"}
-            state = {**kept, "epoch": state["epoch"] + 1, "sample_in_epoch": 0}
-        self.load_state_dict(state)
-
     def _begin_own(self, first_microbatch: int, collate: Any) -> tuple[int, Iterator[Any]]:
         del first_microbatch, collate  # what the user's code does with the first batches shows only when it runs
         return 0, self._made_here(cast("StreamingDataset", self.dataset), 0)
@@ -208,8 +198,8 @@ class StreamingDataLoader(DataLoader[Any]):
     def _made_here(self, dataset: StreamingDataset, first: int) -> Iterator[Any]:
         """Yield the batches of the next epoch from one of them on, in this process and without a place."""
         if self._has_own_iter:
-            plan = IteratedPlan(dataset, 0, drop_last=self.drop_last, num_workers=0)
-            plan.begin(plan.first(), leaves_empty_rest=False)
+            plan = IteratedPlan(dataset, 0, num_workers=0, drop_last=self.drop_last, leaves_empty_rest=False)
+            plan.begin(plan.first())
             yield from IteratedBatches(dataset, self._collate, plan.shard(0, 0))
             return
         batches = dataset.rank_batches(dataset.begin_epoch())

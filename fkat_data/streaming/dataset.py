@@ -363,12 +363,11 @@ class StreamingDataset(Described, DatasetProperties, SampleAccess, IterableDatas
         _, shard, row, _ = where_is(self.catalog, index)
         return f"row {row} of {shard}"
 
-    def loader_plan(self, dp_rank: int, *, drop_last: bool, num_workers: int, collate_fn: Any) -> StreamEpochs:
-        """Return the plan of this rank's batches, for a loader."""
+    def loader_plan(self, dp_rank: int, *, num_workers: int, collate_fn: Any, **settings: bool) -> StreamEpochs:
+        """Return the plan of this rank's batches, for a loader with these settings of ``StreamEpochs``."""
         if has_own_iter(self):
-            return IteratedPlan(self, dp_rank, drop_last=drop_last, num_workers=num_workers)
-        is_read_here = not num_workers
-        return StreamPlan(self, dp_rank, drop_last=drop_last, is_read_here=is_read_here, collate_fn=collate_fn)
+            return IteratedPlan(self, dp_rank, num_workers=num_workers, **settings)
+        return StreamPlan(self, dp_rank, is_read_here=not num_workers, collate_fn=collate_fn, **settings)
 
     def loader_product(
         self, part: StreamPart | Strand, collate_fn: Callable[[list[Any]], Any]
@@ -441,14 +440,6 @@ class StreamingDataset(Described, DatasetProperties, SampleAccess, IterableDatas
         check_ranks(self.catalog.commits)
         is_order_needed = self.epochs.world().num_ranks > 1
         return self.epochs.settled(self._resume_point.begin(iteration_here(), is_order_needed=is_order_needed))
-
-    def next_point(self) -> ResumePoint:
-        """Return the point where the next ``iter`` begins."""
-        return self._resume_point.next()
-
-    def begin_at(self, point: ResumePoint) -> None:
-        """Let the next ``iter`` begin at a point that ``next_point`` returned."""
-        self._resume_point.go_to(point)
 
     def rank_batches(self, point: ResumePoint) -> RankBatches:
         """Return the batches of this rank from a point on."""

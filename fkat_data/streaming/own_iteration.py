@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from fkat_data.drop_in.strand_plan import left_in_turns
 from fkat_data.drop_in.worker_side import Snapshot, Strand
 from fkat_data.errors import StaleIteratorError
-from fkat_data.plan.place import Piece, Place, Position, Task
+from fkat_data.plan.place import Piece, Position, Task
 from fkat_data.streaming.epoch.rank_batches import RankBatches
 from fkat_data.streaming.epoch.resume_point import ResumePoint
 from fkat_data.streaming.stream_plan import StreamEpochs, collate_of_samples, step_of
@@ -221,30 +221,19 @@ class IteratedPlan(StreamEpochs):
     """Plans epochs whose batches come from the dataset's own ``__iter__``: each worker iterates it, and they take turns.
 
     Args:
-        dataset: As for ``StreamEpochs``, like the next two.
+        dataset: As for ``StreamEpochs``, like the next three.
         dp_rank: The loader's.
         drop_last: Whether a short batch at an epoch's end is left out.
+        leaves_empty_rest: Whether a loaded place with nothing behind it counts as the next epoch's begin.
         num_workers: Workers; 0: the dataset is iterated in this process, in none.
     """
 
-    def __init__(self, dataset: "StreamingDataset", dp_rank: int, *, drop_last: bool, num_workers: int) -> None:
-        super().__init__(dataset, dp_rank, drop_last=drop_last)
+    def __init__(self, dataset: "StreamingDataset", dp_rank: int, *, num_workers: int, **settings: bool) -> None:
+        super().__init__(dataset, dp_rank, **settings)
         self.num_strands: int | None = num_workers
         # By how many batches came before: what has arrived, of which the caller has the most.
         self._reached: dict[int, _Reached] = {}
         self._num_arrived = 0
-        # Where the dataset was when the iteration had begun.
-        self._next_point = ResumePoint()
-
-    def begin(self, position: Position, *, leaves_empty_rest: bool) -> Place:
-        """Begin the dataset's next epoch, behind all that one iteration has gone through, or the rest of a loaded one."""
-        dataset = self._dataset
-        self._undo_beginning()
-        if self._point is not None and dataset.next_point() == self._next_point:  # else somebody has said where
-            epoch = self._reached_at(position).epoch
-            if epoch > self._point.epoch:
-                dataset.next_epoch = epoch + 1
-        return super().begin(position, leaves_empty_rest=leaves_empty_rest)
 
     def shard(self, epoch: int, index: int) -> Strand:
         """Return a worker's part of the iteration."""
@@ -273,14 +262,18 @@ class IteratedPlan(StreamEpochs):
 
     def epoch_and_step(self, position: Position) -> tuple[int, int]:
         """Return epoch and step of a position, as a state says them."""
-        if self._point is None or self._is_left:
+        if self._point is None:
             return position.epoch, position.step
-        reached = self._reached_at(position)
         if position.epoch != self._point.epoch:
-            return reached.epoch + 1, 0
+            return self._epoch_at(position) + 1, 0
+        reached = self._reached_at(position)
         if reached.end is None or reached.end.after.epoch == position.epoch:
             return position.epoch, position.step
         return reached.epoch, step_of(self._dataset, reached.end.after)
+
+    def _epoch_at(self, position: Position) -> int:
+        """Return the newest epoch that the dataset had begun before a position."""
+        return self._reached_at(position).epoch if self._left_epoch is None else self._left_epoch
 
     def _num_samples_before(self, position: Position) -> int:
         return self._reached_at(position).num_samples
@@ -292,7 +285,6 @@ class IteratedPlan(StreamEpochs):
         return self._begun if reached.end is None else reached.end.after
 
     def _go_to(self, point: ResumePoint) -> None:
-        self._next_point = self._dataset.next_point()
         self._num_arrived, self._reached = 0, {0: _Reached(0, point.epoch)}
         super()._go_to(point)
 

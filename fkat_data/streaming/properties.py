@@ -1,5 +1,8 @@
 """The properties of a streaming dataset: what it knows of its data and its settings."""
 
+import copy
+from typing import Self
+
 import numpy as np
 import numpy.typing as npt
 
@@ -36,6 +39,21 @@ class DatasetProperties:
         """Return where the present iteration began, with every setting filled in; before one, what was loaded."""
         point = self._resume_point.current()
         return self._resume_point.next() if point is None else self.epochs.settled(point)
+
+    def next_point(self) -> ResumePoint:
+        """Return the point where the next ``iter`` begins."""
+        return self._resume_point.next()
+
+    def begin_at(self, point: ResumePoint) -> None:
+        """Let the next ``iter`` begin at a point that ``next_point`` returned."""
+        self._resume_point.go_to(point)
+
+    def beginning_at(self, point: ResumePoint) -> Self:
+        """Return a dataset that shares all with this one, but where its next ``iter`` begins."""
+        found = copy.copy(self)
+        found._resume_point = SharedResumePoint()  # noqa: SLF001 - of this class
+        found.begin_at(point)
+        return found
 
     def resample_streams(self, epoch: int, stream_id: int | None = None) -> tuple[_Integers, _Integers]:
         """Return the samples that an epoch takes of all streams, or of one, before they are shuffled.

@@ -63,69 +63,85 @@ class StreamEpochs(DatasetPlan):
         dataset: The ``StreamingDataset``.
         dp_rank: The loader's.
         drop_last: Whether a short batch at an epoch's end is left out.
+        leaves_empty_rest: Whether a loaded place with nothing behind it counts as the next epoch's begin.
     """
 
-    def __init__(self, dataset: Any, dp_rank: int, *, drop_last: bool) -> None:
+    def __init__(self, dataset: Any, dp_rank: int, *, drop_last: bool, leaves_empty_rest: bool) -> None:
         self._dataset = dataset
         self._dp_rank = dp_rank
         self._drop_last = drop_last
+        self._leaves_empty_rest = leaves_empty_rest
         self._point: ResumePoint | None = None
+        # Where the dataset's own next iteration was to begin when this one had begun.
+        self._next_point = ResumePoint()
         self._batches: RankBatches | None = None
         self._first_step = 0
-        self._is_left = False
+        # The epoch that was left; None: the iteration that has begun was not.
+        self._left_epoch: int | None = None
 
     def first(self) -> Position:
-        """Return the position of a loader that was not iterated: where the dataset's next iteration begins."""
-        point = self._dataset.next_point()
+        """Return the position of a loader that was not iterated: where its first iteration begins."""
+        point = self._loaded_point()
         return Position(point.epoch, 0, 0, step_of(self._dataset, point))
 
-    def begin(self, position: Position, *, leaves_empty_rest: bool) -> Place:
-        """Begin the dataset's next epoch, or the rest of a loaded one; return where the engine goes.
+    def upcoming(self, position: Position) -> ResumePoint:
+        """Return where an iteration begins that begins now: the present one again, if nothing of it was delivered.
+
+        Args:
+            position: The loader's.
+        """
+        following: ResumePoint = self._dataset.next_point()
+        if self._point is None or following != self._next_point:  # somebody has said where
+            return self._loaded_point()
+        if self._left_epoch is None and (position.epoch, position.step) == (self._point.epoch, self._first_step):
+            return self._point
+        return replace(following, epoch=self._epoch_at(position) + 1)
+
+    def begin(self, position: Position) -> Place:
+        """Begin an iteration where ``upcoming`` says; return where the engine goes.
 
         Args:
             position: Where the iteration before was left.
-            leaves_empty_rest: Whether a loaded place with nothing behind it counts as the next epoch's begin.
         """
-        del position
-        self._undo_beginning()
-        self.beginning = self._dataset.next_point()
-        self._go_to(self._dataset.begin_epoch())
-        if leaves_empty_rest and self._begun.sample_in_epoch and self._is_empty():
-            self._go_to(self._dataset.begin_epoch())
-        return Place(Position(self._begun.epoch, 0, 0, self._first_step))
-
-    def _undo_beginning(self) -> None:
-        """Take back what an interrupted call has begun."""
-        if self.beginning is not None:
+        if self.beginning is not None:  # an interrupted call has begun it
             self._dataset.begin_at(self.beginning)
+        self.beginning = self.upcoming(position)
+        self._dataset.begin_at(self.beginning)
+        self._go_to(self._dataset.begin_epoch())
+        return Place(Position(self._begun.epoch, 0, 0, self._first_step))
 
     def leave(self, position: Position) -> None:
         """Leave the epoch: a state says from here on that the next one begins."""
-        del position
-        self._is_left = True
+        self._left_epoch = self._epoch_at(position)
 
     def saved(self, position: Position) -> dict[str, Any]:
         """Return what a state says of a position: the dataset's own state; None: no state can say it."""
         point = self._point_at(position)
         return {"stream": None if point is None else self._dataset.state_at(point)}
 
+    def copied_dataset(self, position: Position) -> Any:
+        """Return the dataset for a copy of the loader, which begins at the start of the epoch under way."""
+        if self._point is None or self._dataset.next_point() != self._next_point:
+            return self._dataset
+        epoch, _ = self.epoch_and_step(position)
+        return self._dataset.beginning_at(replace(self._next_point, epoch=epoch))
+
     def place_of(self, state: Mapping[str, Any]) -> Place:
         """Return where a state was taken; the dataset has loaded it, and ``begin`` goes there."""
         return Place(Position(state["epoch"], 0, 0, state["step"]))
 
-    def epoch_again(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the state itself: the dataset says where a copy of the loader begins."""
-        return dict(state)
-
     def num_batches(self, epoch: int) -> int:
-        """Return the batches of a whole epoch on this rank."""
-        del epoch
-        whole, rest = divmod(len(self._dataset), self._dataset.batch_size)
-        return whole + (rest > 0 and not self._drop_last)
+        """Return the batches of an epoch on this rank, with those before a resume."""
+        point = self._point
+        if point is None or point.epoch != epoch or self._left_epoch is not None:
+            point = self._loaded_point()
+        if point.epoch != epoch:
+            point = replace(point, epoch=epoch, sample_in_epoch=0, initial_grid=None)
+        return step_of(self._dataset, point) + num_wanted_batches(self._dataset, point, drop_last=self._drop_last)
 
     def num_samples_before(self, position: Position) -> int:
         """Return the samples that the iteration under way has given before a position."""
-        return 0 if self._point is None or self._is_left else self._num_samples_before(position)
+        return 0 if self._point is None or self._left_epoch is not None else self._num_samples_before(position)
 
     @abstractmethod
     def _num_samples_before(self, position: Position) -> int:
@@ -135,15 +151,28 @@ class StreamEpochs(DatasetPlan):
     def _point_behind(self, position: Position) -> ResumePoint | None:
         """Return where an iteration goes on that follows this position of the one under way; None: it is not known."""
 
+    def _epoch_at(self, position: Position) -> int:
+        """Return the epoch of a position of the iteration that has begun, or of which it is behind the last batch."""
+        del position
+        return self._begun.epoch if self._left_epoch is None else self._left_epoch
+
     def _point_at(self, position: Position) -> ResumePoint | None:
         if self.beginning is not None:
             return self.beginning
         point = self._point
         if point is None:
-            return self._dataset.next_point()
-        if position.epoch != point.epoch and self._is_left:
-            return replace(point, epoch=point.epoch + 1, sample_in_epoch=0, initial_grid=None)
+            return self._loaded_point()
+        if self._left_epoch is not None and position.epoch != point.epoch:
+            return replace(point, epoch=self._left_epoch + 1, sample_in_epoch=0, initial_grid=None)
         return self._point_behind(position)
+
+    def _loaded_point(self) -> ResumePoint:
+        """Return where an iteration begins that this one does not go on from."""
+        point: ResumePoint = self._dataset.next_point()
+        is_within = not self._leaves_empty_rest or not point.sample_in_epoch
+        if is_within or num_wanted_batches(self._dataset, point, drop_last=self._drop_last):
+            return point
+        return replace(point, epoch=point.epoch + 1, sample_in_epoch=0, initial_grid=None)
 
     @property
     def _begun(self) -> ResumePoint:
@@ -152,35 +181,32 @@ class StreamEpochs(DatasetPlan):
         return self._point
 
     def _go_to(self, point: ResumePoint) -> None:
-        self._point = point
+        self._point, self._next_point = point, self._dataset.next_point()
         self._batches = self._dataset.rank_batches(point)
         self._first_step = step_of(self._dataset, point)
-        self._is_left = False
+        self._left_epoch = None
 
     def _wanted_batches(self) -> Iterator[BatchGroup]:
         assert self._batches is not None  # noqa: S101 - an iteration has begun
         return wanted_batches(self._dataset, self._batches, 0, drop_last=self._drop_last)
-
-    def _is_empty(self) -> bool:
-        """Return whether nothing is left of the epoch that has begun."""
-        return not any(numbers for numbers, _ in self._wanted_batches())
 
 
 class StreamPlan(StreamEpochs):
     """Plans epochs whose batches are known by the numbers of their samples.
 
     Args:
-        dataset: As for ``StreamEpochs``, like the next two.
+        dataset: As for ``StreamEpochs``, like the next three.
         dp_rank: The loader's.
         drop_last: Whether a short batch at an epoch's end is left out.
+        leaves_empty_rest: Whether a loaded place with nothing behind it counts as the next epoch's begin.
         is_read_here: Whether this process reads the samples.
         collate_fn: What makes a batch of samples.
     """
 
     has_parts = True
 
-    def __init__(self, dataset: Any, dp_rank: int, *, drop_last: bool, is_read_here: bool, collate_fn: Any) -> None:
-        super().__init__(dataset, dp_rank, drop_last=drop_last)
+    def __init__(self, dataset: Any, dp_rank: int, *, is_read_here: bool, collate_fn: Any, **settings: bool) -> None:
+        super().__init__(dataset, dp_rank, **settings)
         self._is_read_here = is_read_here
         self._is_plain = is_plain(dataset, collate_fn)
         self._parts: dict[int, StreamPart] = {}
@@ -306,9 +332,41 @@ class _KnownPart(NamedTuple):
 
 def step_of(dataset: Any, point: ResumePoint) -> int:
     """Return the batches that a rank of the present world had of an epoch before a point."""
-    num_before: int = point.sample_in_epoch // dataset.epochs.grid().global_batch_size
-    before = np.arange(num_before, dtype=np.int64)
-    return len(before) - int(dataset.skips.is_skipped(point.epoch, before).sum())
+    num_before, short = divmod(point.sample_in_epoch, dataset.epochs.grid().global_batch_size)
+    if short and not dataset.epochs.batching(point).num_even_batches:
+        num_before += 1  # the last batch of an epoch may be short
+    if not dataset.skips.has_samples:
+        before = np.arange(num_before, dtype=np.int64)
+        return num_before - int(dataset.skips.is_skipped(point.epoch, before).sum())
+    return _num_kept(dataset, replace(point, sample_in_epoch=0), num_before) if num_before else 0
+
+
+def num_wanted_batches(dataset: Any, point: ResumePoint, *, drop_last: bool) -> int:
+    """Return how many batches a loader delivers of an epoch from a point on."""
+    batching = dataset.epochs.batching(point)
+    num_batches: int = batching.num_even_batches
+    if drop_last and num_batches:
+        in_last = batching.num_rank_samples(num_batches) - batching.num_rank_samples(num_batches - 1)
+        num_batches -= in_last < dataset.batch_size
+    if dataset.skips.has_samples:
+        return _num_kept(dataset, point, num_batches)
+    numbers = point.sample_in_epoch // dataset.epochs.grid().global_batch_size + np.arange(num_batches)
+    return num_batches - int(dataset.skips.is_skipped(point.epoch, numbers).sum())
+
+
+def _num_kept(dataset: Any, point: ResumePoint, num_batches: int) -> int:
+    """Return how many of the first batches from a point on have samples that are not skipped, on every rank."""
+    point = dataset.epochs.settled(point)
+
+    def count() -> int:
+        found = 0
+        for numbers, _ in dataset.rank_batches(point).chunks():
+            found += int((numbers < num_batches).sum())
+            if len(numbers) and numbers[-1] >= num_batches:
+                break
+        return found
+
+    return dataset.skips.counted((point, dataset.epochs.grid(), num_batches), count)
 
 
 def wanted_batches(dataset: Any, batches: RankBatches, first: int, *, drop_last: bool) -> Iterator[BatchGroup]:

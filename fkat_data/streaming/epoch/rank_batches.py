@@ -1,6 +1,6 @@
 """A rank's batches of an epoch, by the numbers of their samples, without those that are to be skipped."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
@@ -13,6 +13,9 @@ from fkat_data.streaming.epoch.resume_point import ResumePoint
 from fkat_data.streaming.order.epoch_order import Plan
 
 _EXPECTED = "a list of {'epoch': e, 'batches': [first, stop]} and {'samples': [id, ...]}"
+
+
+_MOST_COUNTS = 7
 
 
 class SampleSkips:
@@ -34,6 +37,13 @@ class SampleSkips:
         for item in given or ():
             self._add(item)
         self._sample_ids = np.array(sorted(self._samples), np.int64)
+        self._counts: dict[Hashable, int] = {}
+
+    def counted(self, what: Hashable, count: Callable[[], int]) -> int:
+        """Return what a function counts, which is called once for each of the newest things to count."""
+        if what not in self._counts:
+            self._counts = {**dict([*self._counts.items()][-_MOST_COUNTS:]), what: count()}
+        return self._counts[what]
 
     def _add(self, item: object) -> None:
         values = cast("Mapping[str, Any]", item) if isinstance(item, Mapping) else dict[str, Any]()
