@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from inspect import currentframe
-from typing import Any, Generic, Literal, cast
+from typing import Any, Generic, Literal, Self, cast
 
 import torch
 from torch.utils import data as torch_data
@@ -555,6 +555,17 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         if self._driven is not None:
             state["_driven"] = self._driven.copy()  # its place is another from now on
         return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Begin as a copy whose samplers are its own: a ``set_epoch`` may follow before its first epoch begins."""
+        vars(self).update(state)
+        if self._loaded is not None:
+            self._set_samplers(self._loaded)
+
+    def __copy__(self) -> Self:
+        copied = type(self).__new__(type(self))
+        vars(copied).update(self.__getstate__())  # samplers are this loader's, too
+        return copied
 
     def _deliver_to(self, device: torch.device) -> None:
         if self._engine is not None:

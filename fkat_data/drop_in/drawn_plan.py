@@ -174,9 +174,9 @@ class DrawnPlan(IndexPlan):
         elif drawn and self.has_states and not self._draws_at_once:
             self._load(begun)
             self._drawn_again(drawn)
-            self._say_next_start(begun)
+            self._say_next_start(begun, drawn)
 
-    def _say_next_start(self, begun: Mapping[str, Any]) -> None:
+    def _say_next_start(self, begun: Mapping[str, Any], drawn: int) -> None:
         """Have samplers with states of their own be where their states say: some say where they were left, but begin again."""
         if all(state is None for state in begun["samplers"]):
             return
@@ -184,9 +184,11 @@ class DrawnPlan(IndexPlan):
         for states in (left, begun):
             self._load(states)
             if self._drawn_again(1) == following:
-                left = states
-                break
-        self._load(left)
+                self._load(states)
+                return
+        # None says it: an iteration that is no load's begins a further epoch.
+        self._load(begun)
+        self._drawn_again(drawn)
 
     def _drawn_again(self, count: int) -> Check:
         """Iterate the sampler again for some batches; return their number and digest."""
@@ -229,7 +231,9 @@ class DrawnPlan(IndexPlan):
     def state_at(self, epoch: int, step: int) -> dict[str, Any]:
         """Return what the order of the rest of an epoch depends on."""
         loaded = self._loaded_at(epoch)
-        if epoch == self._epoch and self._begun is not None and loaded.get("step") != step:
+        # A state of an epoch's start was set in the samplers, which have gone on since the epoch began.
+        is_passed = loaded.get("step") != step or "generators" not in loaded
+        if epoch == self._epoch and self._begun is not None and is_passed:
             drawn, order = self._marks.get(step, self._known.get(step, (0, 0)))
             count = {"drawn": drawn} if self._share is not None or self._is_of_others(epoch) else {}
             return {**self._begun, "step": step, **count, "order": order}

@@ -184,3 +184,52 @@ def test_a_copy_at_any_point_of_a_loaders_life_delivers_what_it_says(kind, copie
         rest = shown(kept if is_under_way else loader)
         assert delivered[len(delivered) - len(rest) :] == rest, name
         assert shown(copied) == shown(loader), name
+
+
+@pytest.mark.parametrize("kind", ["by tokens", "mixed batches"])
+@pytest.mark.parametrize("copied_by", [copy.deepcopy, pickled])
+def test_a_copy_follows_the_epoch_that_the_program_sets_in_its_sampler(kind, copied_by):
+    whole, loader = KINDS[kind](), KINDS[kind]()
+    epochs = []
+    for number in range(3):
+        whole.batch_sampler.set_epoch(number)
+        epochs.append(shown(whole))
+    assert epochs[1] != epochs[0]
+    loader.batch_sampler.set_epoch(0)
+    to_the_end(loader)
+    copied = copied_by(loader)
+    for each in (copied, loader):
+        each.batch_sampler.set_epoch(1)
+        assert shown(each) == epochs[1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_state_that_a_loop_has_begun_with_stays_the_one_that_was_loaded(kind):
+    """Until a microbatch is delivered, whatever the samplers have drawn for it."""
+    loader = after(KINDS[kind](), reload, look)
+    state = json.loads(json.dumps(loader.state_dict()))
+    assert shown(at_state(KINDS[kind](), state)) == shown(loader.kept)
+
+
+class Advancing(Continuing):
+    """Each iteration is a further epoch, unless a load has just said where to go on."""
+
+    is_loaded = True
+
+    def __iter__(self):
+        if self.index and not self.is_loaded:
+            self.epoch, self.index = self.epoch + 1, 0
+        self.is_loaded = False
+        return super().__iter__()
+
+    def load_state_dict(self, state_dict):
+        super().load_state_dict(state_dict)
+        self.is_loaded = True
+
+
+def test_a_sampler_that_begins_a_further_epoch_each_time_does_so_after_one_that_was_left():
+    whole = DataLoader(SAMPLES, 3, sampler=Advancing(23))
+    _, second, third = shown(whole), shown(whole), shown(whole)
+    loader = after(DataLoader(SAMPLES, 3, sampler=Advancing(23)), go(3))
+    assert shown(loader) == second
+    assert shown(loader) == third
