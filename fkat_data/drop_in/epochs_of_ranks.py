@@ -503,7 +503,7 @@ class EpochsOfRanks(AccelerateSide):
         """Go to a loaded state. Lightning sets the epoch of the sampler that it brings after the first microbatch."""
         self._go_to(state)
         if self._is_of_lightning and not self._is_iterable and self._stream is None:
-            begun = state["sampler"].get("distributed", {}) if state["step"] else {}
+            begun: Mapping[str, Any] = state["sampler"].get("distributed", {}) if state["step"] else {}
             self._tell(self._samplers(), begun.get("epoch", state["epoch"]))
 
     def _jump(self, epoch: int) -> None:
