@@ -21,6 +21,8 @@ _PACKED = {"document_ids", "position_ids", "cu_seqlens"}
 _OF_PACKS = "The rows are packs: collate_fn=fkat_data.datasets.collate_packed joins their cu_seqlens"
 _COLLATING = "Collating:"
 _RESIZED = "resize storage"
+_DIFFERENTIATED = "automatic differentiation"
+_WITH_GRAPH = "Samples require grad, and no graph leaves a worker: call detach() on them in the dataset"
 _OWN = "a collate_fn of your own may keep them as a list"
 
 
@@ -45,6 +47,8 @@ def collated(batch: Any) -> Any:
             note_misfit(plain, batch)
             raise plain from None
         note_misfit(error, batch)
+        if isinstance(error, RuntimeError) and _DIFFERENTIATED in str(error):
+            add_note(error, _WITH_GRAPH)
         raise
 
 

@@ -220,6 +220,7 @@ def encode(microbatch: Any, *, is_staying: bool = False) -> Encoded:
         is_staying: Whether it is decoded in this process, while it is alive: classes and functions are referred to.
 
     Raises:
+        RuntimeError: A tensor of it has a graph of autograd's.
         Exception: Whatever the pickling of the microbatch raises.
     """
     flat = _flat(microbatch)
@@ -519,10 +520,13 @@ class _Pickler(_InBandPickler):
             if obj.flags.forc or obj.dtype.hasobject:
                 return NotImplemented
             return np.ascontiguousarray(obj).__reduce_ex__(5)
+        if isinstance(obj, torch.Tensor):
+            _refuse_graph(obj)
         return super().reducer_override(obj)
 
     def _reduce_tensor(self, tensor: torch.Tensor) -> Any:
         if not _has_plain_memory(tensor):
+            _refuse_graph(tensor)
             return reduce_of_torch(tensor)
         self.extents.append(extent_of(tensor))
         tensor, strides = dense(tensor)
@@ -567,6 +571,16 @@ class _SharingPickler(_Pickler):
 class _SharedMemory:
     def __init__(self, span: Extent) -> None:
         self.span = span
+
+
+def _refuse_graph(tensor: torch.Tensor) -> None:
+    # What torch's multiprocessing raises, and what would do.
+    if tensor.requires_grad and not tensor.is_leaf:
+        raise RuntimeError(
+            "Cowardly refusing to serialize non-leaf tensor which requires_grad, since autograd does not support "
+            "crossing process boundaries. If you just want to transfer the data, call detach() on the tensor in the "
+            "dataset or in collate_fn; without worker processes, it keeps its graph."
+        )
 
 
 def _has_plain_memory(tensor: torch.Tensor) -> bool:
