@@ -6,6 +6,7 @@ from pathlib import Path
 
 import command_examples
 import torch
+from torch.utils.data import DistributedSampler, Sampler
 from walks import begun
 
 from fkat_data import DataLoader, ShardedDataLoader, samplers
@@ -59,6 +60,26 @@ def test_what_the_program_says_is_left_is_what_comes(tmp_path):
 def test_one_rank_alone_says_what_is_missing():
     (place,) = places_in(dealt(0, 2, 1))
     assert place.loads_on.startswith("2 ranks; merge_state_dicts()")
+
+
+class OwnRanks(Sampler):
+    def __init__(self, rank):
+        self.rank = rank
+
+    def __iter__(self):
+        return iter(range(self.rank, 20, 2))
+
+
+def test_one_rank_says_whether_its_state_is_of_all():
+    loader = DataLoader(range(20), 2, sampler=DistributedSampler(range(20), 2, 1), seed=1)
+    begun(loader, 3)
+    (place,) = places_in(loader.state_dict())
+    assert [(each.rank, each.step) for each in place.ranks] == [(0, 3), (1, 3)]
+    assert place.loads_on == "any number of ranks"
+    loader = DataLoader(range(20), 2, sampler=OwnRanks(1), seed=1)
+    begun(loader, 3)
+    (place,) = places_in(loader.state_dict())
+    assert place.loads_on.startswith("rank 1; merge_state_dicts()")
 
 
 def test_shards_are_counted_by_rank(tmp_path):
