@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate  # pyright: ignore[reportUnknownVariableType]  # torch leaves its elements open
 
-from fkat_data.errors import ShardError
+from fkat_data.errors import ShardError, WorkerError
 from fkat_data.interruption import genuine
 from fkat_data.wording import add_note, notes_of
 
@@ -24,6 +24,11 @@ _RESIZED = "resize storage"
 _DIFFERENTIATED = "automatic differentiation"
 _WITH_GRAPH = "Samples require grad, and no graph leaves a worker: call detach() on them in the dataset"
 _OWN = "a collate_fn of your own may keep them as a list"
+
+
+def early_end(whose: str, of: str = "shard") -> WorkerError:
+    """Return what is raised from a StopIteration of code of the user's, which Python would take for an end."""
+    return WorkerError(f"{whose} raised StopIteration, which would end the {of} early")
 
 
 class _Misfit(NamedTuple):

@@ -14,7 +14,7 @@ from fkat_data.datasets.resumable import base_state, is_foreign, load_base_state
 from fkat_data.errors import ConfigurationError
 from fkat_data.files.counted_file import CountedFile, counted_files_of
 from fkat_data.interruption import genuine
-from fkat_data.sample_errors import note_place, note_places, place_of_sample, says_places
+from fkat_data.sample_errors import early_end, note_place, note_places, place_of_sample, says_places
 from fkat_data.wording import Described
 
 _Item_co = TypeVar("_Item_co", covariant=True)
@@ -406,14 +406,19 @@ class IterableMapDataset(_Mapped, IterableDataset[Any]):
         super().__init__(dataset, fn)
 
     def __iter__(self) -> Iterator[Any]:
-        # Not a map, which would take a StopIteration of the function's for its end.
-        return self._of_placed() if says_places(self.dataset) else (self.fn(sample) for sample in self.dataset)
+        return self._of_placed() if says_places(self.dataset) else (self._made(sample) for sample in self.dataset)
 
     def _of_placed(self) -> Iterator[Any]:
         for sample, place in self.dataset.placed_samples():
             try:
-                made = self.fn(sample)
+                made = self._made(sample)
             except Exception as error:
                 note_place(error, self.dataset.place_text(place))
                 raise
             yield made
+
+    def _made(self, sample: Any) -> Any:
+        try:
+            return self.fn(sample)
+        except genuine(StopIteration) as error:
+            raise early_end("fn") from error

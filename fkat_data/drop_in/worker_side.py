@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset
 
 from fkat_data.interruption import genuine, suppress
+from fkat_data.sample_errors import early_end
 from fkat_data.seeding import (
     OwnGenerators,
     ShardStreams,
@@ -314,7 +315,10 @@ class _Watched(IterableDataset[Any]):
 
     def state(self, *, is_over: bool = False) -> bytes:
         """Return the pickled states of both; ``is_over``: for an epoch to come, with another iterator."""
-        return pickle.dumps(self._states(is_over=is_over))
+        try:
+            return pickle.dumps(self._states(is_over=is_over))
+        except genuine(StopIteration) as error:
+            raise early_end("state_dict()") from error
 
     def _states(self, *, is_over: bool) -> dict[str, Any]:
         # A dataset that is its own iterator gets its state after iter(); for an epoch to come, before it, as it has then.

@@ -21,6 +21,7 @@ from fkat_data.loader.shortages import Shortages
 from fkat_data.loader.worker_group import WorkerGroup, left_out_before
 from fkat_data.plan.place import START, Piece, Position, ShardTerms, Task
 from fkat_data.plan.shard_plan import ShardPlan
+from fkat_data.sample_errors import early_end
 from fkat_data.types import Shard
 from fkat_data.worker.messages import (
     NO_LIMIT,
@@ -551,6 +552,9 @@ class Prefetcher:
         except genuine(Exception) as error:
             # The user's sampler's; it comes when the shards before it are through.
             self._sampler_error, shard = error, None
+            if isinstance(error, StopIteration):
+                self._sampler_error = early_end("the sampler", "epoch")
+                self._sampler_error.__cause__ = error
         if shard is None:
             self._is_exhausted = True
         return shard

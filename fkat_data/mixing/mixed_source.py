@@ -15,6 +15,7 @@ from fkat_data.errors import StateMismatchError
 from fkat_data.interruption import genuine
 from fkat_data.observe.statistics import Seen
 from fkat_data.plan.state import unsealed
+from fkat_data.sample_errors import early_end
 from fkat_data.types import Microbatch, Stateful
 
 
@@ -84,7 +85,7 @@ class MixedSource:
     def begin(self) -> None:
         """Begin a pass."""
         if self._held is None:  # otherwise the loader is already in its next pass
-            self._iterator = iter(self.loader)
+            self._iterator = self._iterated()
         self.seen = self.seen._replace(passes=self.seen.passes + 1)
         self._epoch = self._length = None
         self._has_ended = False
@@ -95,11 +96,17 @@ class MixedSource:
         if self._loaded is None or self._iterator is not None or (self._has_ended and self.taken):
             return
         self._has_ended = False
-        self._iterator = iter(self.loader)
+        self._iterator = self._iterated()
         self.seen = self.seen._replace(passes=self.seen.passes + 1)
         if not isinstance(self.loader, Stateful):
             for _ in islice(self._iterator, self.taken):
                 pass
+
+    def _iterated(self) -> Iterator[Microbatch]:
+        try:
+            return iter(self.loader)
+        except genuine(StopIteration) as error:
+            raise early_end(f"iter() of source {self.name!r}", "pass") from error
 
     def take(self) -> Microbatch:
         """Return the pass's next microbatch.

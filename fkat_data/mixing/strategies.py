@@ -12,6 +12,7 @@ import numpy as np
 from fkat_data import arguments
 from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.interruption import genuine
+from fkat_data.sample_errors import early_end
 
 _EVERY_HASH = 2.0**64
 
@@ -267,7 +268,10 @@ class Schedule:
         for _ in range(_MAX_SKIPPED_DRAWS):
             if self.is_over:
                 return None
-            name = self.strategy.source(self.epoch, self.draw, self._left)
+            try:
+                name = self.strategy.source(self.epoch, self.draw, self._left)
+            except genuine(StopIteration) as error:
+                raise early_end("strategy", "epoch") from error
             if name in self._left:
                 return name
             self.draw += 1

@@ -12,7 +12,9 @@ from torch.utils.data import Dataset
 from fkat_data import arguments
 from fkat_data.files.shard import ShardEntry
 from fkat_data.files.tar import DecoderName
+from fkat_data.interruption import genuine
 from fkat_data.location import resolved
+from fkat_data.sample_errors import early_end
 from fkat_data.seeding import call_at_place
 from fkat_data.streaming.epoch.rank_batches import PickedSamples
 from fkat_data.streaming.order.spans import Spanner
@@ -86,7 +88,9 @@ class SampleAccess:
             yield from self.made_one_by_one(picks)
         elif len(picks.ids):
             together = partial(self.__getitems__, picks.ids.tolist())
-            yield from together() if picks.places is None else call_at_place(picks.seed, int(picks.places[0]), together)
+            if picks.places is not None:
+                together = partial(call_at_place, picks.seed, int(picks.places[0]), together)
+            yield from _made(together)
 
     def made_one_by_one(self, picks: PickedSamples) -> Iterator[Any]:
         """Yield the samples of a batch without ``__getitems__``, see ``picked``."""
@@ -100,11 +104,19 @@ class SampleAccess:
         if make is None:
             yield from made_of
         elif picks.places is None:
-            for given in made_of:  # a map would take a StopIteration of the user's for its end
-                yield make(given)
+            for given in made_of:
+                yield _made(make, given)
         else:
             for place, given in zip(picks.places.tolist(), made_of, strict=True):
-                yield call_at_place(picks.seed, place, make, given)
+                yield _made(call_at_place, picks.seed, place, make, given)
+
+
+def _made(make: Callable[..., Any], *given: Any) -> Any:
+    """Return what code of the user's makes, whose StopIteration does not pass for the end of the samples."""
+    try:
+        return make(*given)
+    except genuine(StopIteration) as error:
+        raise early_end("the dataset") from error
 
 
 #: Before anybody patches them.

@@ -7,6 +7,7 @@ from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -23,6 +24,7 @@ from fkat_data.streaming.epoch.rank_batches import BatchGroup, PickedSamples, Ra
 from fkat_data.streaming.epoch.resume_point import ResumePoint
 from fkat_data.streaming.reading.open_shards import own_array
 from fkat_data.streaming.reading.stream import check_saved, saved_commits
+from fkat_data.worker.fetch import call_collate
 from fkat_data.worker.windows import Window
 
 if TYPE_CHECKING:
@@ -479,7 +481,7 @@ def collate_of_samples(
         default: Does what torch's does; None: torch's itself.
     """
     if collate is not data.default_collate:
-        return collate
+        return partial(call_collate, collate)
     stack = default or collated
     return lambda samples: stack([writable(sample) for sample in samples])
 

@@ -14,9 +14,8 @@ from typing import Any, cast
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data import dataloader as torch_dataloader
 
-from fkat_data.errors import WorkerError
 from fkat_data.interruption import genuine
-from fkat_data.sample_errors import note_places
+from fkat_data.sample_errors import early_end, note_places
 from fkat_data.worker.items import ItemThreads, items_in_turn
 
 _SINGLE: Any = getattr(torch_dataloader, "_SingleProcessDataLoaderIter", None)
@@ -77,21 +76,21 @@ def _with_collate(loader: "DataLoader[Any]", collate: Callable[[Any], Any] | Non
     return loader
 
 
-def _collated(collate: Callable[[Any], Any], samples: Any) -> Any:
-    """Call a ``collate_fn``, whose StopIteration does not pass for the end of an iterable dataset."""
+def call_collate(collate: Callable[[Any], Any], samples: Any) -> Any:
+    """Call a ``collate_fn``, whose StopIteration does not pass for the end of the samples."""
     try:
         return collate(samples)
     except genuine(StopIteration) as error:
-        raise WorkerError("collate_fn raised StopIteration, which would end the shard early") from error
+        raise early_end("collate_fn") from error
 
 
 def _iterator_of(loader: "DataLoader[Any]") -> Iterator[Any]:
     """Return an iterator over a DataLoader that takes no StopIteration of ``collate_fn`` for the dataset's."""
     collate = cast("Any", loader.collate_fn)
-    if not isinstance(loader.dataset, IterableDataset) or getattr(collate, "func", None) is _collated:
+    if not isinstance(loader.dataset, IterableDataset) or getattr(collate, "func", None) is call_collate:
         return iter(loader)
     # Not of a copy, which would start nested workers again that this DataLoader keeps.
-    object.__setattr__(loader, "collate_fn", functools.partial(_collated, collate))
+    object.__setattr__(loader, "collate_fn", functools.partial(call_collate, collate))
     try:
         return iter(loader)
     finally:

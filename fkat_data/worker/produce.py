@@ -14,6 +14,7 @@ from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, IterableDa
 from fkat_data.errors import ConfigurationError, ReplayMismatchError, StateMismatchError, WorkerError
 from fkat_data.interruption import genuine
 from fkat_data.plan.place import ShardTerms, Task
+from fkat_data.sample_errors import early_end
 from fkat_data.seeding import ShardStreams
 from fkat_data.transport.digest import digest_of
 from fkat_data.types import Shard
@@ -295,7 +296,7 @@ class OpenShard:
         try:
             made = cast("IndexedProduction", self._production).make(index)
         except genuine(StopIteration) as error:
-            raise WorkerError("the dataset raised StopIteration, which would end the shard early") from error
+            raise early_end("the dataset") from error
         # half of what the class itself takes, whose function is one of Python's
         return None if made is None else tuple.__new__(Produced, (index, *made))
 
@@ -320,7 +321,7 @@ class OpenShard:
                 microbatch = next(production.microbatches)
             except genuine(StopIteration) as error:
                 if batches is not None and (batches.num_batches is None or index < batches.num_batches):
-                    raise WorkerError("the dataset raised StopIteration, which would end the shard early") from error
+                    raise early_end("the dataset") from error
                 return
             is_last = True if type(microbatch) is Epilogue else _is_last(production, index)
             yield Produced(index, microbatch, is_last)

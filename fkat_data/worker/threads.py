@@ -24,12 +24,13 @@ from typing import Any, NamedTuple, TypeAlias, cast
 import torch
 
 from fkat_data.dropped import after_end
-from fkat_data.errors import ConfigurationError, WorkerError
+from fkat_data.errors import ConfigurationError
 from fkat_data.interruption import genuine
 from fkat_data.modes import modes_of_a_worker
 from fkat_data.observe.sink import EventSink
 from fkat_data.observe.stages import StageClock, StageTimes, added_times, helping, new_page
 from fkat_data.plan.place import Task
+from fkat_data.sample_errors import early_end
 from fkat_data.seeding import (
     enter_place,
     generator_states,
@@ -691,7 +692,7 @@ def _made(part: Part) -> Any:
     try:
         return part.make(part.argument)
     except genuine(StopIteration) as error:
-        raise WorkerError("the dataset raised StopIteration, which would end the shard early") from error
+        raise early_end("the dataset") from error
 
 
 def _size_of(value: Any) -> int:

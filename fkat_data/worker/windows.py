@@ -15,12 +15,12 @@ from torch.utils import data as torch_data
 
 from fkat_data.errors import CacheFullError, ConfigurationError, DownloadError, StateMismatchError
 from fkat_data.interruption import genuine, is_interruption
-from fkat_data.sample_errors import note_misfit, note_places
+from fkat_data.sample_errors import early_end, note_misfit, note_places
 from fkat_data.seeding import ShardStreams, microbatch_seed, undoing_draws
 from fkat_data.transport.codec import dumps, loads
 from fkat_data.types import plans_batches
 from fkat_data.wording import add_note, notes_of
-from fkat_data.worker.fetch import gives_items_together
+from fkat_data.worker.fetch import call_collate, gives_items_together
 from fkat_data.worker.items import ItemThreads, items_in_turn
 from fkat_data.worker.messages import Epilogue, Marked, content_of
 
@@ -231,6 +231,8 @@ class WindowProduct:
             if not skips:
                 return one_by_one(dataset, indices)
         except Exception as error:
+            if not skips and isinstance(error, StopIteration) and not is_interruption(error):
+                raise early_end("the dataset") from error
             if not skips or is_interruption(error):
                 note_places(error, dataset, indices)
                 if self._skips and not skips:
@@ -246,7 +248,7 @@ class WindowProduct:
     def _collated(self, rows: Any, first: _Row, collate: Callable[[Any], Any] | None) -> Any:
         self._streams(first.window).seed_microbatch(first.place)
         if collate is None or self._terms.collate_fn is not _DATA.default_collate:
-            return self._terms.collate_fn(rows)
+            return call_collate(self._terms.collate_fn, rows)
         try:
             return collate(rows)
         except Exception as error:
@@ -404,7 +406,12 @@ def called_in_turn(functions: Sequence[WindowFunction], samples: list[Any], wind
                 found = f"{_name_of(function)}, which returned a {type(rows).__name__}"
                 raise ConfigurationError("window_fn", found, "a function that returns a list of rows")
         except Exception as error:
-            add_note(error, f"in window_fn, {_name_of(function)}, of {window}")
+            where = f"in window_fn, {_name_of(function)}, of {window}"
+            if isinstance(error, StopIteration) and not is_interruption(error):
+                stopped = early_end("window_fn")
+                add_note(stopped, where)
+                raise stopped from error
+            add_note(error, where)
             raise
     return rows
 
