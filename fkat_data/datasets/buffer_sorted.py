@@ -333,28 +333,29 @@ class BufferSortedDataset(EpochOrder, Described, Dataset[_Item_co]):
     def _go_to(self, seed: int, epoch: int, drawn: DrawnOrder | None = None) -> None:
         self._seed, self._epoch, self._drawn = seed, epoch, drawn
         self._length = len(self._base)
-        self._orders = {}
+        self._orders = {}  # last of all: what other threads still make of the epoch before goes into the old one
 
     def _base_index(self, index: int) -> int:
         index = operator.index(index)  # a NumPy or torch number would not be found in _orders
         if not 0 <= index < self._length:
             index = counted_from_start(index, self._length)
         buffer, offset = divmod(index, self._buffer_size)
-        order = self._orders.get(buffer)
-        return buffer * self._buffer_size + (self._order_of(buffer) if order is None else order)[offset]
+        orders = self._orders
+        order = orders.get(buffer)
+        return buffer * self._buffer_size + (self._order_of(buffer, orders) if order is None else order)[offset]
 
-    def _order_of(self, buffer: int) -> "array[int]":
+    def _order_of(self, buffer: int, orders: "dict[int, array[int]]") -> "array[int]":
         if self._drawn is None:
-            return self._keep(buffer, self._sorted(buffer))
+            return self._keep(buffer, self._sorted(buffer), orders)
         made = self._drawn.up_to(buffer, self._length, self._buffer_size, self._pack_size, self._ranked)
-        return [self._keep(drawn, order) for drawn, order in made][-1]
+        return [self._keep(drawn, order, orders) for drawn, order in made][-1]
 
-    def _keep(self, buffer: int, order: Sequence[int]) -> "array[int]":
-        while self._orders and len(self._orders) * self._buffer_size >= _MAX_ITEMS_KEPT:
-            for oldest in list(self._orders)[:1]:
-                self._orders.pop(oldest, None)  # another thread may have done so
+    def _keep(self, buffer: int, order: Sequence[int], orders: "dict[int, array[int]]") -> "array[int]":
+        while orders and len(orders) * self._buffer_size >= _MAX_ITEMS_KEPT:
+            for oldest in list(orders)[:1]:
+                orders.pop(oldest, None)  # another thread may have done so
         code = "H" if self._buffer_size <= 1 << 16 else "I" if self._buffer_size <= 1 << 32 else "Q"
-        self._orders[buffer] = kept = array(code, np.asarray(order).astype(code).tobytes())
+        orders[buffer] = kept = array(code, np.asarray(order).astype(code).tobytes())
         return kept
 
     def _ranked(self, buffer: int, ties: Sequence[int]) -> list[int]:

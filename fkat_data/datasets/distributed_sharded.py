@@ -276,13 +276,14 @@ class DistributedShardedDataset(EpochOrder, Described, Dataset[_Item_co]):
         self._entered: _Entered = _NOWHERE
 
     def _go_to(self, epoch: int) -> None:
-        self._epoch = epoch
-        self._order: list[str] = self._keys
+        order: list[str] = self._keys
         if self.shuffle:
-            order = permutation(len(self._keys), b"fkat_data shards", self.seed, epoch)
-            self._order = [self._keys[index] for index in order.tolist()]
-        self._edges = [0, *accumulate(self._sizes[key] for key in self._order)]
-        self._entered = _NOWHERE
+            places = permutation(len(self._keys), b"fkat_data shards", self.seed, epoch)
+            order = [self._keys[index] for index in places.tolist()]
+        with self._lock:  # another thread may be opening a shard of the epoch before
+            self._epoch, self._order = epoch, order
+            self._edges = [0, *accumulate(self._sizes[key] for key in order)]
+            self._entered = _NOWHERE
 
     def _shuffled(self, position: int) -> Sequence[int] | None:
         if not self.shuffle_samples:

@@ -63,6 +63,22 @@ class SequencePart(NamedTuple):
     stop: int | None = None
 
 
+class _Planned:
+    """What was planned of an epoch so far.
+
+    Args:
+        seed: Seed of its order.
+        epoch: The epoch.
+    """
+
+    def __init__(self, seed: int, epoch: int) -> None:
+        self.seed = seed
+        self.epoch = epoch
+        self.plans: LastUsed[list[list[Fragment]]] = LastUsed(_PLANS_KEPT)
+        self.ends: list[int] | None = None  # the plan's sequences up to and including each window
+        self.tail: list[SequencePart] | None = None  # the last sequences of all ranks, where they were halved
+
+
 class PackedDataset(EpochOrder, Described, Dataset[dict[str, torch.Tensor]]):
     """Sequences of ``sequence_length`` tokens, each packed with whole documents of a base dataset.
 
@@ -141,13 +157,12 @@ class PackedDataset(EpochOrder, Described, Dataset[dict[str, torch.Tensor]]):
             raise ConfigurationError("lengths", lengths, expected)
         ranks = {"rank": rank, "world_size": world_size}
         self._windows = Windows(self._fitting(), window_size, **ranks, shuffle=shuffle, seed=seed)
-        self._epoch = 0
-        self._other_epoch: tuple[Any, ...] = ()  # what was planned of the epoch before: it may be asked for again
-        self._plan_from_start()
+        self._planned: _Planned = _Planned(self.seed, 0)
+        self._planned_before: _Planned | None = None  # the epoch before may be asked for again
 
     def _repr_facts(self) -> Iterable[tuple[str, object]]:
         return [
-            ("epoch", self._epoch),
+            ("epoch", self.epoch),
             ("sequence_length", self._sequence_length),
             ("documents", len(self._lengths)),
             ("rank", self._windows.rank),
@@ -157,7 +172,7 @@ class PackedDataset(EpochOrder, Described, Dataset[dict[str, torch.Tensor]]):
     @property
     def epoch(self) -> int:
         """Epoch of the present order."""
-        return self._epoch
+        return self._planned.epoch
 
     @property
     def seed(self) -> int:
@@ -188,8 +203,9 @@ class PackedDataset(EpochOrder, Described, Dataset[dict[str, torch.Tensor]]):
             ConfigurationError: The rank does not exist, or there are fewer documents than ranks.
         """
         other = copy.copy(self)
-        vars(other).update(_windows=self._windows.for_rank(dp_size, dp_rank), _plans=LastUsed(_PLANS_KEPT), _tail=None)
-        vars(other).update(_other_epoch=())
+        planned = _Planned(self.seed, self.epoch)
+        planned.ends = self._planned.ends
+        vars(other).update(_windows=self._windows.for_rank(dp_size, dp_rank), _planned=planned, _planned_before=None)
         return other
 
     def rest(
@@ -207,9 +223,10 @@ class PackedDataset(EpochOrder, Described, Dataset[dict[str, torch.Tensor]]):
             drop_last: Whether ranks left out a last batch that was smaller.
             order: The order in which each of the first ranks took its sequences; None: one after the other.
         """
-        left = [SequencePart(index) for index in range(self._window_ends()[-1])]
+        planned = self._planned
+        left = [SequencePart(index) for index in range(self._window_ends(planned)[-1])]
         for counts, batch_size in earlier:
-            dealt, spare = self._dealt(left, len(counts))
+            dealt, spare = self._dealt(left, len(counts), planned)
             rounds = [dealt[start : start + len(counts)] for start in range(0, len(dealt), len(counts))]
             if order is not None:
                 rounds, order = [rounds[index] for index in order], None
@@ -217,11 +234,14 @@ class PackedDataset(EpochOrder, Described, Dataset[dict[str, torch.Tensor]]):
             had = [most if count is None else count * batch_size for count in counts]
             pairs = ((place, zip(parts, had, strict=True)) for place, parts in enumerate(rounds))
             left = [part for place, parts in pairs for part, count in parts if place >= count] + spare
-        return self._dealt(left, self._windows.world_size)[0][self._windows.rank :: self._windows.world_size]
+        return self._dealt(left, self._windows.world_size, planned)[0][self._windows.rank :: self._windows.world_size]
 
     def __len__(self) -> int:
-        whole, spare = divmod(self._window_ends()[-1], self._windows.world_size)
-        return whole + (spare > 0 and bool(self._halved_tail()))
+        return self._length_of(self._planned)
+
+    def _length_of(self, planned: "_Planned") -> int:
+        whole, spare = divmod(self._window_ends(planned)[-1], self._windows.world_size)
+        return whole + (spare > 0 and bool(self._halved_tail(planned)))
 
     def __getitem__(self, index: int | SequencePart) -> dict[str, torch.Tensor]:
         fragments = self.fragments(index)
@@ -233,20 +253,24 @@ class PackedDataset(EpochOrder, Described, Dataset[dict[str, torch.Tensor]]):
         Raises:
             IndexError: ``index`` is out of range.
         """
+        # One epoch for all that follows: another thread may go to the next one.
+        return self._fragments_of(index, self._planned)
+
+    def _fragments_of(self, index: int | SequencePart, planned: "_Planned") -> list[Fragment]:
         if isinstance(index, SequencePart):
-            return self._planned(index.sequence)[index.start : index.stop]
+            return self._sequence_at(index.sequence, planned)[index.start : index.stop]
         if self._windows.world_size == 1:
-            return self._planned(index)
-        length = len(self)
+            return self._sequence_at(index, planned)
+        length = self._length_of(planned)
         if not 0 <= index < length:
             index = counted_from_start(index, length)
         place = index * self._windows.world_size + self._windows.rank
-        tail = self._halved_tail()
+        tail = self._halved_tail(planned)
         in_tail = place - length * self._windows.world_size + len(tail)
-        return self._planned(place) if in_tail < 0 else self.fragments(tail[in_tail])
+        return self._sequence_at(place, planned) if in_tail < 0 else self._fragments_of(tail[in_tail], planned)
 
     def _set_epoch(self, epoch: int) -> None:
-        if epoch != self._epoch:
+        if epoch != self.epoch:
             self._go_to(self.seed, epoch)
 
     def state_dict(self) -> dict[str, Any]:
@@ -258,7 +282,7 @@ class PackedDataset(EpochOrder, Described, Dataset[dict[str, torch.Tensor]]):
         return {
             "version": _STATE_VERSION,
             "seed": self.seed,
-            "epoch": self._epoch,
+            "epoch": self.epoch,
             "sequence_length": self._sequence_length,
             "window_size": windows.window_size,
             "shuffle": windows.shuffle,
@@ -282,17 +306,11 @@ class PackedDataset(EpochOrder, Described, Dataset[dict[str, torch.Tensor]]):
         self._go_to(seed, epoch)
 
     def _go_to(self, seed: int, epoch: int) -> None:
-        other, present = self._other_epoch, (self.seed, self._epoch, self._plans, self._ends, self._tail)
-        self._windows.seed, self._epoch = seed, epoch
-        self._plan_from_start()
-        if other[:2] == (seed, epoch):
-            self._plans, self._ends, self._tail = other[2:]
-        self._other_epoch = present
-
-    def _plan_from_start(self) -> None:
-        self._plans: LastUsed[list[list[Fragment]]] = LastUsed(_PLANS_KEPT)
-        self._ends: list[int] | None = None  # the plan's sequences up to and including each window
-        self._tail: list[SequencePart] | None = None  # the last sequences of all ranks, where they were halved
+        self._windows.seed = seed
+        before, self._planned_before = self._planned_before, self._planned
+        if before is None or (before.seed, before.epoch) != (seed, epoch):
+            before = _Planned(seed, epoch)
+        self._planned = before
 
     def _fitting(self) -> npt.NDArray[np.int64]:
         longest = int(self._lengths.max(initial=0))
@@ -310,28 +328,28 @@ class PackedDataset(EpochOrder, Described, Dataset[dict[str, torch.Tensor]]):
             raise ConfigurationError("lengths", f"<of {len(self._lengths)} documents>", expected)
         return fitting
 
-    def _window_ends(self) -> list[int]:
-        if self._ends is None:
+    def _window_ends(self, planned: "_Planned") -> list[int]:
+        if planned.ends is None:
             windows = range(self._windows.num_windows)
             if len(windows) < _COUNTED_TOGETHER:
-                self._ends = list(accumulate(len(self._plan(window)) for window in windows))
+                planned.ends = list(accumulate(len(self._plan(window, planned)) for window in windows))
             else:
-                lengths = [self._used(self._windows.items(self._epoch, window)) for window in windows]
+                lengths = [self._used(self._windows.items(planned.epoch, window)) for window in windows]
                 # Fragments that fill a sequence are alone in it.
                 rests = count_bins([each % self._sequence_length for each in lengths], self._sequence_length)
                 whole = [int((each // self._sequence_length).sum()) for each in lengths]
-                self._ends = list(accumulate(map(operator.add, whole, rests)))
-        return self._ends
+                planned.ends = list(accumulate(map(operator.add, whole, rests)))
+        return planned.ends
 
     def _used(self, documents: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return how many tokens of each document are packed."""
         lengths = self._lengths[documents]
         return np.minimum(lengths, self._sequence_length) if self._too_long == "truncate" else lengths
 
-    def _plan(self, window: int) -> list[list[Fragment]]:
+    def _plan(self, window: int, planned: "_Planned") -> list[list[Fragment]]:
         windows = self._windows
         fragments: list[Fragment] = []
-        documents = windows.items(self._epoch, window)
+        documents = windows.items(planned.epoch, window)
         for document, length in zip(documents.tolist(), self._used(documents).tolist(), strict=True):
             starts = range(0, length, self._sequence_length)
             fragments += [Fragment(document, start, min(self._sequence_length, length - start)) for start in starts]
@@ -339,43 +357,47 @@ class PackedDataset(EpochOrder, Described, Dataset[dict[str, torch.Tensor]]):
         bins = sorted(map(sorted, best_fit([fragment.length for fragment in fragments], self._sequence_length)))
         order = range(len(bins))
         if windows.shuffle:
-            order = permutation(len(bins), b"fkat_data packed", self.seed, self._epoch, window).tolist()
+            order = permutation(len(bins), b"fkat_data packed", planned.seed, planned.epoch, window).tolist()
         return [[fragments[index] for index in bins[place]] for place in order]
 
-    def _planned(self, index: int) -> list[Fragment]:
+    def _sequence_at(self, index: int, planned: "_Planned") -> list[Fragment]:
         """Return a sequence of the plan."""
-        ends = self._window_ends()
+        ends = self._window_ends(planned)
         if not 0 <= index < ends[-1]:
             index = counted_from_start(index, ends[-1])
         window = bisect_right(ends, index)
-        plan = self._plans.get(window, functools.partial(self._plan, window))
+        plan = planned.plans.get(window, functools.partial(self._plan, window, planned))
         return plan[index - (ends[window - 1] if window else 0)]
 
-    def _halved_tail(self) -> list[SequencePart]:
+    def _halved_tail(self, planned: "_Planned") -> list[SequencePart]:
         """Return the last sequences of all ranks, if the plan's had to be halved so that they have equally many."""
-        if self._tail is None:
-            num_planned = self._window_ends()[-1]
-            self._tail = self._tail_of(num_planned, SequencePart, self._windows.world_size)
-        return self._tail
+        if planned.tail is None:
+            num_planned = self._window_ends(planned)[-1]
+            planned.tail = self._tail_of(num_planned, SequencePart, self._windows.world_size, planned)
+        return planned.tail
 
-    def _dealt(self, parts: list[SequencePart], num_ranks: int) -> tuple[list[SequencePart], list[SequencePart]]:
+    def _dealt(
+        self, parts: list[SequencePart], num_ranks: int, planned: "_Planned"
+    ) -> tuple[list[SequencePart], list[SequencePart]]:
         """Return whole rounds of sequences, and those that are left out because they are too few to halve."""
         whole, spare = divmod(len(parts), num_ranks)
         if not spare:
             return parts, []
-        tail = self._tail_of(len(parts), parts.__getitem__, num_ranks)
+        tail = self._tail_of(len(parts), parts.__getitem__, num_ranks, planned)
         kept = (whole + bool(tail)) * num_ranks - len(tail)
         return parts[:kept] + tail, [] if tail else parts[kept:]
 
-    def _tail_of(self, count: int, part_at: Callable[[int], SequencePart], num_ranks: int) -> list[SequencePart]:
+    def _tail_of(
+        self, count: int, part_at: Callable[[int], SequencePart], num_ranks: int, planned: "_Planned"
+    ) -> list[SequencePart]:
         """Return whole rounds of the last sequences of some, halved; none if there are whole rounds, or too few."""
-        ends = self._window_ends()
+        ends = self._window_ends(planned)
         whole, spare = divmod(count, num_ranks)
         # No further back than the last window, or else an epoch of single documents would be planned once more.
         first_of_window = count - (ends[-1] - (ends[-2] if len(ends) > 1 else 0))
         for first in range(whole * num_ranks, max(-1, first_of_window - num_ranks), -num_ranks) if spare else ():
             tail = [part_at(index) for index in range(first, count)]
-            sizes = [len(self.fragments(part)) for part in tail]
+            sizes = [len(self._fragments_of(part, planned)) for part in tail]
             parts = halved(sizes, whole * num_ranks + num_ranks - first)
             if parts is not None:
                 return [
