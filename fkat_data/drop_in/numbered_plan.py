@@ -12,7 +12,7 @@ from fkat_data.datasets.packed import PackedDataset
 from fkat_data.drop_in.dataset_plan import IndexPlan, Provenance
 from fkat_data.drop_in.layers_of_ranks import Layer, LeftOver, first_step, in_the_first, layers_in, left_overs, of_epoch
 from fkat_data.drop_in.rank_share import RankShare
-from fkat_data.errors import StateMismatchError
+from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.permutation import keys_of, permutation, permuted
 from fkat_data.plan.place import Position
 from fkat_data.worker.batches import NumberedBatches
@@ -339,6 +339,9 @@ class NumberedPlan(IndexPlan):
         else:
             num_samples = len(sampler)
         shuffle = sampler if isinstance(sampler, EpochShuffle) else None
+        if shuffle is not None and shuffle.replacement:
+            expected = "False, with shuffle=True: pass sampler=RandomSampler(dataset, replacement=True)"
+            raise ConfigurationError("replacement", shuffle.replacement, expected)
         if batches is None:
             return _OrderArguments(num_samples, shuffle, None, drop_last=False)
         return _OrderArguments(num_samples, shuffle, int(batches.batch_size), drop_last=bool(batches.drop_last))

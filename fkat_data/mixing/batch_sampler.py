@@ -174,12 +174,12 @@ class DictBatchSampler(Described, Sampler[tuple[str, Any]]):
         return schedule
 
     def _walk(self, first: int) -> Iterator[tuple[str, Any]]:
-        schedule = self._schedule()
-        for sampler in self.samplers.values():
+        schedule, samplers = self._schedule(), dict(self.samplers)
+        for sampler in samplers.values():
             set_epoch = getattr(sampler, "set_epoch", None)
             if callable(set_epoch):
                 set_epoch(self._epoch)
-        iterators = {name: iter(sampler) for name, sampler in self.samplers.items()}
+        iterators = {name: iter(sampler) for name, sampler in samplers.items()}
         taken = dict.fromkeys(iterators, 0)
         index = 0
         while (name := schedule.source()) is not None:
@@ -187,7 +187,7 @@ class DictBatchSampler(Described, Sampler[tuple[str, Any]]):
                 batch = next(iterators[name])
             except genuine(StopIteration):
                 if schedule.ran_out(name, is_empty=taken[name] == 0):
-                    iterators[name], taken[name] = iter(self.samplers[name]), 0
+                    iterators[name], taken[name] = iter(samplers[name]), 0
                 continue
             taken[name] += 1
             schedule.drawn()

@@ -159,6 +159,13 @@ def test_what_cannot_be_set_is_refused_by_name_and_changes_nothing(name, value):
     assert flat(iterator) == [*range(2, 10)]
 
 
+def test_a_shuffle_with_replacement_is_refused_where_it_would_have_no_effect():
+    loader = DataLoader(range(4), 2, shuffle=True)
+    loader.sampler.replacement = True
+    with pytest.raises(ConfigurationError, match=r"replacement.*RandomSampler"):
+        list(loader)
+
+
 def test_what_may_be_set_counts_from_the_next_epoch():
     loader = DataLoader(Counting(4), 1, seed=4, collate_fn=first_of_each)
     iterator = begun(loader, 1)
