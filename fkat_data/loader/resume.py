@@ -41,7 +41,8 @@ def resume(state_dict: Mapping[str, Any], plan: ShardPlan, identity: Identity) -
     saved_size = _saved_size(ranks)
     if isinstance(plan, ElasticShardPlan):
         if saved_size != plan.dp_size:
-            return _split_again(ranks, saved_size, plan, identity)
+            has_steps = "step" in state_dict or "all_rank_steps" in state_dict
+            return _split_again(ranks, saved_size, plan, identity, has_steps=has_steps)
     elif ranks[0].layers or (ranks[0].dp_size or 1) > 1:
         hint = "the present sampler does not split its shards: use DistributedDataParallelShardSampler, for 1 rank too"
         raise StateMismatchError("dp_size", saved_size, "<not split>", hint)
@@ -84,7 +85,9 @@ def _own_rank(ranks: Sequence[Place], dp_rank: int) -> Place:
     raise StateMismatchError("dp_size", len(ranks), world_size, "resume with the ranks that saved it")
 
 
-def _split_again(ranks: Sequence[Place], saved_size: int, plan: ElasticShardPlan, identity: Identity) -> Place:
+def _split_again(
+    ranks: Sequence[Place], saved_size: int, plan: ElasticShardPlan, identity: Identity, *, has_steps: bool
+) -> Place:
     before = _one_of_each(ranks, saved_size)
     positions: dict[int, Position] = {}
     num_left = num_begun = 0
@@ -98,8 +101,8 @@ def _split_again(ranks: Sequence[Place], saved_size: int, plan: ElasticShardPlan
         positions[dp_rank] = position
         num_left += num_shards - position.shard
         num_begun += position.microbatch > 0
-    if not any(position.step for position in positions.values()):
-        # Of an epoch of which no rank has delivered anything, shards without microbatches may have been passed.
+    if has_steps and not any(position.step for position in positions.values()):
+        # No rank has delivered anything of the epoch: the shards that were passed had no microbatches.
         positions = {dp_rank: Position(position.epoch, 0, 0, 0) for dp_rank, position in positions.items()}
     layers, epoch = with_layer(before[0].layers, tuple(positions[dp_rank] for dp_rank in range(saved_size)))
     _check_dp_rank(plan, identity, epoch)
