@@ -295,8 +295,11 @@ class DictDataLoader(Described, Closing):
             self._finish_loading(self._loading)
         snapshot = self._draft.snapshot
         if snapshot is None:
+            return
+        if snapshot is _DELIVERED:
             for source in self._sources.values():
                 source.release()
+            self._draft.end()
             return
         counts, schedule, sources = snapshot
         self._num_delivered, self._is_loaded, self._begun_epoch = counts
@@ -390,12 +393,18 @@ class DictDataLoader(Described, Closing):
         return {**cast("Mapping[Any, Any]", microbatch), self.key: name}
 
 
+_DELIVERED: tuple[Any, ...] = ("delivered",)
+
+
 class _Draft:
     """What a call changes before its microbatch is delivered: a snapshot from before it, which undoes the changes."""
 
     def __init__(self) -> None:
         self.snapshot: tuple[Any, ...] | None = None
-        """From before the call that is under way, or was interrupted."""
+        """From before the call that is under way, or was interrupted; ``_DELIVERED`` after one that has delivered.
+
+        None where an interrupted call was undone, too: what it took from a source without a state is still to be delivered.
+        """
 
     def begin(self, snapshot: tuple[Any, ...]) -> None:
         """Begin a call."""
@@ -409,7 +418,7 @@ class _Draft:
         """Let what was changed stay, and return the microbatch: the last thing that a call does."""
         snapshot = self.snapshot
         try:
-            self.snapshot = None
+            self.snapshot = _DELIVERED
             return microbatch  # noqa: TRY300 - a tracing debugger may raise here, after the count
         except BaseException:
             self.snapshot = snapshot
