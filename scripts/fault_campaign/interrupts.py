@@ -32,6 +32,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "two shards at once": {"num_shard_prefetches": 2, "num_microbatch_prefetches": 4},
     "two workers a shard": {"num_workers_per_shard": 2},
     "in process": {"multiprocessing": False},
+    "threads": {"workers": "threads", "num_workers_per_shard": 2, "num_shard_prefetches": 1},
 }
 
 
