@@ -134,7 +134,7 @@ class IteratedBatches(NearestProduct):
             Exception: The user's.
         """
         del first_microbatch
-        return 0, self._marked(collate_of_samples(self._collate_fn, collate))
+        return 0, self._marked(collate_of_samples(self._dataset, self._collate_fn, collate))
 
     def stream_of(self, index: int) -> int:
         """Return the random stream of a batch: that of its number in the epoch, with any number of workers."""
@@ -142,7 +142,7 @@ class IteratedBatches(NearestProduct):
 
     def __iter__(self) -> Iterator[Any]:
         """Yield every batch, without its mark."""
-        return (marked.microbatch for marked in self._marked(collate_of_samples(self._collate_fn)))
+        return (marked.microbatch for marked in self._marked(collate_of_samples(self._dataset, self._collate_fn)))
 
     def _marked(self, collate: Callable[[list[Any]], Any]) -> Iterator[Marked]:
         for samples, epoch, end in self._cut():

@@ -3,6 +3,7 @@
 The order is planned in the trainer's process; workers receive the numbers of the samples to read, and keep no position.
 """
 
+import logging
 from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,10 +19,12 @@ from fkat_data.drop_in.dataset_plan import DatasetPlan, Provenance
 from fkat_data.drop_in.drawn_plan import DrawnBatches
 from fkat_data.drop_in.window_plan import WindowOrder
 from fkat_data.drop_in.window_states import Spread
+from fkat_data.interruption import genuine
 from fkat_data.plan.place import Piece, Place, Position
 from fkat_data.sample_errors import collated
 from fkat_data.streaming.epoch.rank_batches import BatchGroup, PickedSamples, RankBatches, ids_of, in_groups
 from fkat_data.streaming.epoch.resume_point import ResumePoint
+from fkat_data.streaming.reading.catalog import COMMON_COLUMNS
 from fkat_data.streaming.reading.open_shards import own_array
 from fkat_data.streaming.reading.stream import check_saved, saved_commits
 from fkat_data.worker.fetch import call_collate
@@ -30,6 +33,8 @@ from fkat_data.worker.windows import Window
 if TYPE_CHECKING:
     from fkat_data.streaming.dataset import StreamingDataset
 
+
+_logger = logging.getLogger(__name__)
 
 _PART_SIZE = 32
 _FIRST_TOGETHER = 4
@@ -211,12 +216,23 @@ class StreamPlan(StreamEpochs):
         super().__init__(dataset, dp_rank, **settings)
         self._is_read_here = is_read_here
         self._is_plain = is_plain(dataset, collate_fn)
+        self._has_begun = False
         self._parts: dict[int, StreamPart] = {}
         self._wanted: Iterator[BatchGroup] = iter(())
         self._is_torn = True
         self._num_parts = self._num_drawn = self._num_samples = 0
         # By the step of the first batch; the parts before those kept are forgotten.
         self._known: dict[int, _KnownPart] = {}
+
+    def begin(self, position: Position) -> Place:
+        """Begin an iteration; warn, once, if streams whose columns differ are mixed in batches."""
+        begun = super().begin(position)
+        is_mixed = self._is_plain and self._dataset.mixes_streams and self._dataset.batch_size > 1
+        differing = self._dataset.catalog.differing_columns if is_mixed and not self._has_begun else None
+        if differing is not None:
+            _logger.warning("%s: a batch cannot have samples of both without %s", differing, COMMON_COLUMNS)
+        self._has_begun = True
+        return begun
 
     def shard(self, epoch: int, index: int) -> StreamPart | None:
         """Return a part of the epoch, or None past its end."""
@@ -467,23 +483,31 @@ def batch_maker(
     """Return what makes the batches of some picks; where a batch fails, those before it come first."""
     if is_plain(dataset, collate):
         return lambda batches: dataset.collated([picks.ids for picks in batches])
-    make = collate_of_samples(collate)
+    make = collate_of_samples(dataset, collate)
     return lambda batches: (make(list(dataset.picked(picks))) for picks in batches)
 
 
 def collate_of_samples(
-    collate: Callable[[list[Any]], Any], default: Callable[[Any], Any] | None = None
+    dataset: Any, collate: Callable[[list[Any]], Any], default: Callable[[Any], Any] | None = None
 ) -> Callable[[list[Any]], Any]:
     """Return a collate function for samples whose arrays may be read-only, as views of a shard are: torch warns of them.
 
     Args:
+        dataset: The ``StreamingDataset``.
         collate: The user's, or torch's.
         default: Does what torch's does; None: torch's itself.
     """
-    if collate is not data.default_collate:
-        return partial(call_collate, collate)
-    stack = default or collated
-    return lambda samples: stack([writable(sample) for sample in samples])
+    is_own = collate is not data.default_collate
+    stack = partial(call_collate, collate) if is_own else default or collated
+
+    def made(samples: list[Any]) -> Any:
+        try:
+            return stack(samples if is_own else [writable(sample) for sample in samples])
+        except genuine(KeyError) as error:
+            dataset.note_columns(error)
+            raise
+
+    return made
 
 
 def writable(sample: Any) -> Any:

@@ -247,12 +247,14 @@ class WindowProduct:
 
     def _collated(self, rows: Any, first: _Row, collate: Callable[[Any], Any] | None) -> Any:
         self._streams(first.window).seed_microbatch(first.place)
-        if collate is None or self._terms.collate_fn is not _DATA.default_collate:
-            return call_collate(self._terms.collate_fn, rows)
+        default = collate if self._terms.collate_fn is _DATA.default_collate else None
         try:
-            return collate(rows)
+            return call_collate(self._terms.collate_fn, rows) if default is None else default(rows)
         except Exception as error:
-            note_misfit(error, rows)
+            if default is not None:
+                note_misfit(error, rows)
+            if isinstance(error, KeyError) and plans_batches(self._dataset):
+                self._dataset.note_columns(error)
             raise
 
     def _mark(self, num_rows: int, num_all: int, num_behind: int) -> bytes:

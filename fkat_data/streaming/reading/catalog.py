@@ -233,6 +233,12 @@ def _in_place(stream: Stream) -> DirectorySource | _Planned:
 
 _Integers = npt.NDArray[np.int64]
 
+_MOST_SHOWN = 4
+#: What would do where samples of several streams come in one batch.
+COMMON_COLUMNS = (
+    "columns= that all streams have, a transform that gives all samples the same entries, a collate_fn that takes "
+    "both, or batching_method='per_stream'"
+)
 #: As in the reference: one shard that is read, one that is fetched, and two more.
 _SHARDS_AT_LEAST = 4
 
@@ -299,6 +305,20 @@ class Catalog:
     def commits(self) -> list[ReadCommit | None]:
         """What each stream is read of, if its store has commits; else None."""
         return [source.read_commit for source in self.sources]
+
+    @property
+    def differing_columns(self) -> str | None:
+        """Which streams have which columns, in words; None if all have the same."""
+        firsts: list[int] = (np.cumsum(self.shards_per_stream) - self.shards_per_stream).tolist()
+        entries = [self.entries[first] for first in firsts]
+        columns = [entry.chosen or tuple(entry.column_names) for entry in entries]
+        first_of = {frozenset(names): stream for stream, names in reversed([*enumerate(columns)])}
+        if len(first_of) == 1:
+            return None
+        shown = sorted(first_of.values())[:_MOST_SHOWN]
+        more = f"; {len(first_of) - len(shown)} others" if len(first_of) > len(shown) else ""
+        found = (f"stream {stream} ({self._locations[stream]}) has {', '.join(columns[stream])}" for stream in shown)
+        return f"{'; '.join(found)}{more}"
 
     @cached_property
     def _token_files(self) -> dict[tuple[int, str], int]:
