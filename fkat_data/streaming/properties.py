@@ -13,9 +13,8 @@ from fkat_data.streaming.epoch.epochs import Epochs
 from fkat_data.streaming.epoch.resume_point import ResumePoint, SharedResumePoint
 from fkat_data.streaming.order.epoch_order import LAST_EPOCH
 from fkat_data.streaming.order.spans import Spanner
-from fkat_data.streaming.reading.catalog import COMMON_COLUMNS, Catalog
+from fkat_data.streaming.reading.catalog import Catalog
 from fkat_data.streaming.reading.stream import Stream
-from fkat_data.wording import add_note
 
 _Integers = npt.NDArray[np.int64]
 
@@ -234,12 +233,6 @@ class DatasetProperties:
     def mixes_streams(self) -> bool:
         """Whether a rank's batch may have samples of several streams."""
         return self.num_streams > 1 and not self.batching_method.endswith("per_stream")
-
-    def note_columns(self, error: Exception) -> None:
-        """Note on an error of a batch that the streams its samples are from have other columns, if they have."""
-        differing = self.catalog.differing_columns
-        if differing is not None:
-            add_note(error, f"Streams: {differing}. A batch of samples of both needs {COMMON_COLUMNS}")
 
     @property
     def batching_method(self) -> str:

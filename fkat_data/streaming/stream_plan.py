@@ -504,7 +504,7 @@ def collate_of_samples(
         try:
             return stack(samples if is_own else [writable(sample) for sample in samples])
         except genuine(KeyError) as error:
-            dataset.note_columns(error)
+            dataset.catalog.note_columns(error)
             raise
 
     return made

@@ -254,7 +254,7 @@ class WindowProduct:
             if default is not None:
                 note_misfit(error, rows)
             if isinstance(error, KeyError) and plans_batches(self._dataset):
-                self._dataset.note_columns(error)
+                self._dataset.catalog.note_columns(error)
             raise
 
     def _mark(self, num_rows: int, num_all: int, num_behind: int) -> bytes:

@@ -25,7 +25,7 @@ from fkat_data.streaming.reading.dataset_index import DatasetIndex, GeneratedInd
 from fkat_data.streaming.reading.in_place_source import DecompressedSource, DirectorySource, folder_of
 from fkat_data.streaming.reading.stream import NO_DATASET, FilePattern, ReadCommit, Stream, no_stream, split_name
 from fkat_data.streaming.store.store import open_store
-from fkat_data.wording import place_of
+from fkat_data.wording import add_note, place_of
 
 #: Seconds after which a directory that is read in place does not answer.
 _LONGEST_LOOK_S = 60.0
@@ -319,6 +319,12 @@ class Catalog:
         more = f"; {len(first_of) - len(shown)} others" if len(first_of) > len(shown) else ""
         found = (f"stream {stream} ({self._locations[stream]}) has {', '.join(columns[stream])}" for stream in shown)
         return f"{'; '.join(found)}{more}"
+
+    def note_columns(self, error: Exception) -> None:
+        """Note on an error of a batch that the streams its samples are from have other columns, if they have."""
+        differing = self.differing_columns
+        if differing is not None:
+            add_note(error, f"Streams: {differing}. A batch of samples of both needs {COMMON_COLUMNS}")
 
     @cached_property
     def _token_files(self) -> dict[tuple[int, str], int]:

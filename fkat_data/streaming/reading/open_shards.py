@@ -27,7 +27,7 @@ from fkat_data.registry import Registrations
 from fkat_data.sample_errors import note_misfit
 from fkat_data.streaming.cache.locks import pauses
 from fkat_data.streaming.cache.records import register_map_owner
-from fkat_data.streaming.reading.catalog import COMMON_COLUMNS, Catalog
+from fkat_data.streaming.reading.catalog import Catalog
 from fkat_data.streaming.reading.read_ahead import ReadAhead
 
 #: With more of the disk free than this part, what is mapped does no harm.
@@ -214,10 +214,8 @@ class OpenShards:
             try:
                 return [_whole(part) for part in _split(samples, batches)]
             except genuine(KeyError) as error:
-                differing = self._catalog.differing_columns
-                if differing is None:
-                    raise
-                raise ConfigurationError("streams", f"<{differing}>", COMMON_COLUMNS) from error
+                self._catalog.note_columns(error)
+                raise
         position_of = np.empty(len(sample_ids), np.int64)
         position_of[np.concatenate([positions for _, positions in groups])] = np.arange(len(sample_ids))
         return [_batch(columns, positions) for positions in _split(position_of, batches)]
