@@ -121,10 +121,13 @@ class DictDataLoader(Described, Closing):
         if is_left_early := self._step > 0 and not self._is_loaded:
             self._iterations.leave(self._schedule.epoch, self._step)
         self._iterations.begin()
+        if is_left_early:
+            for source in self._sources.values():
+                source.end_pass()  # also a loaded one of which nothing has come
         self._draft.begin(self._snapshot())
         if is_left_early:
             for source in self._sources.values():
-                source.give_up()
+                source.forget_pass()
             self._end_epoch()
         for source in self._sources.values():
             source.go_on()

@@ -496,3 +496,20 @@ def test_one_loader_is_not_two_sources():
     loader = make(["a"])
     with pytest.raises(ConfigurationError, match=r"dataloaders\['b'\] = .*a loader of its own"):
         DictDataLoader({"a": loader, "b": loader}, RoundRobin(["a", "b"]))
+
+
+@pytest.mark.parametrize("leave", [lambda mixture: None, DictDataLoader.end_epoch], ids=["break", "end_epoch"])
+def test_after_an_epoch_that_is_left_a_loaded_source_begins_again_though_nothing_of_it_had_come(leave):
+    def mixture():
+        sources = {"a": torch.arange(4).tolist(), "b": torch.arange(10, 16).tolist()}
+        loaders = {name: fkat_data.DataLoader(numbers, 1, collate_fn=list) for name, numbers in sources.items()}
+        return DictDataLoader(loaders, RoundRobin(["a", "b"]), key=None)
+
+    whole = mixture()
+    epochs = [list(whole) for _ in range(2)]
+    first, second = mixture(), mixture()
+    list(islice(first, 2))
+    second.load_state_dict(first.state_dict())
+    assert next(iter(second)) == ("a", [1])
+    leave(second)
+    assert list(second) == epochs[1]
