@@ -54,10 +54,16 @@ def merged_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return one state for all ranks, from each rank's in their order.
 
     Raises:
-        StateMismatchError: There are none.
+        StateMismatchError: There are none, or they are of a stream at several places.
     """
     if not states:
         raise StateMismatchError("local_state_dicts", 0, "<one for each rank>")
+    if "stream" in states[0]:
+        other = next((state for state in states if state.get("stream") != states[0]["stream"]), None)
+        if other is not None:
+            hint = "ranks of a stream have one state: save it where all have taken equally many microbatches"
+            raise StateMismatchError("stream", other.get("stream"), states[0]["stream"], hint)
+        return dict(states[0])
     states = [{name: value for name, value in state.items() if name != "rank"} for state in states]
     if len(states) == 1:
         return states[0]

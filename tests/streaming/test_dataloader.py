@@ -10,7 +10,7 @@ from streaming_examples import numbers, same, world, write
 from torch.utils.data import TensorDataset, default_collate
 from walks import at_state, begun
 
-from fkat_data import item_generators
+from fkat_data import DataLoader, item_generators
 from fkat_data.configuration import instantiate
 from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.streaming import Stream, StreamingDataLoader, StreamingDataset, open_epoch
@@ -263,3 +263,26 @@ def test_the_documented_configuration_reads_epochs_and_resumes(processes, data, 
 def test_a_shard_that_is_no_epoch_is_refused(data, epoch):
     with pytest.raises(ConfigurationError, match="epoch"):
         open_epoch(epoch, local=data)
+
+
+def test_ranks_in_torchs_interface_have_one_state_that_any_number_of_them_loads(data):
+    def ranks(number):
+        return [DataLoader(make_of_rank(data, number, rank), 12 // number) for rank in range(number)]
+
+    two = ranks(2)
+    iterators = [iter(loader) for loader in two]
+    had = [number for iterator in iterators for number in of_epoch(islice(iterator, 3))]
+    state = DataLoader.merge_state_dicts([loader.local_state_dict() for loader in two])
+    for number in (1, 2, 3):
+        loaders = [at_state(loader, state) for loader in ranks(number)]
+        assert {(loader.epoch, loader.step) for loader in loaders} == {(0, 3)}
+        assert {*had, *(each for loader in loaders for each in of_epoch(loader))} == {*range(97)}
+    next(iterators[0])
+    with pytest.raises(StateMismatchError, match=r"stream.*equally many microbatches"):
+        DataLoader.merge_state_dicts([loader.local_state_dict() for loader in two])
+
+
+def make_of_rank(data, num_ranks, rank):
+    return StreamingDataset(
+        local=data, batch_size=12 // num_ranks, shuffle=True, shuffle_algo="block", world=world(1, num_ranks, rank)
+    )
