@@ -21,7 +21,7 @@ from hypothesis import settings
 # Modules here can be imported by tests of any folder, and by spawned workers, which search the trainer's sys.path.
 _FOLDERS = (
     *("loader", "lanes", "drop_in", "datasets", "device", "documents", "extensions", "faults", "files", "huggingface"),
-    *("lightning", "saved_states", "streaming", "testing", "tools", "torchtitan", "../scripts"),
+    *("lightning", "random_walks", "saved_states", "streaming", "testing", "tools", "torchtitan", "../scripts"),
     *(f"streaming/{name}" for name in ("cache", "order", "store", "writing")),
 )
 sys.path[:0] = [str(Path(__file__).parent / folder) for folder in _FOLDERS]
@@ -53,10 +53,16 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    if config.getoption("lane") == "all":  # for the processes of pytest-xdist, too
+        os.environ.setdefault("WALK_SEED", str(random.randrange(10**6)))
     # How long an example takes on a busy machine says nothing.
     settings.register_profile("no deadline", deadline=None)
     settings.load_profile("no deadline")
     config.pluginmanager.register(LaneSelection(config.getoption("lane")), "lanes")
+
+
+def pytest_report_header():
+    return f"random walks: WALK_SEED={os.environ['WALK_SEED']}" if "WALK_SEED" in os.environ else None
 
 
 @pytest.hookimpl(wrapper=True)
