@@ -338,10 +338,13 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def _begin(self) -> Iterator[Microbatch_co]:
         if self._engine is not None and self._made_with != settable_of(self):
-            self._engine.leave_early()
-            self._engine.end_epoch()
-            is_other_order = self._made_with[0] != settable_of(self)[0]
-            self._go_to(self._start_of(self.epoch) if is_other_order else self._own_state(), is_untouched=True)
+            if self._next_epoch() != self.epoch:
+                self._engine.leave_early()
+                self._engine.end_epoch()
+            # Else it begins again, where it was loaded to: nothing was delivered since.
+            is_other_order = not self.step and self._made_with[0] != settable_of(self)[0]
+            state = self._start_of(self.epoch) if is_other_order else self._own_state()
+            self._go_to(state, is_untouched=not self.step or self._stream is not None)
         if (ordered := self._ordered_dataset()) is not None:
             ordered.follow_epoch(self._next_epoch())
         engine = self._engine

@@ -119,8 +119,7 @@ class Course(IterableDataset[Any]):
         samplers = samplers_of(self.loader)
         for each in (*samplers, self.loader.dataset) if samplers else ():
             if callable(getattr(each, "set_epoch", None)):
-                is_left_early = self._loaded_step is None and self.loader.step > 0
-                each.set_epoch(self.loader.epoch + is_left_early)
+                each.set_epoch(self.loader._next_epoch())  # noqa: SLF001 - it has samplers: it is a DataLoader
 
     def _reached(self) -> Any:
         """Return the loader's own place; or why there is none, for a caller that asks."""

@@ -148,6 +148,34 @@ def test_a_worker_without_samples_does_not_move_the_epoch_on(processes):
         assert delivered(loader)[:2] == (0, 1)
 
 
+def counted(samples):
+    return len(samples), *samples
+
+
+RESUMED = {
+    "indices": lambda **options: DataLoader(Samples(Fault()), 2, shuffle=True, seed=3, **options),
+    "windows": lambda **options: DataLoader(
+        Samples(Fault()), 2, shuffle=True, seed=3, window_fn=list, window_size=3, **options
+    ),
+    "an iterable dataset": lambda **options: DataLoader(Stream(Fault()), 2, seed=3, **options),
+}
+
+
+@pytest.mark.parametrize("face", RESUMED)
+def test_a_loaded_place_of_which_nothing_was_continued_stays_where_a_setting_changes(face):
+    make_loader = RESUMED[face]
+    whole = as_whole(lambda _: make_loader(collate_fn=counted))
+    with make_loader(collate_fn=list) as loader:
+        iterator = iter(loader)
+        _, _ = next(iterator), next(iterator)
+        state = loader.state_dict()
+    with make_loader(collate_fn=list) as other:
+        other.load_state_dict(state)
+        iter(other)
+        other.collate_fn = counted
+        assert delivered(other) == (0, 1, whole[2:])
+
+
 @pytest.mark.parametrize("num_begun", [1, 2])
 def test_a_loaded_place_of_which_nothing_was_continued_stays_the_epoch_for_set_epoch(num_begun):
     make_loader = partial(DataLoader, Samples(Fault()), 2, shuffle=True, seed=3)

@@ -93,6 +93,8 @@ def test_a_loaded_place_of_which_nothing_was_continued_stays(make):
     assert place(other) == (0, 3)
     assert other.state_dict() == state
     other.set_epoch(0)
+    iter(other)
+    other.worker_init_fn = identity
     assert epochs(other, 2) == [whole[0][3:], whole[1]]
 
 
