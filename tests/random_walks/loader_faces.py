@@ -10,6 +10,7 @@ from loader_model import MixtureModel, StreamModel
 from map_style_faces import (
     STRATEGIES,
     Budgeted,
+    Dealt,
     DictSampled,
     InOrder,
     OfOneRank,
@@ -270,6 +271,7 @@ KINDS = {
     "shuffle=True, a generator": ShuffledByGenerator,
     "sampler": Sampled,
     "DistributedSampler": OfOneRank,
+    "deal_out": Dealt,
     "TokenBudgetBatchSampler": Budgeted,
     "DictBatchSampler": DictSampled,
     "batch_size=None": Unbatched,

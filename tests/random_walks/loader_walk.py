@@ -120,6 +120,29 @@ class Walk:
         self.check_position()
         return True
 
+    def take_in_one_call(self, is_ahead):
+        """Take a microbatch without an iterator, or begin to move it; either begins an epoch if none is under way."""
+        if not hasattr(self.loader, "load_batch_sync") or self.is_near_the_end():
+            return
+        if self.model.iterating is None:
+            self.retire()
+            self.model.begin()
+        if is_ahead:
+            self.note("loader.load_batch()")
+            self.loader.load_batch()
+            return
+        self.note("loader.load_batch_sync()")
+        try:
+            self.compare(self.loader.load_batch_sync())
+        except StopIteration:
+            self.program[-1] += "  # raises StopIteration"
+            expect(None, self.model.take(), "the epoch ended before")
+            self.retire()
+        except FailedError:
+            if not self.may_fail:
+                raise
+            self.load_own()
+
     def compare(self, found, model=None, name="loader"):
         """Compare a microbatch of the loader, or of another one."""
         model = model or self.model
@@ -321,6 +344,7 @@ class Walk:
 
 ACTIONS = {
     "go": (30, lambda rng: (rng.randint(0, 5),)),
+    "take_in_one_call": (6, lambda rng: (rng.randrange(2),)),
     "finish": (6, lambda rng: ()),
     "begin": (6, lambda rng: ()),
     "begin_twice": (3, lambda rng: ()),

@@ -22,7 +22,9 @@ class MapStyle(Face):
 
     @classmethod
     def drawn(cls, rng):
-        return {"count": rng.randint(1, 17), "size": rng.randint(1, 5), "drop_last": rng.random() < 0.2}
+        # Now and then more batches than are planned at once.
+        count = rng.randint(1, 17) if rng.random() < 0.9 else rng.randint(34, 60)
+        return {"count": count, "size": rng.randint(1, 5), "drop_last": rng.random() < 0.2}
 
 
 class InOrder(MapStyle):
@@ -72,7 +74,9 @@ class Sampled(MapStyle):
 
     @classmethod
     def drawn(cls, rng):
-        return {**super().drawn(rng), "sampler": rng.choice([*SAMPLERS]), "is_batched": rng.random() < 0.3}
+        # Where an epoch is left, torch's samplers have moved their generators as far as batches were drawn: up to 32.
+        count = {"count": rng.randint(1, 31)}
+        return {**super().drawn(rng), **count, "sampler": rng.choice([*SAMPLERS]), "is_batched": rng.random() < 0.3}
 
     def build(self, count, size, drop_last, sampler, is_batched, **how):
         order = SAMPLERS[sampler](count)
@@ -94,6 +98,24 @@ class OfOneRank(MapStyle):
     def build(self, count, size, drop_last, **how):
         sampler = DistributedSampler(range(count), 2, 1, seed=3)
         return DataLoader(Samples(count), size, sampler=sampler, drop_last=drop_last, seed=4, **how)
+
+
+class Dealt(Sampled):
+    """One rank's part of what `deal_out` gives to ranks."""
+
+    @classmethod
+    def drawn(cls, rng):
+        # Enough for a round, also with drop_last.
+        return {**super().drawn(rng), "count": rng.randint(15, 31), "is_even": rng.random() < 0.5}
+
+    @staticmethod
+    def fit(config):
+        return config
+
+    def build(self, is_even, **given):
+        loader = super().build(**given)
+        loader.deal_out(3, 1, even_batches=is_even)
+        return loader
 
 
 class Budgeted(MapStyle):

@@ -24,13 +24,14 @@ class RankFace:
         has_fill: Whether the last round may repeat samples.
         is_compared: Whether a rank's part of an epoch depends on nothing but the number of ranks that began it.
         has_epochs: Whether an epoch's order depends on nothing that was delivered before.
+        fills_early: Whether a last round, which is filled up, may come before the epoch's end: that of a source.
         steps_are_strands: Whether other ranks begin at what was delivered of their strands, not at the largest step.
         leaves_empty_rest: Whether the loop after a load is empty, where an epoch had nothing left.
         may_drop: Whether samples of the last round may be left out.
     """
 
     is_in_step = True
-    has_fill = may_drop = leaves_empty_rest = steps_are_strands = False
+    has_fill = may_drop = fills_early = leaves_empty_rest = steps_are_strands = False
     has_epochs = is_compared = True
     before_loop = None
     most_ranks = MOST_RANKS
@@ -298,7 +299,7 @@ class ShardsOfRanks(RankFace):
 class MixturesOfRanks(RankFace):
     """Sources that are dealt out, in one order."""
 
-    has_fill = True
+    has_fill = fills_early = True
     has_epochs = False  # a source that has given nothing begins its epoch again
 
     @classmethod

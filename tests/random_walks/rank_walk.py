@@ -47,7 +47,7 @@ class Chain:
         self.has_ended = [False] * num_ranks
 
     def begin_epoch(self):
-        self.begun_with = len(self.loaders)
+        self.begun_with = self.most_ranks = len(self.loaders)
         self.found = Counter()
         self.own = [[] for _ in self.loaders]  # None: the number of ranks has changed
 
@@ -142,7 +142,7 @@ class Chain:
             expect(self.own, run, f"epoch {self.epoch}, rank by rank")
         whole = self.face.whole([item for own in run for items in own for item in items])
         missing, further = whole - self.found, self.found - whole
-        most = self.face.round_size(len(self.loaders)) - 1
+        most = self.face.round_size(self.most_ranks if self.face.fills_early else len(self.loaders)) - 1
         if sum(missing.values()) > (most if self.face.may_drop else 0):
             raise DifferenceError(f"epoch {self.epoch} lacks {sorted(missing)}")
         if sum(further.values()) > (most if self.face.has_fill else 0):
@@ -165,6 +165,7 @@ class Chain:
         self.end()
         self.note("state = loaders[0].merge_state_dicts([loader.local_state_dict() for loader in loaders])")
         self.begin_job(num_ranks)
+        self.most_ranks = max(self.most_ranks, num_ranks)
         self.note("for loader in loaders: loader.load_state_dict(state)")
         for loader in self.loaders:
             loader.load_state_dict(state)
