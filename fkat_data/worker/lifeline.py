@@ -12,7 +12,11 @@ import threading
 import types
 
 STACK_SIGNAL: int = signal.SIGRTMAX - 3 if hasattr(signal, "SIGRTMAX") else signal.SIGWINCH
-"""Makes a worker write its Python stacks; datasets do not use this signal, nor does a process without a terminal."""
+"""Makes a worker write its Python stacks; datasets do not use this signal, nor does a process without a terminal.
+
+Only a worker that has stalled gets it: ``faulthandler`` reads frames without the interpreter's lock, and a worker that
+runs meanwhile may not survive that.
+"""
 
 # Nothing survives the first two. The next ones say that the process itself has failed. By default, the last ones do
 # nothing, or have a stopped process go on.

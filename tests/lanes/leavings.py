@@ -78,7 +78,15 @@ class SharedMemory:
 
 
 def _files():
-    return {file.name for file in _SHARED_MEMORY.iterdir()} if _SHARED_MEMORY.is_dir() else set()
+    return {file.name for file in _SHARED_MEMORY.iterdir() if _has_bytes(file)} if _SHARED_MEMORY.is_dir() else set()
+
+
+def _has_bytes(file):
+    """Return whether there is more than the name that a process leaves where it is killed before it has removed it."""
+    try:
+        return file.stat().st_size > 0
+    except FileNotFoundError:
+        return False
 
 
 def _uses(pid, name):

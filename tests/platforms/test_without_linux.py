@@ -6,6 +6,7 @@ import sys
 import time
 from pathlib import Path
 
+import leavings
 import psutil
 import pytest
 from interpreters import environment_of
@@ -144,13 +145,10 @@ def without_linux(monkeypatch):
         monkeypatch.syspath_prepend(Path(__file__).parent / "without_linux")
 
 
-def own_shared_memory():
-    return {path.name for path in Path("/dev/shm").glob("fkat*")}
-
-
 def test_worker_processes_make_the_same_microbatches_and_are_replaced(without_linux, run_script, tmp_path):
+    shared_memory = leavings.SharedMemory()
     assert run_script(LOADER, str(tmp_path)).stdout == "done\n"
-    assert not own_shared_memory()
+    assert not shared_memory.left()
 
 
 def test_a_streaming_dataset_with_a_cache_is_read_by_several_workers_and_resumed(without_linux, run_script, tmp_path):
@@ -160,6 +158,7 @@ def test_a_streaming_dataset_with_a_cache_is_read_by_several_workers_and_resumed
 def test_a_killed_trainer_leaves_no_process_and_no_shared_memory(without_linux, tmp_path):
     path = tmp_path / "trainer.py"
     path.write_text(KILLED)
+    shared_memory = leavings.SharedMemory()
     with subprocess.Popen([sys.executable, path], stdout=subprocess.PIPE, text=True, env=environment_of()) as trainer:
         try:
             assert trainer.stdout.readline() == "ready\n"
@@ -171,7 +170,7 @@ def test_a_killed_trainer_leaves_no_process_and_no_shared_memory(without_linux, 
             trainer.kill()
     try:
         assert not psutil.wait_procs(found, timeout=10)[1]
-        assert not own_shared_memory()
+        assert not shared_memory.left()
     finally:
         for process in found:
             with contextlib.suppress(psutil.NoSuchProcess):
