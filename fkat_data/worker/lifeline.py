@@ -5,18 +5,16 @@ library: a trainer may die, and a scheduler may signal the whole job, while work
 """
 
 import contextlib
+import faulthandler
 import fcntl
 import os
 import signal
+import sys
 import threading
 import types
 
 STACK_SIGNAL: int = signal.SIGRTMAX - 3 if hasattr(signal, "SIGRTMAX") else signal.SIGWINCH
-"""Makes a worker write its Python stacks; datasets do not use this signal, nor does a process without a terminal.
-
-Only a worker that has stalled gets it: ``faulthandler`` reads frames without the interpreter's lock, and a worker that
-runs meanwhile may not survive that.
-"""
+"""Makes a worker write its Python stacks; datasets do not use this signal, nor does a process without a terminal."""
 
 # Nothing survives the first two. The next ones say that the process itself has failed. By default, the last ones do
 # nothing, or have a stopped process go on.
@@ -36,8 +34,14 @@ _FROM_A_TERMINAL = frozenset({signal.SIGTTIN, signal.SIGTTOU})
 """Sent by the kernel to who uses a terminal in the background, and again for as long as a handler returns."""
 
 
+_SIGNAL_STACK_BYTES = 1 << 20
+"""A stopped process gets all its signals at once, one on top of the other: 64 times what a CPU's registers take."""
+
+
 def bind(descriptor: int) -> None:
     """Survive ``DEAF_TO``, and have the kernel kill this process and its children when the trainer is gone.
+
+    A crash writes the Python stack from here on.
 
     The kernel sends the signal, so it ends a process that never returns to Python's bytecode, and it goes to the
     process group, so it ends the workers of a nested DataLoader as well. Linux does so; elsewhere a thread does, once a
@@ -46,6 +50,9 @@ def bind(descriptor: int) -> None:
     Args:
         descriptor: The reading end of a pipe whose other end closes with the trainer.
     """
+    faulthandler.enable()
+    if sys.platform == "linux":
+        _enlarge_signal_stack()
     for number in DEAF_TO:
         # Programs that the dataset starts would inherit SIG_IGN: it is there only where the trainer ignores the signal.
         if signal.getsignal(number) is not signal.SIG_IGN:
@@ -64,6 +71,25 @@ def bind(descriptor: int) -> None:
     with contextlib.suppress(BlockingIOError):
         if os.read(descriptor, 1) == b"":
             os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
+def _enlarge_signal_stack() -> None:
+    """Replace the stack that ``faulthandler`` has set for handlers, which has room for four or five signals at once."""
+    try:
+        import ctypes  # noqa: PLC0415 - an interpreter may be built without it
+    except ImportError:
+        return
+    library = ctypes.CDLL(None)
+    library.malloc.restype = ctypes.c_void_p
+    memory = library.malloc(
+        ctypes.c_size_t(_SIGNAL_STACK_BYTES)
+    )  # for the process's life; untouched pages take nothing
+
+    class Stack(ctypes.Structure):
+        _fields_ = (("start", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t))
+
+    if memory:
+        library.sigaltstack(ctypes.byref(Stack(memory, 0, _SIGNAL_STACK_BYTES)), None)
 
 
 def _do_nothing(number: int, frame: types.FrameType | None) -> None:

@@ -182,7 +182,6 @@ _BOOTSTRAP = """\
 import faulthandler
 settings, channel, page, lifeline, stacks, worker_index, stack_signal = map(int, sys.argv[1:])
 bind(lifeline)
-faulthandler.enable()
 faulthandler.register(stack_signal, file=stacks)
 import mmap, pickle
 file = mmap.mmap(settings, 0, access=mmap.ACCESS_READ)

@@ -38,7 +38,7 @@ from fkat_data.worker.inheritance import (
     WorkerDescriptors,
     WorkerRequest,
 )
-from fkat_data.worker.lifeline import bind
+from fkat_data.worker.lifeline import STACK_SIGNAL, bind
 
 _REQUEST_BYTES = 1 << 18
 
@@ -55,6 +55,7 @@ def run(control: socket.socket, lifeline: int, idle_ms: int | None = None) -> tu
         The arguments of the worker's ``main``, the settings still with what comes before ``WorkerSettings``.
     """
     chosen = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a parent that ignores it never hears of an exit code
+    signal.signal(STACK_SIGNAL, signal.SIG_IGN)  # each worker registers it
     _stop_idle_threads()
     # Workers import what was written since. In each of them, this would write to 350 pages, and so copy them.
     importlib.invalidate_caches()

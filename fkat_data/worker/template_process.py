@@ -24,10 +24,9 @@ logger: logging.Logger = logging.getLogger(__name__)
 # numpy's OpenBLAS has threads, which it stops at a fork and starts again when it needs them: the fork of a process that
 # is small yet is a fast one. No garbage is looked for while everything that is imported stays.
 _PROGRAM = """\
-import faulthandler, gc
+import gc
 control, lifeline, idle_ms = map(int, sys.argv[1:])
 bind(lifeline)
-faulthandler.enable()
 gc.disable()
 import pickle, socket
 control = socket.socket(fileno=control)

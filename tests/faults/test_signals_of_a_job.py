@@ -1,4 +1,4 @@
-"""A signal to all processes of a job is the trainer's: it ends and stops no worker."""
+"""A signal to all processes of a job is the trainer's: whatever its number, it ends and stops no worker."""
 
 import pytest
 
@@ -12,7 +12,6 @@ from fkat_data import DataLoader
 name = sys.argv[1]
 left_alone = {signal.SIGKILL, signal.SIGSTOP}  # and what says that the process has failed
 left_alone |= {getattr(signal, f"SIG{name}") for name in ("SEGV", "BUS", "ILL", "FPE", "ABRT", "TRAP", "SYS")}
-left_alone.add(signal.SIGRTMAX - 3)  # asks a worker that has stalled for its stacks, which one that runs may not survive
 numbers = sorted(signal.valid_signals() - left_alone)
 for number in numbers:
     signal.signal(number, lambda number, frame: None)
@@ -39,6 +38,9 @@ with DataLoader(Items(), 2, num_workers=2, prefetch_factor=1, start_method=name)
     iterator = iter(loader)
     found.extend(next(iterator).tolist())
     below = psutil.Process().children(recursive=True)
+    for number in (signal.SIGSTOP, *numbers, signal.SIGCONT):  # those of a job that was stopped come at once
+        for process in below:
+            process.send_signal(number)
     for number in numbers:
         for process in below:
             process.send_signal(number)

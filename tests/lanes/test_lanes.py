@@ -62,10 +62,10 @@ def test_shared_memory_that_a_killed_process_leaves_is_found_and_that_of_others_
         # Python's helper removes what the process has left, at a time of its own.
         assert look.left() <= left
         ((_, name),) = left
-        Path("/dev/shm", name).touch()
+        Path("/dev/shm", name).write_bytes(b"left")
         assert look.left() == left
         # Another program's, and of a process that was there before the test.
-        Path("/dev/shm", f"torch_{os.getppid()}_1_1").touch()
+        Path("/dev/shm", f"torch_{os.getppid()}_1_1").write_bytes(b"left")
         assert look.left() == left
     finally:
         for path in (other, Path("/dev/shm", name), Path("/dev/shm", f"torch_{os.getppid()}_1_1")):
