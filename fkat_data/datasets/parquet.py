@@ -164,7 +164,8 @@ class ParquetDataset(_ParquetFiles, IndexedFiles):
             # One thread, because a worker shares the machine with the trainer.
             with _reading(path):
                 table = file.reader().read_row_group(group.index_in_file, columns=names, use_threads=False)
-            columns = {name: ArrowColumn.of(table.column(name)) for name in names}
+                seconds = file.in_seconds(group.index_in_file, names)
+            columns = {name: ArrowColumn.of(table.column(name), seconds.get(name)) for name in names}
         except genuine(_arrow.ArrowException, OSError) as error:
             if not is_damage(error):
                 raise
@@ -253,12 +254,14 @@ class IterableParquetDataset(_ParquetFiles, IterableDataset[dict[str, Any]]):
             self.rows_at_once, row_groups=[group_index], columns=names, use_threads=False
         )
         num_rows = 0  # decoded so far
+        seconds: dict[str, Any] | None = None
         while True:
             file.check()
             try:
                 with _reading(file.path):
                     batch = next(batches, None)
-                columns = {} if batch is None else {name: ArrowColumn.of(batch.column(name)) for name in names}
+                    seconds = file.in_seconds(group_index, names) if seconds is None else seconds
+                columns = {} if batch is None else _columns_of(batch, names, seconds, num_rows)
             except genuine(_arrow.ArrowException, OSError) as error:
                 if not is_damage(error):
                     raise
@@ -275,6 +278,11 @@ class IterableParquetDataset(_ParquetFiles, IterableDataset[dict[str, Any]]):
                 raise
             num_rows += len(samples)
             yield samples
+
+
+def _columns_of(batch: Any, names: list[str], seconds: Mapping[str, Any], first: int) -> dict[str, ArrowColumn]:
+    parts = {name: column.slice(first, batch.num_rows) for name, column in seconds.items()}
+    return {name: ArrowColumn.of(batch.column(name), parts.get(name)) for name in names}
 
 
 class _RowGroup(NamedTuple):

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fkat_data.files.arrow_times import exact_form, has_nanoseconds, is_beyond_nanoseconds, python_form, with_parts
 from fkat_data.interruption import suppress
 from fkat_data.machine import required
 
@@ -50,9 +51,16 @@ class ArrowColumn:
     num_taken: int = 0
 
     @classmethod
-    def of(cls, column: Any) -> "ArrowColumn":
-        """Decode a column of a pyarrow table or record batch."""
+    def of(cls, column: Any, seconds: Any = None) -> "ArrowColumn":
+        """Decode a column of a pyarrow table or record batch.
+
+        Args:
+            column: The column.
+            seconds: The same, its times of 96 bits read as seconds; None: it has none.
+        """
         array = plain_array(column)
+        if seconds is not None and is_beyond_nanoseconds(plain := plain_array(seconds)):
+            return cls(None, *exact_form(array, plain))
         shape: list[int] = []
         leaf = array
         is_null = np.zeros(len(array), np.bool_)
@@ -64,7 +72,7 @@ class ArrowColumn:
             leaf = leaf.values.slice(leaf.offset * size, len(leaf) * size)
         kind = leaf.type
         if not (_arrow.types.is_integer(kind) or _arrow.types.is_floating(kind) or _arrow.types.is_boolean(kind)):
-            return cls(None, *_python_form(array))
+            return cls(None, *python_form(array))
         is_null |= _null_rows(leaf, len(array))
         filled = leaf.fill_null(_arrow.scalar(0).cast(kind)) if leaf.null_count else leaf
         numbers = filled.to_numpy(zero_copy_only=False).reshape(len(array), *shape)
@@ -207,18 +215,6 @@ def plain_array(column: Any) -> Any:
     return array.chunk(0) if isinstance(array, _arrow.ChunkedArray) and array.num_chunks == 1 else array
 
 
-def _python_form(array: Any) -> tuple[Any, Callable[[Any], Any] | None]:
-    """Return an array whose ``to_pylist`` loses nothing, and what makes the values of those; None: they are the values.
-
-    Python's times have microseconds, and pyarrow gives pandas' types for nanoseconds where pandas is installed. So
-    times with nanoseconds are NumPy's: ``datetime64[ns]`` in UTC, and ``timedelta64[ns]`` of a duration and since
-    midnight.
-    """
-    if not _has_nanoseconds(array.type):
-        return array, None
-    return array.cast(_as_integers(array.type)), _restored(array.type)
-
-
 def _without_extension(column: Any) -> Any:
     kind = column.type
     if not isinstance(kind, _arrow.BaseExtensionType) or not _is_of_numbers(kind.storage_type):
@@ -241,11 +237,11 @@ def _plain_type(kind: Any) -> Any:
         return _arrow.large_string()
     if _is_a(kind, "is_binary_view"):
         return _arrow.large_binary()
-    if types.is_dictionary(kind) and _has_nanoseconds(kind.value_type):
+    if types.is_dictionary(kind) and has_nanoseconds(kind.value_type):
         return kind.value_type
     if _is_a(kind, "is_list_view") or _is_a(kind, "is_large_list_view") or types.is_large_list(kind):
         return _arrow.large_list(kind.value_field.with_type(_plain_type(kind.value_type)))
-    return _with_parts(kind, _plain_type)
+    return with_parts(kind, _plain_type)
 
 
 def _is_a(kind: Any, question: str) -> bool:
@@ -253,61 +249,6 @@ def _is_a(kind: Any, question: str) -> bool:
     ask = getattr(_arrow.types, question, None)
     return ask is not None and ask(kind)
 
-
-def _with_parts(kind: Any, change: Callable[[Any], Any]) -> Any:
-    """Return a type of the same form, whose parts a function changed; itself if it has none."""
-    types = _arrow.types
-    if types.is_struct(kind):
-        return _arrow.struct([field.with_type(change(field.type)) for field in kind])
-    if types.is_list(kind):
-        return _arrow.list_(kind.value_field.with_type(change(kind.value_type)))
-    if types.is_large_list(kind):
-        return _arrow.large_list(kind.value_field.with_type(change(kind.value_type)))
-    if types.is_fixed_size_list(kind):
-        return _arrow.list_(kind.value_field.with_type(change(kind.value_type)), kind.list_size)
-    if types.is_map(kind):
-        return _arrow.map_(change(kind.key_type), kind.item_field.with_type(change(kind.item_type)), kind.keys_sorted)
-    return kind
-
-
-def _is_nanoseconds(kind: Any) -> bool:
-    types = _arrow.types
-    return (types.is_timestamp(kind) or types.is_duration(kind) or types.is_time64(kind)) and kind.unit == "ns"
-
-
-def _has_nanoseconds(kind: Any) -> bool:
-    if _arrow.types.is_dictionary(kind):
-        return _has_nanoseconds(kind.value_type)
-    return _is_nanoseconds(kind) or any(_has_nanoseconds(kind.field(index).type) for index in range(kind.num_fields))
-
-
-def _as_integers(kind: Any) -> Any:
-    return _arrow.int64() if _is_nanoseconds(kind) else _with_parts(kind, _as_integers)
-
-
-def _restored(kind: Any) -> Callable[[Any], Any]:
-    """Return what makes a value of a type from what ``to_pylist`` gives of it with integers for nanoseconds."""
-    types = _arrow.types
-    if _is_nanoseconds(kind):
-        unit: Any = np.datetime64 if types.is_timestamp(kind) else np.timedelta64
-        return _unless_none(lambda value: unit(value, "ns"))
-    if not _has_nanoseconds(kind):
-        return lambda value: value
-    if types.is_struct(kind):
-        parts = {field.name: _restored(field.type) for field in kind}
-        return _unless_none(lambda value: {name: part(value[name]) for name, part in parts.items()})
-    if types.is_map(kind):
-        key_of, item_of = _restored(kind.key_type), _restored(kind.item_type)
-        return _unless_none(lambda value: [(key_of(key), item_of(item)) for key, item in value])
-    item_of = _restored(kind.value_type)
-    return _unless_none(lambda value: [item_of(item) for item in value])
-
-
-def _unless_none(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda value: None if value is None else make(value)
-
-
-# pyarrow ships no types: required() returns Any.
 
 #: What a short text takes as a Python string, beside its bytes.
 _TEXT_BYTES = 64
@@ -322,15 +263,16 @@ class ArrowValues:
 
     Args:
         column: The column.
+        seconds: The same, its times of 96 bits read as seconds; None: it has none.
 
     Attributes:
         size_bytes: The memory that it takes, approximately.
     """
 
-    def __init__(self, column: Any) -> None:
+    def __init__(self, column: Any, seconds: Any = None) -> None:
         plain = plain_array(column)
         self.size_bytes: int = plain.nbytes + (0 if _is_number(plain.type) else _TEXT_BYTES * len(plain))
-        self._column = ArrowColumn.of(plain)
+        self._column = ArrowColumn.of(plain, seconds)
         self._offsets: npt.NDArray[Any] | None = None
         self._items: npt.NDArray[Any] | None = None
         self._is_missing: npt.NDArray[np.bool_] | None = None

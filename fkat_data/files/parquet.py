@@ -6,7 +6,7 @@ Needs the extra ``parquet``.
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from hashlib import blake2s
 from pathlib import Path
@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
 from fkat_data.files.arrow import ArrowValues
+from fkat_data.files.arrow_times import columns_of_int96
 from fkat_data.files.mapping import mapped, mapped_span
 from fkat_data.files.opening import (
     FileVersion,
@@ -275,6 +276,7 @@ class ParquetReader(PartReader):
         self._group: int = entry.part
         self._names = [column.name for column in entry.columns]
         self._leaves: list[int] | None = None
+        self._int96: frozenset[str] = frozenset()
         self._key = (str(path), self._group, tuple(self._names))
         if entry.raw_meta is None:
             # Of the whole file, thousands of row groups would take all addresses that a process has.
@@ -347,6 +349,7 @@ class ParquetReader(PartReader):
                     # Names are ambiguous: "a.b" is a column, and also the field "b" of a column "a".
                     paths: list[list[str]] = file.reader.column_paths
                     self._leaves = [index for index, path in enumerate(paths) if path[0] in self._names]
+                    self._int96 = columns_of_int96(file).intersection(self._names)
                 # One thread, because a worker shares the machine with the trainer.
                 table = file.reader.read_row_group(self._group, column_indices=self._leaves, use_threads=False)
             # A process that writes into the file changes what is mapped.
@@ -356,7 +359,8 @@ class ParquetReader(PartReader):
                     raise ShardCorruptError.of_field(
                         self._name, f"rows of column {name!r}", str(self.num_samples), len(table.column(name))
                     )
-            columns = {name: ArrowValues(table.column(name)) for name in self._names}
+            seconds = int96_in_seconds(source, self._metadata, self._group, self._int96)
+            columns = {name: ArrowValues(table.column(name), seconds.get(name)) for name in self._names}
         except genuine(_arrow.ArrowException, OSError, KeyError) as error:
             raise ShardCorruptError(self._name, f"cannot be decoded: {error}") from error
         return columns, sum(values.size_bytes for values in columns.values())
@@ -366,6 +370,25 @@ class ParquetReader(PartReader):
             return _parquet.read_metadata(str(path))
         except genuine(_arrow.ArrowException, OSError) as error:
             raise ShardCorruptError(self._name, f"the footer cannot be read: {error}") from error
+
+
+def int96_in_seconds(
+    source: Callable[[], Any], metadata: Any, group_index: int, names: Collection[str]
+) -> dict[str, Any]:
+    """Return the columns of a row group that have times of 96 bits, these as seconds: pyarrow wraps nanoseconds.
+
+    Args:
+        source: Makes a file for pyarrow.
+        metadata: What the file's footer says.
+        group_index: The row group.
+        names: The columns.
+    """
+    if not names:
+        return {}
+    file = _parquet.ParquetFile(source(), metadata=metadata, coerce_int96_timestamp_unit="s")
+    leaves = [index for index, path in enumerate(file.reader.column_paths) if path[0] in names]
+    table = file.reader.read_row_group(group_index, column_indices=leaves, use_threads=False)
+    return {name: table.column(name) for name in names}
 
 
 #: The first byte of a range of a file, the byte after its last one, and its bytes.
@@ -485,6 +508,7 @@ class WholeFile:
             if not is_damage(error):
                 raise
             raise ShardCorruptError(path, f"not a Parquet file: {error}") from error
+        self._int96: frozenset[str] = columns_of_int96(parquet)
         self._metadata: Any = parquet.metadata
         metadata = self._metadata
         self.num_rows: list[int] = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
@@ -496,6 +520,10 @@ class WholeFile:
         """Return pyarrow's reader of the file, for one thread: it keeps what it has fetched for the call in work."""
         # Only files of some writers have checksums of their pages.
         return _parquet.ParquetFile(self._source(), metadata=self._metadata, page_checksum_verification=True)
+
+    def in_seconds(self, group_index: int, names: Collection[str]) -> dict[str, Any]:
+        """Return those of some columns of a row group that have times of 96 bits, these as seconds."""
+        return int96_in_seconds(self._source, self._metadata, group_index, self._int96.intersection(names))
 
     def digest(self) -> int:
         """Return a number that differs where the footer does."""

@@ -15,8 +15,9 @@ from uuid import UUID
 import numpy as np
 
 from fkat_data.errors import SampleError, ShardCorruptError, ShardNotFoundError
-from fkat_data.files.arrow import ArrowValues
-from fkat_data.files.parquet import is_damage
+from fkat_data.files.arrow import ArrowColumn, ArrowValues
+from fkat_data.files.arrow_times import columns_of_int96, has_nanoseconds, is_beyond_nanoseconds
+from fkat_data.files.parquet import int96_in_seconds, is_damage
 from fkat_data.machine import required
 from fkat_data.tools.conversion_texts import RowSource
 from fkat_data.wording import made_from_text
@@ -141,7 +142,7 @@ class UnfitValueError(Exception):
         super().__init__(row, error)
 
 
-def values_of_column(name: str, column: Any, extension: str, encoding: str) -> list[Any]:
+def values_of_column(name: str, column: Any, extension: str, encoding: str, seconds: Any = None) -> list[Any]:
     """Return the values of a column in the form that a writer takes.
 
     Lists of numbers become arrays, images the bytes of their files, and times and UUIDs text.
@@ -151,6 +152,7 @@ def values_of_column(name: str, column: Any, extension: str, encoding: str) -> l
         column: A pyarrow array.
         extension: The name of its extension type; "" if it has none.
         encoding: The column's encoding in the dataset.
+        seconds: The column, its times of 96 bits read as seconds; None: it has none.
 
     Raises:
         UnfitValueError: A value is null, an empty list or beyond Python's range, and the encoding cannot store that.
@@ -162,7 +164,7 @@ def values_of_column(name: str, column: Any, extension: str, encoding: str) -> l
         # The writer checks bytes as ready-made JSON.
         values = [None if text is None else text.encode() for text in column.to_pylist()]
     else:
-        values = _objects(name, column)
+        values = _objects(name, column, seconds)
         if encoding == "json" and not is_plain(column.type):
             values = _each(name, values, partial(plain_value, column.type))
         elif is_file(column.type):
@@ -236,19 +238,29 @@ def _array(value: Any, dtype: str) -> Any:
     return cast("object", value)
 
 
-def _objects(name: str, column: Any) -> list[Any]:
-    """Return the Python values of a column, with times as text."""
+def _objects(name: str, column: Any, seconds: Any) -> list[Any]:
+    """Return the Python values of a column, with times as text; those within others only if they have nanoseconds."""
     try:
-        return time_texts(column) if _types.is_temporal(column.type) else column.to_pylist()
+        return _texts_or_objects(column, seconds)
     except (ValueError, OverflowError, OSError, LookupError):
-        return list(_one_by_one(name, column))
+        return list(_one_by_one(name, column, seconds))
 
 
-def _one_by_one(name: str, column: Any) -> Iterator[Any]:
+def _texts_or_objects(column: Any, seconds: Any) -> list[Any]:
+    is_temporal = _types.is_temporal(column.type)
+    if not has_nanoseconds(column.type):
+        return time_texts(column) if is_temporal else column.to_pylist()
+    if is_temporal and (seconds is None or not is_beyond_nanoseconds(seconds)):
+        return time_texts(column)
+    values = ArrowColumn.of(column, seconds).values_at(np.arange(len(column)))
+    return [plain_value(column.type, value) for value in values] if is_temporal else values
+
+
+def _one_by_one(name: str, column: Any, seconds: Any) -> Iterator[Any]:
     for row in range(len(column)):
         part = column.slice(row, 1)
         try:
-            yield from time_texts(part) if _types.is_temporal(column.type) else part.to_pylist()
+            yield from _texts_or_objects(part, None if seconds is None else seconds.slice(row, 1))
         except (ValueError, OverflowError, OSError, LookupError) as error:
             shown = f"<{getattr(part[0], 'value', '?')} of type {column.type}>"
             raise UnfitValueError(row, SampleError(name, shown, f"{_IN_PYTHON} ({error})")) from error
@@ -285,7 +297,7 @@ def plain_value(kind: Any, value: Any) -> Any:
 
     Args:
         kind: Its Arrow type.
-        value: What pyarrow makes of it.
+        value: What a reader makes of it.
 
     Raises:
         ValueError: A key of a map comes twice.
@@ -299,7 +311,7 @@ def plain_value(kind: Any, value: Any) -> Any:
         return {field.name: plain_value(field.type, value[field.name]) for field in kind}
     if _is_list(kind):
         return [plain_value(kind.value_type, item) for item in value]
-    return _plain_leaf(value)
+    return _plain_leaf(kind, value)
 
 
 def _plain_map(kind: Any, value: Any) -> Any:
@@ -311,7 +323,10 @@ def _plain_map(kind: Any, value: Any) -> Any:
     return dict(pairs)
 
 
-def _plain_leaf(value: Any) -> Any:
+def _plain_leaf(kind: Any, value: Any) -> Any:
+    if isinstance(value, (np.datetime64, np.timedelta64)):
+        microseconds, nanoseconds = divmod(int(value.astype(np.int64)), 1_000)
+        return _fine_text(_in_microseconds(kind, [microseconds])[0], nanoseconds)
     if isinstance(value, (dt.date, dt.time)):
         return value.isoformat()
     return str(value) if isinstance(value, (dt.timedelta, Decimal, UUID)) else value
@@ -402,10 +417,11 @@ class TableSource(RowSource):
             chosen = [name for name in schema.names if name in columns]
             absent = {name: None for name, encoding in columns.items() if name not in chosen and encoding == "json"}
             extensions = {name: extension_name(schema.field(name)) for name in chosen}
-            for batch in self._batches(chosen):
+            for batch, seconds in self._batches(chosen):
                 try:
                     values = [
-                        values_of_column(name, batch.column(name), extensions[name], columns[name]) for name in chosen
+                        values_of_column(name, batch.column(name), extensions[name], columns[name], seconds.get(name))
+                        for name in chosen
                     ]
                 except UnfitValueError as unfit:
                     unfit.error.add_note(f"row {num_rows + unfit.row} (from 0) of {self.name}")
@@ -418,7 +434,7 @@ class TableSource(RowSource):
         """Return the columns with a value that JSON can store and their encoding cannot. It reads them."""
         unknown = [name for name, encoding in encodings.items() if encoding not in _NOT_FOR_JSON]
         found: list[str] = []
-        for batch in self._batches(unknown) if unknown else ():
+        for batch, _ in self._batches(unknown) if unknown else ():
             for name in unknown:
                 extension = extension_name(schema.field(name))
                 if has_unfit_value(name, batch.column(name), extension, encodings[name]):
@@ -442,7 +458,8 @@ class TableSource(RowSource):
     def _schema(self) -> Any: ...
 
     @abstractmethod
-    def _batches(self, names: list[str]) -> Iterator[Any]: ...
+    def _batches(self, names: list[str]) -> Iterator[tuple[Any, dict[str, Any]]]:
+        """Yield batches of rows, and those of their columns that have times of 96 bits, these as seconds."""
 
 
 class ParquetSource(TableSource):
@@ -451,9 +468,16 @@ class ParquetSource(TableSource):
     def _schema(self) -> Any:
         return _parquet.read_schema(self.name)
 
-    def _batches(self, names: list[str]) -> Iterator[Any]:
+    def _batches(self, names: list[str]) -> Iterator[tuple[Any, dict[str, Any]]]:
         with _parquet.ParquetFile(self.name) as file:
-            yield from file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=names)
+            int96 = columns_of_int96(file).intersection(names)
+            for group in range(file.num_row_groups):
+                seconds = int96_in_seconds(lambda: self.name, file.metadata, group, int96)
+                first = 0
+                for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, row_groups=[group], columns=names):
+                    parts = {name: column.slice(first, batch.num_rows) for name, column in seconds.items()}
+                    yield batch, {name: column.combine_chunks() for name, column in parts.items()}
+                    first += batch.num_rows
 
 
 class ArrowSource(TableSource):
@@ -463,7 +487,7 @@ class ArrowSource(TableSource):
         with self._opened() as reader:
             return reader.schema
 
-    def _batches(self, names: list[str]) -> Iterator[Any]:
+    def _batches(self, names: list[str]) -> Iterator[tuple[Any, dict[str, Any]]]:
         del names  # the file is mapped: a column that is not read costs nothing
         with self._opened() as reader:
             if hasattr(reader, "num_record_batches"):
@@ -472,7 +496,7 @@ class ArrowSource(TableSource):
                 whole = iter(reader)
             for batch in whole:
                 for begin in range(0, batch.num_rows, _ROWS_AT_ONCE):
-                    yield batch.slice(begin, _ROWS_AT_ONCE)
+                    yield batch.slice(begin, _ROWS_AT_ONCE), {}
 
     def _opened(self) -> Any:
         try:

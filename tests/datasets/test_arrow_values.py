@@ -91,3 +91,34 @@ def test_a_value_that_python_cannot_hold_is_named_by_file_and_column(tmp_path, c
             read()
     with pytest.raises(ShardCorruptError, match="row group 0, row 1, column 'column'"):
         ParquetDataset(str(tmp_path / "rows.parquet")).__getitems__([0, 1])
+
+
+# What has no place in the years of nanoseconds in 64 bits comes as from a column of microseconds.
+ERAS = [dt.datetime(9999, 12, 31), None, dt.datetime(1, 1, 1), dt.datetime(2262, 4, 11, 23, 47, 17)]  # noqa: DTZ001
+FINE = dt.datetime(2024, 2, 29, 1, 2, 3, 4)  # noqa: DTZ001
+INT96 = {
+    "flat": (lambda time: time, pa.timestamp("us")),
+    "nested": (
+        lambda time: {"of": [{"at": time}, None], "map": [("k", time)]},
+        pa.struct(
+            {
+                "of": pa.list_(pa.struct({"at": pa.timestamp("us")})),
+                "map": pa.map_(pa.string(), pa.timestamp("us")),
+            }
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", INT96)
+def test_a_time_of_96_bits_is_that_of_any_year(tmp_path, name):
+    make, kind = INT96[name]
+    path = tmp_path / "rows.parquet"
+    column = pa.array([*map(make, ERAS), make(FINE)], kind)
+    pq.write_table(pa.table({"column": column}), path, use_deprecated_int96_timestamps=True, row_group_size=3)
+    expected = [*map(make, ERAS), make(np.datetime64(FINE, "ns"))]
+    readers = [lambda: ParquetDataset(str(path)), lambda: IterableParquetDataset(str(path), rows_at_once=2)]
+    for read in readers:
+        assert [row["column"] for row in read()] == expected
+    stream = StreamingDataset(local=str(tmp_path), batch_size=1)
+    assert [stream[row]["column"] for row in range(len(column))] == expected

@@ -345,3 +345,30 @@ def test_nulls_of_text_files_are_found_in_any_row(tmp_path):
     }
     found = converted([tmp_path / "rows.csv"], tmp_path / "refused")
     assert found["a"] == ("str", ["1", ""])
+
+
+def test_a_time_of_96_bits_is_converted_in_any_year(tmp_path):
+    far, near = dt.datetime(9999, 12, 31), dt.datetime(2024, 2, 29, 1, 2, 3, 4)  # noqa: DTZ001
+    nested = pa.struct({"times": pa.list_(pa.timestamp("us"))})
+    table = pa.table(
+        {
+            "until": pa.array([far, near], pa.timestamp("us")),
+            "nested": pa.array([{"times": [near, far]}, {"times": [None]}], nested),
+        }
+    )
+    pq.write_table(table, tmp_path / "a.parquet", use_deprecated_int96_timestamps=True, row_group_size=1)
+    texts = ["9999-12-31T00:00:00", "2024-02-29T01:02:03.000004"]
+    assert converted(tmp_path / "a.parquet", tmp_path / "out") == {
+        "until": ("str", texts),
+        "nested": ("json", [{"times": texts[::-1]}, {"times": [None]}]),
+    }
+
+
+def test_nanoseconds_within_other_values_are_kept(tmp_path):
+    kind = pa.struct(
+        {"at": pa.timestamp("ns", tz="+01:00"), "clock": pa.time64("ns"), "took": pa.list_(pa.duration("ns"))}
+    )
+    pq.write_table(pa.table({"a": pa.array([{"at": 1, "clock": 2, "took": [3, None]}], kind)}), tmp_path / "a.parquet")
+    expected = {"at": "1970-01-01T01:00:00.000000001+01:00", "clock": "00:00:00.000000002"}
+    expected["took"] = ["0:00:00.000000003", None]
+    assert converted(tmp_path / "a.parquet", tmp_path / "out") == {"a": ("json", [expected])}
