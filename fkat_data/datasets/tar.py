@@ -42,10 +42,10 @@ class TarDataset(IndexedFiles):
 
     Raises:
         ConfigurationError: An argument is invalid, a file is compressed, no member has an extension of ``columns`` or
-            ``decode``, or a column holds pickles.
+            ``decode``, or a column holds pickles; or a file has links, devices, names that leave its directory or are
+            not UTF-8, or members of a sample that are not side by side or share an extension.
         ShardNotFoundError: A file does not exist.
-        ShardCorruptError: A file is not a tar file, is torn, contradicts itself, has links or devices, or names that
-            leave its directory; or members of a sample are not side by side or share an extension.
+        ShardCorruptError: A file is not a tar file, is torn, or contradicts itself.
     """
 
     def __init__(

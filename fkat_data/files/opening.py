@@ -13,6 +13,7 @@ from fkat_data.dropped import Descriptor
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
 from fkat_data.files.counted_file import VERSIONS
 from fkat_data.files.kept import LastUsed
+from fkat_data.files.stored import ZSTD_WINDOW_BYTES
 from fkat_data.interruption import genuine
 from fkat_data.location import path_of, resolved
 from fkat_data.machine import required
@@ -344,7 +345,7 @@ class TextFile:
             yield from self._decompressed_of("gzip", stored, _GZIP_PIECE_BYTES, make, zlib.error)
         elif start == _ZSTD:
             zstandard = required("zstandard", "json")
-            make = zstandard.ZstdDecompressor().decompressobj
+            make = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW_BYTES).decompressobj
             yield from self._decompressed_of("zstd", stored, _ZSTD_PIECE_BYTES, make, zstandard.ZstdError)
         elif not start and self.path.lower().endswith(_COMPRESSED):
             raise ShardCorruptError(self.path, "the file is empty, and its name says that it is compressed")

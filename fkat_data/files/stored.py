@@ -210,6 +210,10 @@ def _snappy_chunks(file: BinaryIO, size_bytes: int) -> Iterator[bytes]:
         raise _BrokenError(str(error)) from error
 
 
+#: The largest window that a file of zstd may have, as ``zstd --long=31`` writes it. Only what its text fills is used.
+ZSTD_WINDOW_BYTES = 1 << 31
+
+
 def _compress_zstd(data: bytes, level: int) -> bytes:
     return required("zstandard", "streaming").ZstdCompressor(level=level).compress(data)
 
@@ -218,7 +222,8 @@ def _zstd_chunks(file: BinaryIO, size_bytes: int) -> Iterator[bytes]:
     del size_bytes
     zstandard = required("zstandard", "streaming")
     try:
-        with zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True, closefd=False) as text:
+        decompressor = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW_BYTES)
+        with decompressor.stream_reader(file, read_across_frames=True, closefd=False) as text:
             while chunk := text.read(_CHUNK_BYTES):
                 yield chunk
     except genuine(zstandard.ZstdError) as error:
@@ -298,7 +303,7 @@ def decompress_into(compression: str, source: Path, output: BinaryIO, raw: FileI
     """Write a compressed file's content into an open file.
 
     Write at most ``raw.bytes``, and use about 2 MiB of memory. (snappy needs memory for the whole file, zstd for its
-    window of at most 128 MiB.)
+    window, of at most 2 GiB.)
 
     Args:
         compression: The compression's name in the index.

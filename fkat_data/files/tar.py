@@ -27,7 +27,7 @@ from fkat_data.files.shard import (
     checked_rows,
     dicts_of,
 )
-from fkat_data.files.tar_headers import TarMember, members_of
+from fkat_data.files.tar_headers import members_of, refused
 from fkat_data.interruption import genuine
 from fkat_data.machine import required
 
@@ -228,9 +228,9 @@ class TarIndex(NamedTuple):
             hop_bytes: Contents that are smaller are read; larger ones are skipped.
 
         Raises:
-            ConfigurationError: The archive is compressed.
-            ShardCorruptError: What ``members_of`` finds; or a sample has two members with one extension, its members
-                are not side by side, or there are more than 256 extensions.
+            ConfigurationError: The archive is compressed, has members that ``members_of`` refuses, two of one sample with
+                one extension, members of a sample that are not side by side, or more than 256 extensions.
+            ShardCorruptError: What ``members_of`` finds.
         """
         number_of: dict[str, int] = {}
         keys: dict[str, None] = {}
@@ -246,19 +246,22 @@ class TarIndex(NamedTuple):
             key, extension = found
             if key != last:
                 if key in keys:
-                    raise _refused(archive, member, f"other members stand between those of {key!r}: sort the members")
+                    reason = f"of the sample {key!r}, and other members stand between: sort the members"
+                    raise refused(archive, member.offset, member.name, reason, "the members of a sample side by side")
                 keys[key] = None
                 present.clear()
                 last = key
             if extension in (KEY, URL):
-                raise _refused(archive, member, f"the extension {extension!r} is the name of another column")
+                reason = f"of the extension {extension!r}, which is the name of another column"
+                raise refused(archive, member.offset, member.name, reason, "other extensions")
             if extension in present:
-                raise _refused(archive, member, f"the sample {key!r} has two members with the extension {extension!r}")
+                reason = f"the second one of the sample {key!r} with the extension {extension!r}"
+                raise refused(archive, member.offset, member.name, reason, "one member for each extension of a sample")
             present.add(extension)
             column = number_of.setdefault(extension, len(number_of))
             if column >= _MOST_COLUMNS:
-                reason = f"more than {_MOST_COLUMNS} extensions: the key ends at the first dot of a name"
-                raise _refused(archive, member, reason)
+                reason = f"of yet another one, {extension!r}: the key ends at the first dot of a name"
+                raise refused(archive, member.offset, member.name, reason, f"at most {_MOST_COLUMNS} extensions")
             cells.extend((len(keys) - 1, column))
             starts.append(member.start)
             sizes.append(member.size_bytes)
@@ -291,11 +294,6 @@ def _tables(
     return tuple(columns), *tables
 
 
-def _refused(archive: str, member: TarMember, reason: str) -> ShardCorruptError:
-    place = f"member {member.name[:200]!r} at byte {member.offset:,}"
-    return ShardCorruptError(archive, f"{place}: {reason}", place)
-
-
 _META = (KEY, URL)
 
 
@@ -303,8 +301,8 @@ def describe(file: StoredBytes) -> dict[str, Any]:
     """Return the number of samples and the extensions of an archive, by one pass over its headers; see ``formats``.
 
     Raises:
-        ShardCorruptError: The archive is torn, contradicts itself, or has members that are refused.
-        ConfigurationError: The archive is compressed.
+        ShardCorruptError: The archive is torn or contradicts itself.
+        ConfigurationError: The archive is compressed, or has members that are refused.
     """
     index = TarIndex.of(file.name, file.read, file.size_bytes, file.hop_bytes)
     return {"samples": len(index.keys), "columns": index.columns}

@@ -13,19 +13,17 @@ _END = bytes(_BLOCK_BYTES)
 _HEADERS_BYTES = 4 << 10
 #: A name, or the records of one pax header.
 _MOST_TEXT_BYTES = 1 << 20
-#: The largest number that a header's field holds as octal digits: writers put it there if the number is larger.
-_LARGEST_OCTAL = 0o77777777777
 _COMPRESSIONS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz"}
 _FILE, _DIRECTORY, _PAX, _PAX_FOR_ALL, _LONG_NAME = (b"0", b"\0", b"7"), b"5", (b"x", b"X"), b"g", b"L"
 _DESCRIPTIONS = (*_PAX, _PAX_FOR_ALL, _LONG_NAME)
 _REFUSED = {
-    b"1": "a hard link",
-    b"2": "a symbolic link",
-    b"K": "a link",
+    b"1": "a hard link (tar --hard-dereference writes the file instead)",
+    b"2": "a symbolic link (tar --dereference writes the file instead)",
+    b"K": "a link (tar --dereference --hard-dereference writes the file instead)",
     b"3": "a device",
     b"4": "a device",
     b"6": "a pipe",
-    b"S": "a sparse file",
+    b"S": "a sparse file (tar without --sparse writes it whole)",
     b"D": "a directory with contents",
     b"M": "a part of a file of several volumes",
     b"V": "a volume's label",
@@ -51,7 +49,8 @@ class TarMember(NamedTuple):
 def members_of(archive: str, read: Callable[[int, int], bytes], size_bytes: int, hop_bytes: int) -> Iterator[TarMember]:
     """Yield the regular files of an archive in order, and pass over directories. Reads no content that is large.
 
-    Every header's checksum is compared, and an archive must end with its two blocks of zeros.
+    Every header's checksum is compared, and an archive must end with a block of zeros, after which are zeros alone: all
+    members are there then. Fields of a header that another one overrides are not looked at.
 
     Args:
         archive: The archive, for messages.
@@ -60,9 +59,9 @@ def members_of(archive: str, read: Callable[[int, int], bytes], size_bytes: int,
         hop_bytes: Contents that are smaller are read; larger ones are skipped.
 
     Raises:
-        ConfigurationError: The archive is compressed.
-        ShardCorruptError: It is torn or contradicts itself; or a member is a link, a device, sparse, or has a name
-            that is absolute or leads out of its directory.
+        ConfigurationError: The archive is compressed; or a member is a link, a device, sparse, or has a name that is
+            absolute, leads out of its directory or is not UTF-8.
+        ShardCorruptError: It is torn or contradicts itself.
     """
     window = _Window(archive, read, size_bytes, hop_bytes)
     _check_compression(archive, window.bytes_at(0, min(size_bytes, 8)))
@@ -73,20 +72,19 @@ def members_of(archive: str, read: Callable[[int, int], bytes], size_bytes: int,
         block = window.bytes_at(offset, _BLOCK_BYTES)
         if block == _END:
             break
-        header = _header(archive, offset, block)
+        kind = _kind(archive, offset, block)
         begin = offset + _BLOCK_BYTES
-        if header.kind in _DESCRIPTIONS:
-            size = header.size_bytes
-            _check_size(archive, header, size, size_bytes - begin, _MOST_TEXT_BYTES)
-            given.take(archive, offset, header.kind, window.bytes_at(begin, size))
+        if kind in _DESCRIPTIONS:
+            size = _size(archive, offset, block)
+            _check_size(archive, offset, _shown_name(block), size, size_bytes - begin, _MOST_TEXT_BYTES)
+            given.take(archive, offset, kind, window.bytes_at(begin, size))
         else:
-            name = header.name if given.name is None else given.name
-            size = _agreed(archive, header, given.size_bytes)
-            is_directory = header.kind == _DIRECTORY or (header.kind == b"\0" and name.endswith("/"))
-            _check_size(archive, header, size, size_bytes - begin, 0 if is_directory else size)
-            if header.kind not in (*_FILE, _DIRECTORY):
-                what = _REFUSED.get(header.kind, f"of the unknown type {header.kind!r}")
-                raise _wrong(archive, offset, f"it is {what}; expected files and directories", name)
+            name = _name(archive, offset, block) if given.name is None else given.name
+            size = _size(archive, offset, block) if given.size_bytes is None else given.size_bytes
+            is_directory = kind == _DIRECTORY or (kind == b"\0" and name.endswith("/"))
+            _check_size(archive, offset, name, size, size_bytes - begin, 0 if is_directory else size)
+            if kind not in (*_FILE, _DIRECTORY):
+                raise refused(archive, offset, name, _REFUSED.get(kind, f"of the unknown type {kind!r}"))
             _check_name(archive, offset, name)
             if not is_directory:
                 yield TarMember(name, offset if given.offset < 0 else given.offset, begin, size)
@@ -95,13 +93,6 @@ def members_of(archive: str, read: Callable[[int, int], bytes], size_bytes: int,
     if given.offset >= 0:
         raise _wrong(archive, given.offset, "the archive ends after a header that describes the next member")
     window.check_end(offset)
-
-
-class _Header(NamedTuple):
-    name: str
-    kind: bytes
-    size_bytes: int
-    offset: int
 
 
 @dataclass(slots=True)
@@ -124,7 +115,8 @@ class _Given:
         """Take what a header says.
 
         Raises:
-            ShardCorruptError: It contradicts itself or another header, or describes a link or a sparse file.
+            ShardCorruptError: It contradicts itself or another header.
+            ConfigurationError: It describes a sparse file, or a name that is not UTF-8.
         """
         if kind == _PAX_FOR_ALL:
             records = _records(archive, offset, content)
@@ -141,8 +133,9 @@ class _Given:
             name = content.partition(b"\0")[0]
         else:
             records = _records(archive, offset, content)
-            name = records.get("path")
-            size = records.get("size")
+            # An empty value leaves it to the member's own header.
+            name = records.get("path") or None
+            size = records.get("size") or None
             if size is not None:
                 if not size.isdigit() or len(size) > 20:
                     raise _wrong(archive, offset, f"the pax header gives the size {size[:50]!r}")
@@ -177,13 +170,11 @@ class _Window:
         return self._content[begin : begin + count]
 
     def check_end(self, offset: int) -> None:
-        """Check that zeros alone follow, at least two blocks of them.
+        """Check that zeros alone follow. A second block of them may be missing, as some writers have it.
 
         Raises:
-            ShardCorruptError: The archive is torn, or something follows its end.
+            ShardCorruptError: Something follows the end of the archive.
         """
-        if offset + 2 * _BLOCK_BYTES > self._size_bytes:
-            raise _torn(self._archive, offset, self._size_bytes)
         while offset < self._size_bytes:
             count = min(self._size_bytes - offset, self._hop_bytes)
             found = self.bytes_at(offset, count).lstrip(b"\0")
@@ -193,18 +184,30 @@ class _Window:
             offset += count
 
 
-def _header(archive: str, offset: int, block: bytes) -> _Header:
+def _kind(archive: str, offset: int, block: bytes) -> bytes:
+    """Return the type of the member that a header describes, once the header's checksum agrees."""
     stored = _number(archive, offset, "checksum", block[148:156])
     if stored != sum(block) - sum(block[148:156]) + 8 * 32:
         # Some old programs add up signed bytes.
         signed = sum(byte - 256 if byte > 127 else byte for byte in block[:148] + block[156:]) + 8 * 32
         if stored != signed:
             raise _wrong(archive, offset, f"not a header of a tar file: its checksum is {stored}, expected {signed}")
-    name = _text(archive, offset, block[:100].partition(b"\0")[0])
+    return block[156:157]
+
+
+def _name(archive: str, offset: int, block: bytes) -> str:
+    name = block[:100].partition(b"\0")[0]
     if block[257:263] == b"ustar\0" and block[345]:
-        prefix = _text(archive, offset, block[345:500].partition(b"\0")[0])
-        name = f"{prefix}/{name}"
-    return _Header(name, block[156:157], _number(archive, offset, "size", block[124:136]), offset)
+        name = block[345:500].partition(b"\0")[0] + b"/" + name
+    return _text(archive, offset, name)
+
+
+def _shown_name(block: bytes) -> str:
+    return block[:100].partition(b"\0")[0].decode(errors="replace")
+
+
+def _size(archive: str, offset: int, block: bytes) -> int:
+    return _number(archive, offset, "size", block[124:136])
 
 
 def _number(archive: str, offset: int, what: str, stored: bytes) -> int:
@@ -228,23 +231,14 @@ def _check_compression(archive: str, start: bytes) -> None:
             )
 
 
-def _check_size(archive: str, header: _Header, size: int, rest: int, most: int) -> None:
-    """Check the size that a header declares: it is within the file and at most what its type allows."""
+def _check_size(archive: str, offset: int, name: str, size: int, rest: int, most: int) -> None:
+    """Check a declared size: it is within the file and at most what the member's type allows."""
     if size > most:
-        raise _wrong(archive, header.offset, f"it declares {size:,} bytes; its type may have {most:,}", header.name)
+        raise _wrong(archive, offset, f"it declares {size:,} bytes; its type may have {most:,}", name)
     if size > rest:
-        reason = f"it declares {size:,} bytes, and the file ends {rest:,} bytes after its header"
-        raise _wrong(archive, header.offset, reason, header.name)
-
-
-def _agreed(archive: str, header: _Header, given: int | None) -> int:
-    """Return the size of a member: that of its pax header, if the header's own size does not contradict it."""
-    if given is None:
-        return header.size_bytes
-    if header.size_bytes not in (given, 0, _LARGEST_OCTAL):
-        reason = f"its header declares {header.size_bytes:,} bytes, and the pax header before it {given:,}"
-        raise _wrong(archive, header.offset, reason, header.name)
-    return given
+        raise _wrong(
+            archive, offset, f"it declares {size:,} bytes, and the file ends {rest:,} bytes after its header", name
+        )
 
 
 def _records(archive: str, offset: int, content: bytes) -> Mapping[str, bytes]:
@@ -259,7 +253,7 @@ def _records(archive: str, offset: int, content: bytes) -> Mapping[str, bytes]:
             raise _wrong(archive, offset, f"the pax header has no valid record at its byte {position}")
         name = keyword.decode("utf-8", "replace")
         if name.startswith("GNU.sparse."):
-            raise _wrong(archive, offset, "it is a sparse file; expected files and directories")
+            raise refused(archive, offset, "", _REFUSED[b"S"])
         if name in records and name in ("path", "size"):
             raise _wrong(archive, offset, f"the pax header gives {name!r} twice")
         records[name] = value
@@ -271,18 +265,30 @@ def _text(archive: str, offset: int, name: bytes) -> str:
     try:
         return name.decode()
     except genuine(UnicodeDecodeError):
-        raise _wrong(archive, offset, f"its name {name[:100]!r} is not UTF-8") from None
+        shown = name.decode(errors="backslashreplace")
+        raise refused(archive, offset, shown, "of a name that is not UTF-8", "names in UTF-8") from None
 
 
 def _check_name(archive: str, offset: int, name: str) -> None:
-    if not name or "\0" in name or name.startswith("/") or ".." in name.split("/"):
-        raise _wrong(archive, offset, "its name is empty, absolute, or leads out of its directory", name)
+    if not name or "\0" in name:
+        raise _wrong(archive, offset, "its name is empty or has a zero", name)
+    if name.startswith("/") or ".." in name.split("/"):
+        what = "of a name that is absolute or leads out of its directory"
+        raise refused(archive, offset, name, what, "relative names, as tar writes them without --absolute-names")
+
+
+def refused(
+    archive: str, offset: int, name: str, what: str, expected: str = "files and directories"
+) -> ConfigurationError:
+    """Return the error of a member that is sound, and that no sample can have."""
+    member = f"member {name[:200]!r} at byte {offset:,}" if name else f"the member at byte {offset:,}"
+    return ConfigurationError("archive", archive, f"{expected}; {member} is {what}")
 
 
 def _torn(archive: str, offset: int, size_bytes: int) -> ShardCorruptError:
     return ShardCorruptError(
         archive,
-        f"torn: the file ends at byte {size_bytes:,}, without the two blocks of zeros that end a tar file, which were "
+        f"torn: the file ends at byte {size_bytes:,}, without the blocks of zeros that end a tar file, which were "
         f"expected from byte {offset:,} on",
     )
 

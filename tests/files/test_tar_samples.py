@@ -5,7 +5,7 @@ import logging
 import pytest
 from archive_examples import archive, index
 
-from fkat_data.errors import ShardCorruptError
+from fkat_data.errors import ConfigurationError
 
 
 def named(*names):
@@ -31,17 +31,23 @@ def test_what_has_no_key_or_no_extension_is_left_out_with_a_warning(caplog):
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        (["a.txt", "b.txt", "a.cls"], "member 'a.cls' at byte 2,048: other members stand between those of 'a'"),
-        (["a.txt", "a.txt"], "member 'a.txt' at byte 1,024: the sample 'a' has two members with the extension 'txt'"),
-        (["a.txt", "a.TXT"], "two members with the extension 'txt'"),
-        ([f"a.{number}" for number in range(300)], "more than 256 extensions: the key ends at the first dot"),
+        (
+            ["a.txt", "b.txt", "a.cls"],
+            "member 'a.cls' at byte 2,048 is of the sample 'a', and other members stand between",
+        ),
+        (
+            ["a.txt", "a.txt"],
+            "member 'a.txt' at byte 1,024 is the second one of the sample 'a' with the extension 'txt'",
+        ),
+        (["a.txt", "a.TXT"], "the second one of the sample 'a' with the extension 'txt'"),
+        ([f"a.{number}" for number in range(300)], "at most 256 extensions; .*: the key ends at the first dot"),
     ],
 )
 def test_what_is_no_group_is_refused(names, message):
-    with pytest.raises(ShardCorruptError, match=message):
+    with pytest.raises(ConfigurationError, match=message):
         named(*names)
 
 
 def test_extensions_cannot_pass_for_the_key():
-    with pytest.raises(ShardCorruptError, match="extension '__key__'"):
+    with pytest.raises(ConfigurationError, match="extension '__key__'"):
         named("a.__key__")
