@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from decimal import Decimal, InvalidOperation
 from functools import partial
 from itertools import islice
 from typing import Any, cast
@@ -173,8 +174,8 @@ class SeparatedSource(RowSource):
     def columns(self, *, allows_nulls: bool = False) -> dict[str, str]:
         """Return ``int``, ``float64`` or ``str`` for each column, inferred from the first 1,000 rows.
 
-        Texts that a number would not keep, such as ``00123``, ``1_000`` and a whole number that ``float64`` would
-        round, are ``str``.
+        Texts that a number would not keep, such as ``00123``, ``+7``, ``12E3`` and what ``float64`` would round, are
+        ``str``, and so is a column with ``1.9`` and ``1.10``: a fraction ends with a zero only where all are as long.
 
         If they may have nulls, all rows count, and a column of numbers and empty texts is ``json``.
         """
@@ -220,9 +221,9 @@ class SeparatedSource(RowSource):
     def _parser(self, name: str, encoding: str) -> Callable[[str], Any]:
         if name in self._given:
             return parser_of(encoding, int, float)
-        if encoding == "json" and name in self._of_texts:
-            return str
-        return parser_of(encoding, exact_int, exact_float)
+        if encoding == "json":
+            return str if name in self._of_texts else partial(_value_of, parsers=(exact_int, FloatTexts().parse))
+        return parser_of(encoding, exact_int, FloatTexts().parse)
 
     def _texts(self) -> Generator[dict[str, str]]:
         with self._errors():
@@ -277,8 +278,52 @@ def _lines_of(path: str) -> Iterator[str]:
         yield rest
 
 
-#: A text that is no number, though Python parses it as one: a number would not keep its zeros, or its underscores.
-_NO_NUMBER = re.compile(r"\s*[+-]?0\d|.*_")
+#: A decimal number as programs write it. What has zeros before it, a plus or blanks is a code, or a telephone number.
+_DECIMAL = re.compile(r"-?(?:0|[1-9][0-9]*)?(?:\.([0-9]+))?(?:e[+-]?[0-9]+)?", re.ASCII | re.IGNORECASE)
+
+
+class FloatTexts:
+    """Parses the texts of a column of floats, and refuses those that say more than their number.
+
+    Attributes:
+        has_point: Whether one of them has a point.
+    """
+
+    def __init__(self) -> None:
+        self.has_point = False
+        self._lengths: set[int] = set()  # of what is behind the point
+        self._zeros: set[int] = set()  # of those that end with a zero, such as 1.10
+
+    def parse(self, text: str) -> float:
+        """Return the float that a text is.
+
+        Raises:
+            ValueError: It is none; it is written as no float of the others is; or a float would not keep its digits.
+        """
+        number = float(text)
+        found = _DECIMAL.fullmatch(text)
+        fraction: str = (found and found[1]) or ""
+        if repr(number) != text and not (found and _keeps(number, text, fraction)):
+            raise ValueError(text)
+        if found and (fraction or "e" not in text):
+            self.has_point |= bool(fraction)
+            self._lengths.add(len(fraction))
+            self._zeros |= {len(fraction)} if fraction.endswith("0") else set()
+            # 2.0 is the shortest text of a float, and 2 beside it another one.
+            if len(self._lengths) > 1 and (max(self._zeros, default=0) > 1 or (self._zeros and 0 in self._lengths)):
+                raise ValueError(text)
+        return number
+
+
+def _keeps(number: float, text: str, fraction: str) -> bool:
+    """Return whether a float has the value of a text, or is written so with as many digits."""
+    has_exponent = "e" in text.lower()
+    if math.isinf(number) or (has_exponent and not fraction):
+        return False
+    rounded = f"{number:.{len(fraction)}{'e' if has_exponent else 'f'}}"
+    with contextlib.suppress(InvalidOperation):  # an exponent that even Decimal does not hold
+        return text == rounded or Decimal(text) in (Decimal(rounded), Decimal(repr(number)))
+    return False
 
 
 class TextKinds:
@@ -292,7 +337,9 @@ class TextKinds:
         self._allows_nulls = allows_nulls
         self._has_null = False
         self._has_value = False
-        self._kinds: dict[Callable[[str], Any], ColumnKinds] = {exact_int: ColumnKinds(), exact_float: ColumnKinds()}
+        self._floats = FloatTexts()
+        self._parsers: dict[str, Callable[[str], Any]] = {"int": exact_int, "float64": self._floats.parse}
+        self._ints = ColumnKinds()
 
     def add(self, text: str) -> None:
         """Take a text into account."""
@@ -300,18 +347,24 @@ class TextKinds:
             self._has_null = True
             return
         self._has_value = True
-        for parse in list(self._kinds):
+        for encoding, parse in list(self._parsers.items()):
             try:
-                self._kinds[parse].add(parse(text))
+                number = parse(text)
             except ValueError:
-                del self._kinds[parse]
+                del self._parsers[encoding]
+            else:
+                if encoding == "int":
+                    self._ints.add(number)
 
     @property
     def encoding(self) -> str:
         """The encoding."""
-        if not self._kinds or not self._has_value:
+        is_int, is_float = "int" in self._parsers, "float64" in self._parsers and self._floats.has_point
+        if not self._has_value or not (is_int or is_float):
             return "str"
-        return "json" if self._has_null else next(iter(self._kinds.values())).encoding
+        if self._has_null:
+            return "json"
+        return self._ints.encoding if is_int else "float64"
 
 
 def parser_of(encoding: str, as_int: Callable[[str], int], as_float: Callable[[str], float]) -> Callable[[str], Any]:
@@ -327,7 +380,7 @@ def parser_of(encoding: str, as_int: Callable[[str], int], as_float: Callable[[s
     if encoding.startswith("float") or encoding == "str_float":
         return as_float
     if encoding == "json":
-        return partial(_json_value, parsers=(json.loads, as_int, as_float))
+        return partial(_value_of, parsers=(json.loads, as_int, as_float))
     return str.encode if encoding == "bytes" else str
 
 
@@ -335,23 +388,10 @@ def exact_int(text: str) -> int:
     """Return the int that a text is.
 
     Raises:
-        ValueError: It is none, or one that would not keep its text.
+        ValueError: It is none, or would be another text of it.
     """
-    if _NO_NUMBER.match(text):
-        raise ValueError(text)
-    return int(text)
-
-
-def exact_float(text: str) -> float:
-    """Return the float that a text is, rounded if it has a fraction.
-
-    Raises:
-        ValueError: It is none, one that would not keep its text, a whole number that would be rounded, or too large.
-    """
-    number = float(text)
-    is_rounded = text.strip().lstrip("+-").isdecimal() and not is_kept(int(text), "float64")
-    is_too_large = math.isinf(number) and "inf" not in text.lower()
-    if is_rounded or is_too_large or _NO_NUMBER.match(text):
+    number = int(text)
+    if str(number) != text:
         raise ValueError(text)
     return number
 
@@ -366,8 +406,8 @@ def is_kept(value: object, encoding: str) -> bool:
         return False
 
 
-def _json_value(text: str, parsers: Sequence[Callable[[str], Any]]) -> Any:
-    """Return the value of a text of JSON; a number may be written as Python does, and nothing is null."""
+def _value_of(text: str, parsers: Sequence[Callable[[str], Any]]) -> Any:
+    """Return what the first of some parsers makes of a text; nothing is null."""
     if not text:
         return None
     for parse in parsers:

@@ -7,6 +7,8 @@ import json
 import os
 import re
 from decimal import Decimal
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 from archive_examples import archive
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 
 from fkat_data.errors import ConfigurationError, SampleError, ShardCorruptError, ShardNotFoundError
@@ -107,8 +111,16 @@ def converted_column(tmp_path, *files, **options):
     return [row["a"] for row in read(tmp_path / "out")]
 
 
-ONES, HALVES = ("1",) * 1_000, ("0.5",) * 1_000
-CHANGED = {ONES: ["007", "+007", "1_000", "x", ""], HALVES: ["007.5", "9007199254740993", "1e999", "0_1.5"]}
+ARABIC = "\N{ARABIC-INDIC DIGIT ONE}"
+ONES, HALVES, PRICES = ("1",) * 1_000, ("0.5",) * 1_000, ("1.10",) * 1_000
+CHANGED = {
+    ONES: ["007", "+007", "1_000", "x", "", "-0", "+491701234567", " 7", "7 ", ARABIC, "12E3", "1.0", "9" * 5_000],
+    HALVES: [
+        *("007.5", "9007199254740993", "1e999", "0_1.5", "12E3", "1e5", "5e-3", "+0.5", " 0.5", "0.5 ", f"{ARABIC}.5"),
+        *("0.12345678901234567890", "1.10", "1.00", "5.", "Infinity", "NaN", "-nan", "0x1p3", "-", "."),
+    ],
+    PRICES: ["1.1", "1", "1.100", "1.1e1"],
+}
 
 
 @pytest.mark.parametrize(("numbers", "text"), [(numbers, text) for numbers, texts in CHANGED.items() for text in texts])
@@ -129,9 +141,62 @@ def test_a_late_value_of_json_that_a_number_would_change_is_an_error(tmp_path, f
 
 
 def test_texts_of_numbers_keep_their_value(tmp_path):
-    texts = (*HALVES, " 7", "-0.0", "9007199254740992", "1e300", "inf", "nan")
-    found = converted_column(tmp_path, texts)[1_000:]
-    assert list(map(repr, map(float, found))) == [repr(float(text)) for text in texts[1_000:]]
+    shortest = (*HALVES, "7", "-7", "9007199254740992", "1.5e300", "1.5E10", "1e-05", "inf", "nan", ".25", "-0")
+    exact = (
+        *HALVES,
+        "0.1",
+        "0.30000000000000004",
+        "0.10000000000000001",
+        "12.300000000000001",
+        "-1e-07",
+        "2.0",
+        "-0.0",
+    )
+    fixed = ("1.10", "-2.00", "3.14", "1234567.89")
+    scientific = tuple(f"{number:.18e}" for number in (0.1, -2.5, 1e-300, 0.0))  # as numpy.savetxt writes
+    for number, texts in enumerate([shortest, exact, fixed, scientific]):
+        found = converted_column(tmp_path / str(number), texts)
+        assert list(map(repr, map(float, found))) == [repr(float(text)) for text in texts]
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ("1.9", "1.10"),
+        ("1", "1.10"),
+        ("1", "1.0"),
+        ("2e-10", "3e-10"),
+        ("nan",),
+        ("1", "nan"),
+        ("12E3",),
+        ("-0",),
+        ("+1.5",),
+    ],
+)
+@pytest.mark.parametrize("nulls", ["refuse", "json"])
+def test_a_whole_column_is_text_where_one_would_change(tmp_path, texts, nulls):
+    for number, order in enumerate((texts, texts[::-1])):
+        assert converted_column(tmp_path / str(number), order, nulls=nulls) == list(order)
+
+
+@given(
+    st.lists(
+        st.text(f"0123456789+-.eE _n{ARABIC}", max_size=6) | st.floats().map(str) | st.integers().map(str), min_size=1
+    )
+)
+def test_a_number_says_all_that_its_text_said(texts):
+    with TemporaryDirectory() as folder:
+        kept = [text.replace("\n", "").replace(",", "") for text in texts]
+        found = converted_column(Path(folder, "data"), kept)
+    for text, value in zip(kept, found, strict=True):
+        if isinstance(value, int):
+            assert str(value) == text
+        elif isinstance(value, float) and repr(value) != text:
+            assert re.fullmatch(r"-?[0-9]*(\.[0-9]+(e[+-]?[0-9]+)?)?", text, re.ASCII | re.IGNORECASE)
+            assert float(text) == value
+            if (digits := text.lower().partition("e")[0].partition(".")[2]).endswith("0") and len(digits) > 1:
+                numbers = [other.lower().partition("e")[0].partition(".")[2] for other in kept]
+                assert set(map(len, numbers)) == {len(digits)}
 
 
 @pytest.mark.parametrize(
