@@ -1,4 +1,4 @@
-"""Read JSON Lines files, by index or sequentially: one JSON value per line; plain, gzip or zstd."""
+"""Read JSON Lines files, by index or sequentially: one JSON value per line; plain, gzip, zstd, xz or bz2."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
@@ -51,8 +51,8 @@ class JsonDataset(_JsonFiles, IndexedFiles):
     with the dataset. A sample is the JSON value of its line, usually a dict, and is read when it is requested. A
     compressed file is decompressed to an unnamed temporary file, once per process; forked children share it.
 
-    The first bytes of a file tell whether it is plain, gzip or zstd (``pip install 'fkat_data[json]'``). Blank lines
-    do not count.
+    The first bytes of a file tell whether it is plain, gzip, xz, bz2 or zstd (``pip install 'fkat_data[json]'``). Blank
+    lines do not count.
 
     Args:
         paths: One or more files, read in this order: local paths, or URIs that fsspec supports.
@@ -60,7 +60,7 @@ class JsonDataset(_JsonFiles, IndexedFiles):
         max_line_bytes: Maximum length of a line in bytes; a longer line is an error.
 
     Raises:
-        ConfigurationError: ``paths`` is empty, or a file needs zstandard, which is not installed.
+        ConfigurationError: ``paths`` is empty, a file is no text, or it needs zstandard, which is not installed.
         ShardNotFoundError: A file does not exist.
         ShardCorruptError: Compressed data is damaged or truncated, or a line is too long.
     """
@@ -154,7 +154,8 @@ class IterableJsonDataset(_JsonFiles, IterableDataset[Any]):
         max_line_bytes: Maximum length of a line in bytes; a longer line is an error.
 
     Raises:
-        ConfigurationError: ``paths`` is empty; during iteration, if a file needs zstandard, which is not installed.
+        ConfigurationError: ``paths`` is empty; during iteration, if a file is no text, or needs zstandard, which is not
+            installed.
         ShardNotFoundError: During iteration, if a file does not exist.
         ShardCorruptError: During iteration, if compressed data is damaged or truncated, or a line is too long or not
             valid JSON.

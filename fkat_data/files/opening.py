@@ -4,8 +4,7 @@ import os
 import tempfile
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeAlias, cast
 
@@ -13,10 +12,9 @@ from fkat_data.dropped import Descriptor
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
 from fkat_data.files.counted_file import VERSIONS
 from fkat_data.files.kept import LastUsed
-from fkat_data.files.stored import ZSTD_WINDOW_BYTES
-from fkat_data.interruption import genuine
+from fkat_data.files.signatures import START_BYTES, check_text, compression_of, decompressed
+from fkat_data.interruption import genuine, suppress
 from fkat_data.location import path_of, resolved
-from fkat_data.machine import required
 from fkat_data.observe.stages import reading
 from fkat_data.wording import place_of
 
@@ -79,7 +77,7 @@ def open_uri(uri: str, storage_options: Mapping[str, Any], ahead_bytes: int | No
         ahead_bytes: How much is read ahead; None: as the file system does.
 
     Raises:
-        ConfigurationError: No installed file system opens ``uri``.
+        ConfigurationError: No installed file system opens ``uri``, or it is a folder.
         ShardNotFoundError: The file does not exist.
         OSError: Any other error of the file system.
     """
@@ -94,7 +92,16 @@ def open_uri(uri: str, storage_options: Mapping[str, Any], ahead_bytes: int | No
         with reading():
             return _StoreFile(file_system.open(name, "rb", block_size=ahead_bytes))
     except genuine(FileNotFoundError) as error:
-        raise not_found(uri) from error
+        raise (is_folder(uri) if _has_folder(file_system, name) else not_found(uri)) from error
+    except genuine(IsADirectoryError) as error:
+        raise is_folder(uri) from error
+
+
+def _has_folder(file_system: Any, name: str) -> bool:
+    """Return whether a store has files below a name that is no file's."""
+    with suppress(Exception):  # the file is missing, whatever the store answers to this
+        return bool(file_system.isdir(name))
+    return False
 
 
 def not_found(path: str) -> ShardNotFoundError:
@@ -104,6 +111,17 @@ def not_found(path: str) -> ShardNotFoundError:
         return ShardNotFoundError(path, "no such file")
     advice = "pass the list of files, or a FsShardSampler(folder, glob=...) as the shards of a loader"
     return ShardNotFoundError(path, f"no such file, and patterns are not expanded here: {advice}")
+
+
+def is_folder(path: str) -> ConfigurationError:
+    """Return the error of a folder where a file is expected."""
+    return ConfigurationError(
+        "path",
+        shown_path(path),
+        "a file, and it is a folder: pass the list of its files, or a FsShardSampler(folder, glob=...) as the shards of "
+        "a loader; fkat_data.streaming.StreamingDataset(local=folder) reads a folder of Parquet, tar or token files "
+        "(those with tokens={'window_size': ...}), or one with an index.json",
+    )
 
 
 class _StoreFile:
@@ -188,7 +206,7 @@ class RangedFile:
 
     Raises:
         ShardNotFoundError: The file does not exist.
-        ConfigurationError: No installed file system opens the URI.
+        ConfigurationError: It is a folder, or no installed file system opens the URI.
 
     Attributes:
         size_bytes: The size of the file when it was opened.
@@ -210,8 +228,10 @@ class RangedFile:
             with Path(local).open("rb", buffering=0) as file:
                 self.size_bytes = os.fstat(file.fileno()).st_size
                 self._file = Descriptor(os.dup(file.fileno()))
-        except genuine(FileNotFoundError) as error:
+        except genuine(FileNotFoundError, NotADirectoryError) as error:
             raise not_found(path) from error
+        except genuine(IsADirectoryError) as error:
+            raise is_folder(path) from error
 
     def read(self, start: int, stop: int) -> bytes:
         """Return the bytes from ``start`` to ``stop``.
@@ -248,11 +268,6 @@ class RangedFile:
 
 
 _CHUNK_BYTES = 1 << 20
-_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
-_COMPRESSED = (".gz", ".zst", ".zstd")
-# What is fed at a time bounds the output: 4 bytes of zstd can expand to 128 KiB, and one of gzip to 1 KiB.
-_ZSTD_PIECE_BYTES, _GZIP_PIECE_BYTES = 1 << 10, 16 << 10
-_WITH_GZIP_HEADER = 16 + zlib.MAX_WBITS
 
 
 class TextFile:
@@ -280,7 +295,8 @@ class TextFile:
         Raises:
             ShardNotFoundError: The file does not exist.
             ShardCorruptError: The compressed data is damaged or truncated, or the file is written while it is read.
-            ConfigurationError: The file is zstd but zstandard is not installed, or no file system opens the URI.
+            ConfigurationError: The file is no text, by its first bytes; it is zstd but zstandard is not installed; or no file
+                system opens the URI.
         """
         file = RangedFile(self.path, self._storage_options)
         self.version_read = before = file.version()
@@ -327,7 +343,7 @@ class TextFile:
     def _open_for_offsets(self) -> RangedFile | None:
         """Return the file if it is plain; else decompress it."""
         file = RangedFile(self.path, self._storage_options)
-        if not _start_of(file).startswith((_GZIP, _ZSTD)):
+        if compression_of(shown_path(self.path), _start_of(file)) is None:
             return file
         with tempfile.TemporaryFile(buffering=0) as text:
             for chunk in self.chunks():
@@ -340,38 +356,18 @@ class TextFile:
     def _text(self, file: RangedFile) -> Iterator[bytes]:
         start, size_bytes = _start_of(file), file.size_bytes
         stored = (file.read(at, min(size_bytes, at + _CHUNK_BYTES)) for at in range(0, size_bytes, _CHUNK_BYTES))
-        if start.startswith(_GZIP):
-            make = partial(zlib.decompressobj, _WITH_GZIP_HEADER)
-            yield from self._decompressed_of("gzip", stored, _GZIP_PIECE_BYTES, make, zlib.error)
-        elif start == _ZSTD:
-            zstandard = required("zstandard", "json")
-            make = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW_BYTES).decompressobj
-            yield from self._decompressed_of("zstd", stored, _ZSTD_PIECE_BYTES, make, zstandard.ZstdError)
-        elif not start and self.path.lower().endswith(_COMPRESSED):
-            raise ShardCorruptError(self.path, "the file is empty, and its name says that it is compressed")
-        else:
+        shown = shown_path(self.path)
+        compression = compression_of(shown, start)
+        if compression is None:
             yield from stored
-
-    def _decompressed_of(
-        self, name: str, stored: Iterable[bytes], piece_bytes: int, make: Callable[[], Any], damage: type[Exception]
-    ) -> Iterator[bytes]:
-        frame: Any = None  # the current one
-        try:
-            for chunk in stored:
-                for start in range(0, len(chunk), piece_bytes):
-                    piece = chunk[start : start + piece_bytes]
-                    # Tapes fill up a file of gzip with zeros.
-                    while piece := piece if frame or name != "gzip" else piece.lstrip(b"\0"):
-                        frame = frame or make()
-                        text = frame.decompress(piece)
-                        piece, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
-                        if text:
-                            yield text
-        except genuine(damage) as error:
-            raise ShardCorruptError(self.path, f"{name}: {error}") from error
-        if frame is not None:
-            raise ShardCorruptError(self.path, f"{name}: the file ends in the middle of a frame")
+            return
+        is_first = True
+        for text in decompressed(shown, compression, stored):
+            if is_first:
+                check_text(shown, text[:START_BYTES])
+                is_first = False
+            yield text
 
 
 def _start_of(file: RangedFile) -> bytes:
-    return file.read(0, min(len(_ZSTD), file.size_bytes))
+    return file.read(0, min(START_BYTES, file.size_bytes))

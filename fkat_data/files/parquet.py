@@ -22,8 +22,10 @@ from fkat_data.files.opening import (
     FileVersion,
     RangedFile,
     changed,
+    is_folder,
     local_path,
     not_found,
+    shown_path,
 )
 from fkat_data.files.shard import (
     Column,
@@ -37,6 +39,7 @@ from fkat_data.files.shard import (
     checked_rows,
     dicts_of,
 )
+from fkat_data.files.signatures import START_BYTES, signature_of
 from fkat_data.interruption import genuine
 from fkat_data.machine import required
 
@@ -477,6 +480,7 @@ class WholeFile:
     Raises:
         ShardNotFoundError: The file does not exist.
         ShardCorruptError: It is not a Parquet file, or its footer contradicts itself.
+        ConfigurationError: It is a folder, or a file of another kind by its first bytes.
 
     Attributes:
         path: Where it is.
@@ -505,8 +509,11 @@ class WholeFile:
         except genuine(FileNotFoundError) as error:
             raise not_found(path) from error
         except genuine(_arrow.ArrowException, OSError, UnicodeDecodeError) as error:
+            if local is not None and Path(local).is_dir():
+                raise is_folder(path) from error
             if not is_damage(error):
                 raise
+            _check_kind(path, storage_options)
             raise ShardCorruptError(path, f"not a Parquet file: {error}") from error
         self._int96: frozenset[str] = columns_of_int96(parquet)
         self._metadata: Any = parquet.metadata
@@ -557,6 +564,19 @@ class WholeFile:
         if num_rows != self.num_rows[group_index]:
             expected = f"{self.num_rows[group_index]}, as the footer says"
             raise ShardCorruptError.of_field(self.path, f"rows of row group {group_index}", expected, num_rows)
+
+
+def _check_kind(path: str, storage_options: Mapping[str, Any]) -> None:
+    """Check that a file that is no Parquet file is not known to be of another kind: then it is not damaged.
+
+    Raises:
+        ConfigurationError: It is of another kind.
+    """
+    file = RangedFile(path, storage_options)
+    kind = signature_of(file.read(0, min(START_BYTES, file.size_bytes)))
+    if kind is not None and kind.name != "Parquet":
+        remedy = kind.remedy or "decompress it, or pass it to the reader of what it holds"
+        raise ConfigurationError("paths", shown_path(path), f"Parquet files; the first bytes are {kind.name}: {remedy}")
 
 
 def is_damage(error: Exception) -> bool:

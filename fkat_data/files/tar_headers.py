@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from fkat_data.errors import ConfigurationError, ShardCorruptError
+from fkat_data.files.signatures import START_BYTES, signature_of
 from fkat_data.interruption import genuine
 
 _BLOCK_BYTES = 512
@@ -13,7 +14,6 @@ _END = bytes(_BLOCK_BYTES)
 _HEADERS_BYTES = 4 << 10
 #: A name, or the records of one pax header.
 _MOST_TEXT_BYTES = 1 << 20
-_COMPRESSIONS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz"}
 _FILE, _DIRECTORY, _PAX, _PAX_FOR_ALL, _LONG_NAME = (b"0", b"\0", b"7"), b"5", (b"x", b"X"), b"g", b"L"
 _DESCRIPTIONS = (*_PAX, _PAX_FOR_ALL, _LONG_NAME)
 _REFUSED = {
@@ -64,7 +64,7 @@ def members_of(archive: str, read: Callable[[int, int], bytes], size_bytes: int,
         ShardCorruptError: It is torn or contradicts itself.
     """
     window = _Window(archive, read, size_bytes, hop_bytes)
-    _check_compression(archive, window.bytes_at(0, min(size_bytes, 8)))
+    _check_kind(archive, window.bytes_at(0, min(size_bytes, START_BYTES)))
     offset, given = 0, _Given()
     while True:
         if offset + _BLOCK_BYTES > size_bytes:
@@ -221,14 +221,13 @@ def _number(archive: str, offset: int, what: str, stored: bytes) -> int:
     return int(digits, 8)
 
 
-def _check_compression(archive: str, start: bytes) -> None:
-    for magic, compression in _COMPRESSIONS.items():
-        if start.startswith(magic):
-            raise ConfigurationError(
-                "archive",
-                archive,
-                f"a tar file without compression, to read any member at random; it is {compression}: decompress it",
-            )
+def _check_kind(archive: str, start: bytes) -> None:
+    kind = signature_of(start)
+    if kind is None or kind.name == "tar":
+        return
+    remedy = kind.remedy or "decompress it"
+    expected = f"a tar file without compression, to read any member at random; it is {kind.name}: {remedy}"
+    raise ConfigurationError("archive", archive, expected)
 
 
 def _check_size(archive: str, offset: int, name: str, size: int, rest: int, most: int) -> None:

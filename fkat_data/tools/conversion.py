@@ -12,13 +12,13 @@ from fkat_data import arguments
 from fkat_data.datasets import TarDataset
 from fkat_data.errors import ConfigurationError, SampleError, ShardCorruptError, ShardNotFoundError
 from fkat_data.files.formats import FORMATS
+from fkat_data.files.signatures import COMPRESSED_SUFFIXES
 from fkat_data.files.tar import DecoderName
 from fkat_data.location import machine_path
 from fkat_data.samplers.listing import files_below
 from fkat_data.streaming.writing import IndexLocation, MDSWriter, WriterSettings, natural_key, write_parallel
 from fkat_data.tools.conversion_texts import JsonLinesSource, RowSource, SeparatedSource
 
-_COMPRESSED = (".gz", ".zst", ".zstd")
 #: The kinds of input.
 Kind: TypeAlias = Literal["jsonl", "csv", "tsv", "parquet", "arrow", "tar", "folder"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -142,7 +142,7 @@ def sources_of(
 
 def _kind_of(path: Path) -> str | None:
     suffixes = path.name.lower().split(".")[1:]
-    if suffixes and f".{suffixes[-1]}" in _COMPRESSED:
+    if suffixes and f".{suffixes[-1]}" in COMPRESSED_SUFFIXES:
         suffixes = suffixes[:-1]
     last = f".{suffixes[-1]}" if suffixes else None
     return next((name for name, kind in FORMATS.items() if last in kind.suffixes and name in get_args(Kind)), None)

@@ -114,7 +114,7 @@ _LONGEST_REASON = 500
 
 
 class JsonLinesSource(RowSource):
-    """A file of JSON lines, plain, gzip or zstd. Blank lines are ignored.
+    """A file of JSON lines, plain, gzip, zstd, xz or bz2. Blank lines are ignored.
 
     Args:
         path: The file.
@@ -159,7 +159,7 @@ class SeparatedSource(RowSource):
     """A file of comma- or tab-separated values, with quotes where needed and names in its first line.
 
     Args:
-        path: The file, plain, gzip or zstd.
+        path: The file, plain, gzip, zstd, xz or bz2.
         separator: The character between values.
         given: Columns whose encoding the user has chosen: their texts become numbers as Python makes them, ``007`` is 7.
             In other columns, a number that would not keep its text is an error.
@@ -263,7 +263,7 @@ def _lines_of(path: str) -> Iterator[str]:
     Raises:
         ShardNotFoundError: The file does not exist.
         ShardCorruptError: Compressed bytes are invalid, or the text is not UTF-8.
-        ConfigurationError: The file is zstd, and zstandard is not installed.
+        ConfigurationError: The file is no text; or it is zstd, and zstandard is not installed.
     """
     rest = ""
     try:

@@ -30,7 +30,7 @@ from fkat_data.files.verification import (
     verify_dataset,
 )
 from fkat_data.location import machine_path
-from fkat_data.streaming.reading import NO_DATASET, Stream, sources_of
+from fkat_data.streaming.reading import NO_DATASET, Stream, no_stream, sources_of
 from fkat_data.streaming.writing import IndexLocation, merge_index
 from fkat_data.tools.conversion import KINDS, Kind, convert
 from fkat_data.tools.presentation import exit_on_failure, long_work, printable, progress_bar, say, terminal
@@ -118,7 +118,7 @@ def convert_command(
 ) -> None:
     """Convert files to a dataset of MDS shards.
 
-    It reads JSON lines (plain, gzip, zstd), comma- or tab-separated values, Parquet, Arrow files as Hugging Face
+    It reads JSON lines (plain, gzip, zstd, xz, bz2), comma- or tab-separated values, Parquet, Arrow files as Hugging Face
     datasets write them, tar files as webdataset writes them, or a folder with one sample per file (columns `content`
     and `path`). A pattern in quotes, such as 'shards/*.tar', names its files in natural order.
 
@@ -263,6 +263,8 @@ def stored_datasets(location: Path) -> list[tuple[Path, list[ShardEntry] | None]
             way = "files of samples; fkat_data.datasets.TokenWindows checks files of tokens as it opens them"
             raise ConfigurationError("DIRECTORY", str(location), way) from None
         except ShardNotFoundError:
+            if location.is_file():
+                raise ShardNotFoundError(str(location), no_stream(location.name)) from None
             if not location.is_dir():
                 raise ShardNotFoundError(str(location), "no such directory, and no such files") from None
             raise ShardNotFoundError(error.shard, f"{NO_DATASET}; no subdirectory has an index") from None

@@ -1,12 +1,14 @@
 """The commands about datasets of shards: what they print, and their exit codes."""
 
 import json
+import lzma
 import shutil
 from pathlib import Path
 
 import pytest
 from command_examples import run, said
 
+from fkat_data.datasets import JsonDataset
 from fkat_data.streaming import MDSWriter
 
 SHARDS = Path(__file__).parents[1] / "golden" / "streaming" / "shards"
@@ -152,3 +154,13 @@ def test_indices_are_merged(tmp_path):
     assert (code, output) == (0, f"{data} has 20 samples\n")
     assert run("verify", data)[0] == 0
     assert "expected at least one index.json" in said("merge-index", tmp_path / "nowhere", code=2)
+
+
+def test_index_reads_compressed_lines_and_fails_where_a_file_has_none(tmp_path, processes):
+    lines, other = tmp_path / "a.jsonl.xz", tmp_path / "b.jsonl.lz4"
+    lines.write_bytes(lzma.compress(b"1\n2\n3\n"))
+    other.write_bytes(b"\x04\x22\x4d\x18" + bytes(range(256)))
+    assert "indexed 3 lines of 1 files" in said("index", lines)
+    assert len(JsonDataset(str(lines))) == 3
+    assert "its first bytes are lz4: decompress it first" in said("index", other, code=2)
+    assert {path.name for path in tmp_path.iterdir()} == {"a.jsonl.xz", "a.jsonl.xz.lines", "b.jsonl.lz4"}

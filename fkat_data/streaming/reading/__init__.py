@@ -8,7 +8,7 @@ while ``ReadAhead`` prepares those that follow. Begin with ``OpenShards``.
 from fkat_data.streaming.reading.catalog import Catalog, sources_of
 from fkat_data.streaming.reading.open_shards import NUM_THREADS, PART_TOGETHER, OpenShards
 from fkat_data.streaming.reading.read_ahead import ReadAhead
-from fkat_data.streaming.reading.stream import NO_DATASET, FilePattern, Stream, split_location
+from fkat_data.streaming.reading.stream import NO_DATASET, FilePattern, Stream, no_stream, split_location
 
 __all__ = [
     "NO_DATASET",
@@ -19,6 +19,7 @@ __all__ = [
     "OpenShards",
     "ReadAhead",
     "Stream",
+    "no_stream",
     "sources_of",
     "split_location",
 ]

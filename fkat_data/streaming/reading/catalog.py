@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
+from glob import has_magic
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
@@ -11,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fkat_data.errors import ConfigurationError, DownloadError, ShardCorruptError, ShardError, ShardNotFoundError
-from fkat_data.files.formats import check_safe
+from fkat_data.files.formats import LISTED_SUFFIXES, check_safe
 from fkat_data.files.index import INDEX_NAME
 from fkat_data.files.shard import ShardEntry
 from fkat_data.files.tar import with_decoders
@@ -220,7 +221,10 @@ def _in_place(stream: Stream) -> DirectorySource | _Planned:
         if directory.is_file():
             raise ShardNotFoundError(str(directory.absolute()), no_stream(directory.name)) from None
         if not directory.is_dir():
-            raise ShardNotFoundError(str(directory.absolute()), "no such directory") from None
+            reason = "no such directory"
+            if has_magic(directory.name):
+                reason += f", and a pattern of files ends with one of {LISTED_SUFFIXES}"
+            raise ShardNotFoundError(str(directory.absolute()), reason) from None
         raise ShardNotFoundError(error.shard, NO_DATASET) from None
     if not any(entry.compression for entry in found.entries):
         index.use(found.version, found.report)

@@ -27,7 +27,8 @@ from fkat_data.wording import Described, place_of
 #: For messages: why a directory is no dataset.
 NO_DATASET = (
     f"no such file, and no files of a format that needs no index ({LISTED_SUFFIXES}); `fkat-data convert` makes a "
-    "dataset of JSON lines and of other tables"
+    "dataset of JSON lines, of other tables and of folders of files, and fkat_data.datasets.JsonDataset reads JSON lines "
+    "as they are"
 )
 
 #: The files of a dataset with an index.
@@ -83,8 +84,8 @@ def no_stream(name: str) -> str:
         return "a file of a dataset: name its directory, which has the index.json"
     return (
         f"a file. A stream is a directory of shards with an index.json, or files that need no index ({LISTED_SUFFIXES}). "
-        "`fkat-data convert` makes shards of JSON lines and of other tables, MDSWriter of any samples; a Dataset of "
-        "your own reads the file as it is"
+        "`fkat-data convert` makes shards of JSON lines and of other tables, MDSWriter of any samples; "
+        "fkat_data.datasets.JsonDataset reads JSON lines as they are, and a Dataset of your own any file"
     )
 
 
