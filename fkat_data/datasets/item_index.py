@@ -4,6 +4,7 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import starmap
 from typing import Any, cast
 
 import numpy as np
@@ -11,9 +12,14 @@ import numpy.typing as npt
 from torch.utils.data import Dataset
 
 from fkat_data.arguments import integer
+from fkat_data.background import in_parallel
 from fkat_data.files.counted_file import CountedFile
-from fkat_data.files.opening import Locations, locations_of
+from fkat_data.files.opening import Locations, ReadRange, local_path, locations_of
+from fkat_data.observe.stages import reading
 from fkat_data.wording import Described, place_of
+
+#: Remote files that are opened and read at a time.
+_NUM_FILES_AT_ONCE = 16
 
 
 def counted_from_start(index: int, length: int) -> int:
@@ -149,6 +155,7 @@ class DatasetOfFiles(Described):
         super().__init__()
         self.paths: list[str] = locations_of(argument, paths)
         self.storage_options: dict[str, Any] = dict(storage_options or {})
+        self._has_remote = any(local_path(path) is None for path in self.paths)
 
     def _repr_facts(self) -> Iterator[tuple[str, object]]:
         yield "first_file", place_of(self.paths[0])
@@ -191,16 +198,38 @@ class IndexedFiles(InOrder, DatasetOfFiles, Dataset[Any]):
         is_own = kind.__getitem__ is not IndexedFiles.__getitem__
         return is_own and kind.__getitems__ is IndexedFiles.__getitems__
 
-    def _samples(self, file_number: int, rows: list[int]) -> Iterable[Any]:
-        """Return the samples of a file at some rows."""
+    def _reader(self, file_number: int, rows: list[int]) -> ReadRange:
+        """Return what reads a file's bytes for some rows; a remote file's are fetched now."""
         raise NotImplementedError
+
+    def _samples(self, file_number: int, rows: list[int], read: ReadRange) -> Iterable[Any]:
+        """Return the samples of a file at some rows.
+
+        Args:
+            file_number: The file.
+            rows: The rows.
+            read: What ``_reader`` has returned for them.
+        """
+        raise NotImplementedError
+
+    def _readers(self, parts: Sequence[tuple[int, list[int]]]) -> Iterable[ReadRange]:
+        """Return what reads the bytes of some rows of files; those of remote ones are fetched at the same time."""
+        if not self._has_remote or len(parts) == 1:
+            return starmap(self._reader, parts)  # one at a time: few files are open
+        with reading():
+            return in_parallel(lambda part: self._reader(*part), parts, _NUM_FILES_AT_ONCE)
 
     def _read_together(self, indices: Sequence[int]) -> list[Any]:
         """Return the samples at ``indices``; see ``__getitems__``."""
         numbers = counted_from_starts(indices, len(self), "sample")
         found: list[Any] = [None] * len(numbers)
-        for file_number, positions, rows in in_parts(numbers, self._ends):
-            samples = self._samples(file_number, cast("list[int]", rows.tolist()))
+        parts = [
+            (number, positions, cast("list[int]", rows.tolist()))
+            for number, positions, rows in in_parts(numbers, self._ends)
+        ]
+        readers = self._readers([(file_number, rows) for file_number, _, rows in parts])
+        for (file_number, positions, rows), read in zip(parts, readers, strict=True):
+            samples = self._samples(file_number, rows, read)
             for position, sample in zip(positions.tolist(), samples, strict=True):
                 found[position] = sample
         return found

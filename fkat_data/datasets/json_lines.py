@@ -10,7 +10,7 @@ from fkat_data import arguments
 from fkat_data.datasets.item_index import DatasetOfFiles, IndexedFiles, counted
 from fkat_data.files.counted_file import CountedFile
 from fkat_data.files.lines import LineIndex, lines_of, parsed
-from fkat_data.files.opening import FileVersion, Locations, TextFile, changed, shown_path
+from fkat_data.files.opening import FileVersion, Locations, ReadRange, TextFile, changed, shown_path
 
 _MAX_LINE_BYTES = 64 << 20
 
@@ -108,15 +108,21 @@ class JsonDataset(_JsonFiles, IndexedFiles):
         """Return a number for each file that differs where its text does."""
         return [index.checksum for index in self._indices]
 
-    def _samples(self, file_number: int, rows: list[int]) -> Iterator[Any]:
+    def _reader(self, file_number: int, rows: list[int]) -> ReadRange:
+        index = self._indices[file_number]
+        return self._files[file_number].together(
+            index.block(number) for number in {row // index.stride for row in rows}
+        )
+
+    def _samples(self, file_number: int, rows: list[int], read: ReadRange) -> Iterator[Any]:
         file, index = self._files[file_number], self._indices[file_number]
         blocks: dict[int, list[tuple[int, bytes]]] = {}
         for line in rows:
             number = line // index.stride
             if number not in blocks:
-                offset, size = index.block(number)
-                within = lines_of(file.path, [file.read(offset, size)], self.max_line_bytes)
-                blocks[number] = [(offset + begin, text) for begin, text in within]
+                start, stop = index.block(number)
+                within = lines_of(file.path, [read(start, stop)], self.max_line_bytes)
+                blocks[number] = [(start + begin, text) for begin, text in within]
         self._check(file_number)
         for line in rows:
             number, line_in_block = divmod(line, index.stride)

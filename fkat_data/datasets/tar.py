@@ -12,7 +12,7 @@ from fkat_data.datasets.item_index import IndexedFiles, counted
 from fkat_data.errors import ConfigurationError
 from fkat_data.files.counted_file import CountedFile
 from fkat_data.files.kept import LastUsed
-from fkat_data.files.opening import FileVersion, Locations, RangedFile, changed, names_of, shown_path
+from fkat_data.files.opening import FileVersion, Locations, RangedFile, ReadRange, changed, names_of, shown_path
 from fkat_data.files.tar import DECODERS, KEY, UNSAFE, URL, DecoderName, TarIndex, checked_decode, decoder_names
 
 _MAX_OPEN_FILES = 32
@@ -101,19 +101,24 @@ class TarDataset(IndexedFiles):
         """Return a number for each file that differs where its members, or their places, do."""
         return [_digest(index) for index in self._indices]
 
-    def _samples(self, file_number: int, rows: list[int]) -> Iterator[dict[str, Any]]:
-        index, path, read = self._indices[file_number], self.paths[file_number], partial(self._read, file_number)
+    def _reader(self, file_number: int, rows: list[int]) -> ReadRange:
+        file = self._file(file_number)
+        read = file.together(self._indices[file_number].spans(self.columns, rows))
+        return partial(self._read, file_number, file, read)
+
+    def _samples(self, file_number: int, rows: list[int], read: ReadRange) -> Iterator[dict[str, Any]]:
+        index, path = self._indices[file_number], self.paths[file_number]
         values = [index.values(path, name, rows, read, self._decoder(name)) for name in self.columns]
         return (dict(zip(self.columns, sample, strict=True)) for sample in zip(*values, strict=True))
 
-    def _read(self, file_number: int, start: int, stop: int) -> bytes:
+    def _read(self, file_number: int, file: RangedFile, read: ReadRange, start: int, stop: int) -> bytes:
         """Return bytes of the file that was indexed.
 
         Raises:
             ShardCorruptError: The file has changed since.
         """
-        file, path, before = self._file(file_number), self.paths[file_number], self._versions[file_number]
-        content = file.read(start, stop)
+        path, before = self.paths[file_number], self._versions[file_number]
+        content = read(start, stop)
         version = file.version()
         if version != before:
             if version.inode == before.inode is not None:

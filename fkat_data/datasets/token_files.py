@@ -1,6 +1,7 @@
 """Read files of tokens as other programs write them: windows of one length, or documents."""
 
 import zlib
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any, cast
@@ -14,7 +15,7 @@ from fkat_data.background import in_parallel
 from fkat_data.datasets.item_index import IndexedFiles, counted_from_start, counted_from_starts, in_parts
 from fkat_data.errors import ConfigurationError, ShardCorruptError
 from fkat_data.files.kept import LastUsed
-from fkat_data.files.opening import Locations, RangedFile, changed, shown_path
+from fkat_data.files.opening import Locations, RangedFile, ReadRange, changed, shown_path
 from fkat_data.files.tokens import (
     Documents,
     TokenFile,
@@ -30,8 +31,6 @@ _MAX_OPEN_FILES = 32
 # A digest reads all of a small file, and this many blocks of a larger one, spread over it.
 _NUM_BLOCKS = 64
 _NUM_THREADS = 16
-# Windows of an order that is shuffled are far apart: what a store would send ahead, often 50 MB, is not read.
-_AHEAD_BYTES = 256 << 10
 
 
 class _TokenFiles(IndexedFiles):
@@ -84,14 +83,26 @@ class _TokenFiles(IndexedFiles):
         return digest_of(RangedFile(found.index_path, self.storage_options), _NUM_BLOCKS, digest)
 
     def _file(self, number: int) -> RangedFile:
-        return self._open.get(number, partial(RangedFile, self.paths[number], self.storage_options, _AHEAD_BYTES))
+        return self._open.get(number, partial(RangedFile, self.paths[number], self.storage_options))
 
     def _documents(self, number: int) -> Documents:
         self.files[number].check_index()
         return self._indices.get(number, partial(self.files[number].documents, self.storage_options))
 
+    def _reader(self, file_number: int, rows: list[int]) -> ReadRange:
+        found = self.files[file_number]
+        size_bytes = np.dtype(found.dtype).itemsize
+        spans = (self._span(file_number, row) for row in rows)
+        return self._file(file_number).together(
+            (found.first_byte + start * size_bytes, found.first_byte + stop * size_bytes) for start, stop in spans
+        )
+
+    @abstractmethod
+    def _span(self, number: int, row: int) -> tuple[int, int]:
+        """Return the first token of a sample in its file, and the one behind its last."""
+
     def _read_windows(
-        self, number: int, starts: list[int], size: int, out: npt.NDArray[np.int64] | None = None
+        self, number: int, starts: list[int], size: int, read: ReadRange, out: npt.NDArray[np.int64] | None = None
     ) -> npt.NDArray[np.int64]:
         """Return as many tokens of a file behind each start, shape (len(starts), size).
 
@@ -103,7 +114,7 @@ class _TokenFiles(IndexedFiles):
         dtype, first_byte = np.dtype(found.dtype), found.first_byte
         stored: npt.NDArray[Any] = np.empty((len(starts), size), dtype)
         for row, start in zip(stored, starts, strict=True):
-            file.read_into(row, first_byte + start * dtype.itemsize)
+            file.read_into(row, first_byte + start * dtype.itemsize, read)
         if file.version().is_changed_from(found.version):
             raise changed(self.paths[number])
         tokens = np.empty(stored.shape, np.int64) if out is None else out
@@ -174,9 +185,13 @@ class TokenWindows(_TokenFiles):
         counts = [max(0, (file.num_tokens - self.window_size) // self.stride + 1) for file in self.files]
         self._ends = np.cumsum(counts, dtype=np.int64)
 
-    def _samples(self, file_number: int, rows: list[int]) -> Iterable[Any]:
+    def _span(self, number: int, row: int) -> tuple[int, int]:
+        del number
+        return row * self.stride, row * self.stride + self.window_size
+
+    def _samples(self, file_number: int, rows: list[int], read: ReadRange) -> Iterable[Any]:
         starts = [row * self.stride for row in rows]
-        windows = self._read_windows(file_number, starts, self.window_size)
+        windows = self._read_windows(file_number, starts, self.window_size, read)
         if not self._has_boundaries:
             return torch.from_numpy(windows).unbind()
         return (self._with_boundaries(file_number, *window) for window in zip(starts, windows, strict=True))
@@ -194,12 +209,14 @@ class TokenWindows(_TokenFiles):
     def stack_into(self, indices: Sequence[int], out: npt.NDArray[np.int64]) -> None:
         """Read windows into the rows of an array, shape (len(indices), window_size); raise as ``__getitems__``."""
         numbers = counted_from_starts(indices, len(self), "sample")
-        for number, positions, rows in in_parts(numbers, self._ends):
-            starts = [row * self.stride for row in cast("list[int]", rows.tolist())]
+        parts = [(number, at, cast("list[int]", rows.tolist())) for number, at, rows in in_parts(numbers, self._ends)]
+        readers = self._readers([(number, rows) for number, _, rows in parts])
+        for (number, positions, rows), read in zip(parts, readers, strict=True):
+            starts = [row * self.stride for row in rows]
             if len(starts) == len(out):
-                self._read_windows(number, starts, self.window_size, out)
+                self._read_windows(number, starts, self.window_size, read, out)
             else:
-                out[positions] = self._read_windows(number, starts, self.window_size)
+                out[positions] = self._read_windows(number, starts, self.window_size, read)
 
     def _with_boundaries(self, number: int, start: int, tokens: npt.NDArray[np.int64]) -> dict[str, torch.Tensor]:
         if self._end_of_document is None:
@@ -260,10 +277,9 @@ class TokenDocuments(_TokenFiles):
         start, stop = self._span(number, document - int(self._ends[number - 1] if number else 0))
         return stop - start
 
-    def _samples(self, file_number: int, rows: list[int]) -> Iterator[torch.Tensor]:
-        spans = [self._span(file_number, row) for row in rows]
-        read = partial(self._read_windows, file_number)
-        return (torch.from_numpy(read([start], stop - start)[0]) for start, stop in spans)
+    def _samples(self, file_number: int, rows: list[int], read: ReadRange) -> Iterator[torch.Tensor]:
+        for start, stop in [self._span(file_number, row) for row in rows]:
+            yield torch.from_numpy(self._read_windows(file_number, [start], stop - start, read)[0])
 
     def _span(self, number: int, row: int) -> tuple[int, int]:
         documents = self._documents(number)

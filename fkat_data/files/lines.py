@@ -249,9 +249,8 @@ class LineIndex(NamedTuple):
         return write_sidecar(path, _SIDECAR, np.array(self.anchors, np.int64), facts, before, storage_options)
 
     def block(self, number: int) -> tuple[int, int]:
-        """Return offset and size in bytes of the ``stride`` lines that begin at an anchor."""
-        end = self.anchors[number + 1] if number + 1 < len(self.anchors) else self.num_bytes
-        return self.anchors[number], end - self.anchors[number]
+        """Return where the ``stride`` lines that begin at an anchor begin and end, in bytes."""
+        return self.anchors[number], self.anchors[number + 1] if number + 1 < len(self.anchors) else self.num_bytes
 
 
 def lines_of(path: str, chunks: Iterable[bytes], max_line_bytes: int) -> Iterator[tuple[int, bytes]]:

@@ -2,24 +2,26 @@
 
 import os
 import tempfile
-import threading
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 from fkat_data.dropped import Descriptor
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
 from fkat_data.files.counted_file import VERSIONS
 from fkat_data.files.kept import LastUsed
+from fkat_data.files.remote import RemoteFile, Span
 from fkat_data.files.signatures import START_BYTES, check_text, compression_of, decompressed
 from fkat_data.interruption import genuine, suppress
 from fkat_data.location import path_of, resolved
-from fkat_data.observe.stages import reading
 from fkat_data.wording import place_of
 
 Locations: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 """Paths or URIs of one or more files."""
+
+ReadRange: TypeAlias = Callable[[int, int], bytes]
+"""Returns the bytes of a file from one offset to another."""
 
 
 def names_of(argument: str, value: object) -> list[str]:
@@ -68,13 +70,12 @@ def shown_path(path: str) -> str:
     return path if local_path(path) is not None else str(place_of(path))
 
 
-def open_uri(uri: str, storage_options: Mapping[str, Any], ahead_bytes: int | None = None) -> Any:
+def open_uri(uri: str, storage_options: Mapping[str, Any]) -> RemoteFile:
     """Open a file of any file system that fsspec supports, for reading bytes.
 
     Args:
         uri: URI such as ``s3://bucket/name``.
         storage_options: Options that fsspec passes to the file system, such as keys and endpoints.
-        ahead_bytes: How much is read ahead; None: as the file system does.
 
     Raises:
         ConfigurationError: No installed file system opens ``uri``, or it is a folder.
@@ -89,8 +90,7 @@ def open_uri(uri: str, storage_options: Mapping[str, Any], ahead_bytes: int | No
     except genuine(ValueError, ImportError) as error:
         raise ConfigurationError("paths", uri, f"a URI that fsspec can open: {error}") from error
     try:
-        with reading():
-            return _StoreFile(file_system.open(name, "rb", block_size=ahead_bytes))
+        return RemoteFile(file_system, name, is_chained="::" in uri, hop_bytes=_HOP_IN_STORE_BYTES)
     except genuine(FileNotFoundError) as error:
         raise (is_folder(uri) if _has_folder(file_system, name) else not_found(uri)) from error
     except genuine(IsADirectoryError) as error:
@@ -124,26 +124,6 @@ def is_folder(path: str) -> ConfigurationError:
     )
 
 
-class _StoreFile:
-    """A remote file whose reads count as time of the store instead of the dataset."""
-
-    def __init__(self, file: Any) -> None:
-        self._file = file
-
-    def read(self, size: int = -1) -> bytes:
-        with reading():
-            return self._file.read(size)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._file, name)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._file.close()
-
-
 class FileVersion(NamedTuple):
     """A file as it is at one moment.
 
@@ -171,10 +151,9 @@ class FileVersion(NamedTuple):
         return cls(found.st_size, found.st_mtime_ns, found.st_ino)
 
     @classmethod
-    def of_remote(cls, file: Any) -> "FileVersion":
-        """Return the version of an open file of fsspec, as its store described it when it was opened."""
-        details: Any = getattr(file, "details", None)
-        found: Mapping[str, Any] = cast("Mapping[str, Any]", details) if isinstance(details, Mapping) else {}
+    def of_remote(cls, file: RemoteFile) -> "FileVersion":
+        """Return the version of an open file, as its store described it when it was opened."""
+        found = file.details
         version = next((found[key] for key in VERSIONS if found.get(key)), None)
         return cls(int(found.get("size") or 0), None if version is None else str(version))
 
@@ -202,7 +181,6 @@ class RangedFile:
     Args:
         path: A local path, or a URI that fsspec supports.
         storage_options: Options for fsspec, for files that are not local.
-        ahead_bytes: How much a remote one reads ahead; None: as its file system does.
 
     Raises:
         ShardNotFoundError: The file does not exist.
@@ -213,21 +191,19 @@ class RangedFile:
         hop_bytes: A gap that is smaller takes less time to read than another call of ``read``.
     """
 
-    def __init__(self, path: str, storage_options: Mapping[str, Any], ahead_bytes: int | None = None) -> None:
+    def __init__(self, path: str, storage_options: Mapping[str, Any]) -> None:
         self._path = path
-        self._file: Descriptor | None = None
-        self._remote: Any = None
-        self._lock = threading.Lock()  # a remote file has one position
+        self._opened: Descriptor | RemoteFile
         local = local_path(path)
         self.hop_bytes = _HOP_IN_STORE_BYTES if local is None else _HOP_BYTES
         if local is None:
-            self._remote = open_uri(path, storage_options, ahead_bytes)
-            self.size_bytes: int = self._remote.seek(0, os.SEEK_END)
+            self._opened = open_uri(path, storage_options)
+            self.size_bytes: int = self._opened.size_bytes
             return
         try:
             with Path(local).open("rb", buffering=0) as file:
                 self.size_bytes = os.fstat(file.fileno()).st_size
-                self._file = Descriptor(os.dup(file.fileno()))
+                self._opened = Descriptor(os.dup(file.fileno()))
         except genuine(FileNotFoundError, NotADirectoryError) as error:
             raise not_found(path) from error
         except genuine(IsADirectoryError) as error:
@@ -240,31 +216,59 @@ class RangedFile:
             ShardCorruptError: The file has become shorter.
             OSError: The file cannot be read.
         """
-        parts: list[bytes] = []
+        if isinstance(self._opened, RemoteFile):
+            return self._whole(self._opened.read([(start, stop)])[0], start, stop)
+        file, parts = self._opened.fileno(), list[bytes]()
         while start < stop:
-            parts.append(self._some(start, stop - start))
+            parts.append(os.pread(file, stop - start, start))
             start += len(parts[-1])
             if not parts[-1]:
-                raise changed(self._path, f"it has become shorter and ends at byte {start:,}")
+                raise self._shorter(start)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def read_into(self, buffer: Any, start: int) -> None:
-        """Fill a contiguous buffer, such as an array, with the bytes from ``start`` on; raise as ``read`` does."""
-        file, count = self._file, buffer.nbytes
-        if not count or (file is not None and os.preadv(file.fileno(), (buffer,), start) == count):
+    def together(self, spans: Iterable[Span]) -> ReadRange:
+        """Return what returns the bytes of some ranges, which a remote file fetches now, in as few requests as it takes.
+
+        Raises:
+            Exception: What ``read`` raises.
+        """
+        if isinstance(self._opened, Descriptor):
+            return self.read
+        wanted = list(spans)
+        found = self._opened.read(wanted)
+        contents = {span: self._whole(content, *span) for span, content in zip(wanted, found, strict=True)}
+        return lambda start, stop: contents[start, stop]
+
+    def read_in_order(self) -> None:
+        """Expect to be read from the first byte on: a remote file reads ahead."""
+        if isinstance(self._opened, RemoteFile):
+            self._opened.read_in_order()
+
+    def read_into(self, buffer: Any, start: int, read: ReadRange) -> None:
+        """Fill a contiguous buffer, such as an array, with the bytes from ``start`` on; raise as ``read`` does.
+
+        Args:
+            buffer: The buffer.
+            start: The first byte.
+            read: What ``together`` has returned for this range.
+        """
+        file, count = self._opened, buffer.nbytes
+        if not count or (isinstance(file, Descriptor) and os.preadv(file.fileno(), (buffer,), start) == count):
             return
-        memoryview(buffer).cast("B")[:] = self.read(start, start + count)
+        memoryview(buffer).cast("B")[:] = read(start, start + count)
 
     def version(self) -> FileVersion:
         """Return what the open file is: now, or for a remote one when it was opened."""
-        return FileVersion.of_remote(self._remote) if self._file is None else FileVersion.of(self._file.fileno())
+        opened = self._opened
+        return FileVersion.of_remote(opened) if isinstance(opened, RemoteFile) else FileVersion.of(opened.fileno())
 
-    def _some(self, start: int, count: int) -> bytes:
-        if self._file is not None:
-            return os.pread(self._file.fileno(), count, start)
-        with self._lock:
-            self._remote.seek(start)
-            return self._remote.read(count)
+    def _whole(self, content: bytes, start: int, stop: int) -> bytes:
+        if len(content) < stop - start:
+            raise self._shorter(start + len(content))
+        return content
+
+    def _shorter(self, size_bytes: int) -> ShardCorruptError:
+        return changed(self._path, f"it has become shorter and ends at byte {size_bytes:,}")
 
 
 _CHUNK_BYTES = 1 << 20
@@ -299,6 +303,7 @@ class TextFile:
                 system opens the URI.
         """
         file = RangedFile(self.path, self._storage_options)
+        file.read_in_order()
         self.version_read = before = file.version()
         for chunk in self._text(file):
             if file.version() != before:
@@ -325,6 +330,13 @@ class TextFile:
         if plain is not None:
             return plain.read(offset, offset + size)
         return os.pread(cast("Descriptor", self._decompressed).fileno(), size, offset)
+
+    def together(self, spans: Iterable[Span]) -> ReadRange:
+        """Return what reads ranges of the text; see ``RangedFile``. Raise as ``read`` does."""
+        plain = None if self._decompressed is not None else self._plain.get(0, self._open_for_offsets)
+        if plain is not None:
+            return plain.together(spans)
+        return lambda start, stop: self.read(start, stop - start)
 
     def checksum(self, num_bytes: int) -> int:
         """Return the CRC-32 of the first ``num_bytes`` of the text, or of all of it if it is shorter.

@@ -5,7 +5,7 @@ import json
 import logging
 import pickle
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
@@ -171,6 +171,14 @@ class TarIndex(NamedTuple):
     def size_bytes(self) -> int:
         """The memory that the index takes, about."""
         return self.starts.nbytes + self.sizes.nbytes + sum(map(len, self.keys)) + 64 * len(self.keys)
+
+    def spans(self, columns: Sequence[str], rows: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """Yield where the contents of some samples' columns begin and end."""
+        for column in columns:
+            if column in self.columns:
+                number = self.columns.index(column)
+                starts, sizes = self.starts[rows, number].tolist(), self.sizes[rows, number].tolist()
+                yield from ((start, start + size) for start, size in zip(starts, sizes, strict=True) if start >= 0)
 
     def values(
         self,

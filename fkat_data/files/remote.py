@@ -1,0 +1,260 @@
+"""Read a file of a store: the ranges that are asked for, several at once, and what lies ahead where reading is in order."""
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from operator import itemgetter
+from typing import Any, TypeAlias, cast
+
+from fkat_data.background import BackgroundCall, in_parallel
+from fkat_data.observe.stages import reading
+
+Span: TypeAlias = tuple[int, int]
+"""The first byte of a range, and the one behind its last."""
+
+#: What fsspec's file systems implement to read a range of a file.
+_REQUEST = "_fetch_range"
+#: Requests of one file at a time.
+_NUM_REQUESTS = 32
+#: A longer range is fetched in several requests: one connection to a store often has a tenth of the link.
+_LONGEST_REQUEST_BYTES = 8 << 20
+#: What is fetched ahead of a reader that goes on in order, and the most of it by one request.
+_AHEAD_BYTES, _PIECE_BYTES = 16 << 20, 4 << 20
+_SMALLEST_PIECE_BYTES = 64 << 10
+
+
+class RemoteFile:
+    """An open file of a store. Threads may share it; forked children may not.
+
+    It fetches what it is asked for, and reads ahead only where a request begins about where the one before ended: at
+    most as much as was read in order until then.
+
+    Args:
+        file_system: The file system, of fsspec.
+        name: The file's name there.
+        is_chained: Whether the file system reads by another one, and may have a cache of its own.
+        hop_bytes: A gap between two ranges that is smaller is read, too, unless it is larger than the second range.
+
+    Raises:
+        FileNotFoundError: The file does not exist.
+        OSError: Any other error of the file system.
+
+    Attributes:
+        size_bytes: The size of the file when it was opened.
+        details: What the store said of it then.
+    """
+
+    def __init__(self, file_system: Any, name: str, *, is_chained: bool, hop_bytes: int) -> None:
+        # Imported here, because only remote files need it and a worker must start quickly.
+        from fsspec.spec import AbstractBufferedFile  # noqa: PLC0415 - see above
+
+        with reading():
+            self._file: Any = file_system.open(name, "rb")
+            self.size_bytes: int = self._file.seek(0, os.SEEK_END)
+        details: Any = getattr(self._file, "details", None)
+        self.details: Mapping[str, Any] = cast("Mapping[str, Any]", details) if isinstance(details, Mapping) else {}
+        self._hop_bytes = hop_bytes
+        # What each file of a store has below its cache: it compares the version, where the store can. A chain's is kept.
+        has_ranges = not is_chained and isinstance(self._file, AbstractBufferedFile)
+        self._request: Callable[[int, int], Any] = getattr(self._file, _REQUEST) if has_ranges else self._read_at
+        # Other file systems share a connection, or a position.
+        is_parallel = has_ranges and (getattr(file_system, "async_impl", False) or "hf" in file_system.protocol)
+        self._num_requests = _NUM_REQUESTS if is_parallel else 1
+        self._turn = nullcontext() if is_parallel else threading.Lock()
+        self._order_lock = threading.Lock()
+        self._last: Span | None = None
+        self._ahead: _Ahead | None = None
+
+    def read_in_order(self) -> None:
+        """Read ahead from now on, at full length, from the first byte on."""
+        with self._order_lock:
+            self._ahead = _Ahead(self._fetched_alone, 0, self.size_bytes, _AHEAD_BYTES)
+
+    def read(self, spans: Sequence[Span]) -> list[bytes]:
+        """Return the bytes of ranges; fewer where the file has become shorter.
+
+        Raises:
+            OSError: The store does not deliver them.
+        """
+        joined = joined_spans(spans, self._hop_bytes)
+        with reading():
+            fetched = self._from_ahead(joined) or self._fetched(joined)
+        if len(spans) == len(joined) == 1:
+            return fetched
+        return parts_of(joined, fetched, spans)
+
+    def _from_ahead(self, joined: Sequence[Span]) -> list[bytes] | None:
+        """Return ranges that continue what was read before; None: they do not."""
+        if not joined or not self._order_lock.acquire(blocking=False):
+            return None  # another thread reads in order
+        try:
+            start, stop = joined[0][0], joined[-1][1]
+            num_bytes = sum(end - begin for begin, end in joined)
+            if self._ahead is None or not self._ahead.reaches(start, stop, num_bytes):
+                if self._ahead is not None:
+                    self._ahead.close()
+                is_next = len(joined) == 1 and self._last is not None and _follows(self._last, joined[0])
+                self._ahead = _Ahead(self._fetched_alone, start, self.size_bytes) if is_next else None
+                self._last = start, stop
+            if self._ahead is None:
+                return None
+            try:
+                return [self._ahead.read(*span) for span in joined]
+            except BaseException:
+                self._ahead = None
+                raise
+        finally:
+            self._order_lock.release()
+
+    def _read_at(self, start: int, stop: int) -> Any:
+        self._file.seek(start)
+        return self._file.read(stop - start)
+
+    def _fetched_alone(self, start: int, stop: int) -> bytes:
+        return self._fetched([(start, stop)])[0]
+
+    def _fetched(self, spans: Sequence[Span]) -> list[bytes]:
+        """Return what is stored in ranges, several at once."""
+        requests = [
+            (begin, min(stop, begin + _LONGEST_REQUEST_BYTES))
+            for start, stop in spans
+            for begin in range(start, stop, _LONGEST_REQUEST_BYTES)
+        ]
+        if self._num_requests == 1 or len(requests) == 1:
+            contents = iter([self._answer(*request) for request in requests])
+        else:
+            contents = iter(in_parallel(lambda request: self._answer(*request), requests, self._num_requests))
+        return [_joined([next(contents) for _ in range(start, stop, _LONGEST_REQUEST_BYTES)]) for start, stop in spans]
+
+    def _answer(self, start: int, stop: int) -> bytes:
+        parts: list[bytes] = []
+        while start < stop:
+            with self._turn:
+                part = bytes(self._request(start, stop))
+            if len(part) > stop - start:
+                raise OSError(f"the store sent {len(part):,} bytes for the {stop - start:,} from byte {start:,} on")
+            if not part:
+                break
+            parts.append(part)
+            start += len(part)
+        return _joined(parts)
+
+
+class _Ahead:
+    """What lies ahead of a reader that goes on in order, fetched in the background; for one thread at a time.
+
+    Args:
+        fetch: Returns the bytes from one offset to another.
+        start: Where the reader is.
+        size_bytes: The size of the file.
+        ahead_bytes: How much is fetched ahead; it grows with what is read.
+    """
+
+    def __init__(self, fetch: Callable[[int, int], bytes], start: int, size_bytes: int, ahead_bytes: int = 0) -> None:
+        self._fetch = fetch
+        self._size_bytes = size_bytes
+        self._ahead_bytes = ahead_bytes
+        self._next = start
+        self._pieces: deque[_Piece] = deque()
+
+    def reaches(self, start: int, stop: int, num_bytes: int) -> bool:
+        """Return whether ranges begin in what was fetched, or a little behind it, and end not far behind it.
+
+        Args:
+            start: The first byte of the first range.
+            stop: The end of the last one.
+            num_bytes: The bytes of all.
+        """
+        begin = self._pieces[0].start if self._pieces else self._next
+        near = max(self._ahead_bytes, num_bytes)
+        return begin <= start <= self._next + near and stop <= self._next + 2 * near
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Return the bytes of a range, and fetch what is behind it."""
+        stop = min(stop, self._size_bytes)
+        self._ahead_bytes = min(_AHEAD_BYTES, self._ahead_bytes + stop - start)
+        parts: list[bytes] = []
+        while start < stop:
+            while self._pieces and self._pieces[0].stop <= start:
+                self._pieces.popleft().drop()
+            if not self._pieces:
+                self._next = start
+            self._begin(start, min(stop, start + self._ahead_bytes))
+            parts.append(self._pieces[0].part(start, stop))
+            start = self._pieces[0].stop
+        return _joined(parts)
+
+    def close(self) -> None:
+        """Release what was fetched, and what is still to come."""
+        for piece in self._pieces:
+            piece.drop()
+        self._pieces.clear()
+
+    def _begin(self, start: int, needed: int) -> None:
+        """Begin to fetch what lies ahead; what is not needed yet, in pieces of one size alone."""
+        size = min(_PIECE_BYTES, max(self._ahead_bytes // 4, min(self._ahead_bytes, _SMALLEST_PIECE_BYTES)))
+        end = min(needed + self._ahead_bytes, start + 2 * _AHEAD_BYTES, self._size_bytes)
+        while self._next < end and (self._next < needed or self._next + size <= end or end == self._size_bytes):
+            stop = min(self._next + size, self._size_bytes)
+            self._pieces.append(_Piece(self._fetch, self._next, stop))
+            self._next = stop
+
+
+class _Piece:
+    """A part of a file that is fetched in the background."""
+
+    def __init__(self, fetch: Callable[[int, int], bytes], start: int, stop: int) -> None:
+        self.start = start
+        self.stop = stop
+        self._call = BackgroundCall(lambda: fetch(start, stop))
+        self._content: bytes | None = None
+
+    def part(self, start: int, stop: int) -> bytes:
+        """Return what of it lies between two offsets, once it is there."""
+        if self._content is None:
+            self._content = self._call.result()
+        begin, end = max(start, self.start) - self.start, min(stop, self.stop) - self.start
+        return self._content if (begin, end) == (0, len(self._content)) else self._content[begin:end]
+
+    def drop(self) -> None:
+        """Release it, also if it is still to come."""
+        self._call.drop()
+
+
+def _follows(last: Span, span: Span) -> bool:
+    """Return whether a range goes on about where the last one ended."""
+    return last[0] < span[0] <= last[1] + max(last[1] - last[0], span[1] - span[0])
+
+
+def joined_spans(spans: Sequence[Span], hop_bytes: int) -> list[Span]:
+    """Return ranges that have all bytes of the given ones, in the order of the file.
+
+    Two are joined where the gap between them is small, and no larger than the second: together, at most twice the bytes
+    are fetched.
+    """
+    joined: list[Span] = []
+    for start, stop in sorted(spans):
+        if joined and start - joined[-1][1] <= min(hop_bytes, stop - start):
+            joined[-1] = joined[-1][0], max(joined[-1][1], stop)
+        elif start < stop:
+            joined.append((start, stop))
+    return joined
+
+
+def parts_of(joined: Sequence[Span], contents: Sequence[bytes], spans: Sequence[Span]) -> list[bytes]:
+    """Return the bytes of ranges, from those of the ranges that they were joined to."""
+    found: dict[Span, bytes] = {}
+    number = 0
+    for span in sorted(set(spans), key=itemgetter(0)):
+        start, stop = span
+        while number < len(joined) - 1 and joined[number][1] < stop:
+            number += 1
+        first = joined[number][0] if joined else 0
+        found[span] = contents[number][start - first : stop - first] if start < stop else b""
+    return [found[span] for span in spans]
+
+
+def _joined(parts: list[bytes]) -> bytes:
+    return parts[0] if len(parts) == 1 else b"".join(parts)
