@@ -24,6 +24,7 @@ from numpy.lib import format as npy
 
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
 from fkat_data.files.opening import FileVersion, RangedFile, changed, local_path, shown_path
+from fkat_data.files.signatures import COMPRESSED_SUFFIXES, signature_of
 from fkat_data.interruption import genuine, suppress
 
 _MEGATRON = b"MMIDIDX\x00\x00"
@@ -37,9 +38,31 @@ _LLM_C_HEADER_BYTES = 1024
 #: By magic number and version of llm.c's header.
 _LLM_C_DTYPES = {(20240520, 1): np.dtype("<u2"), (20240801, 7): np.dtype("<u4")}
 _LLM_C_EVALUATION = 20240522
-_NPY = b"\x93NUMPY"
+_NPY, _NPY_HEADER = b"\x93NUMPY", b"{'descr':"
+#: Endings of the names of compressed files, of archives, and of files with something else than bare tokens.
+_NO_TOKENS = (
+    *(*COMPRESSED_SUFFIXES, ".tgz", ".lz4", ".br", ".snappy", ".sz", ".zip", ".7z", ".tar", ".npz"),
+    *(
+        ".ds.index",
+        ".ds.metadata",
+        ".parquet",
+        ".pq",
+        ".arrow",
+        ".feather",
+        ".mds",
+        ".jsonl",
+        ".ndjson",
+        ".json",
+        ".csv",
+    ),
+    *(".tsv", ".txt", ".pt", ".pth", ".ckpt", ".safetensors", ".gguf", ".pkl", ".pickle", ".h5", ".hdf5", ".zarr"),
+)
 _LONGEST_NPY_HEADER_BYTES = 1 << 16
 _BLOCK_BYTES = 16 << 10
+#: Bare tokens may begin as other kinds of files do: with fewer bytes than these, or with padding.
+_SURE_BYTES, _PADDING = 4, b"\xff"
+#: Sequences of an index of Megatron's that are all looked at when it is opened; of a larger one, those that are read.
+_MOST_CHECKED = 1 << 18
 
 
 class Documents(ABC):
@@ -153,11 +176,13 @@ def token_file(path: str, dtype: object, storage_options: Mapping[str, Any]) -> 
         storage_options: Options for fsspec, for a file that is not local.
 
     Raises:
-        ConfigurationError: The file is bare and ``dtype`` is missing, or it has another type.
+        ConfigurationError: The file is bare and ``dtype`` is missing, it has another type, or it is of a kind that has no
+            bare tokens.
         ShardNotFoundError: The file does not exist.
         ShardCorruptError: A header or an index contradicts itself, or does not fit the file; or it holds no tokens.
         OSError: The file cannot be read.
     """
+    _check_name(path)
     file = RangedFile(path, storage_options)
     given = None if dtype is None else dtype_of(dtype)
     found = _of_megatron(path, file, storage_options) or _of_datatrove(path, file, storage_options)
@@ -171,12 +196,44 @@ def layout_of(path: str, file: TokenBytes) -> Layout | None:
     """Return what the first bytes of a file say of it; None: they are no header.
 
     Raises:
+        ConfigurationError: They are those of a kind of file that has no bare tokens.
         ShardCorruptError: The header contradicts itself, or does not fit the file; or it holds no tokens.
     """
     head = file.read(0, min(file.size_bytes, _LLM_C_HEADER_BYTES))
     if head.startswith(_MEGATRON):
         raise ShardCorruptError(path, f"it is an index: the tokens are in {path.removesuffix('.idx')}.bin")
-    return _of_numpy(path, file, head) or _of_llm_c(path, file, head)
+    found = _of_numpy(path, file, head) or _of_llm_c(path, file, head)
+    kind = None if found else signature_of(head)
+    if kind is not None and (_is_gzip(head) or (len(kind.start) >= _SURE_BYTES and kind.start.strip(_PADDING))):
+        raise _no_tokens(path, f"its first bytes are those of {kind.name}")
+    return found
+
+
+def _check_name(path: str) -> None:
+    """Check that a file's name is not one of other kinds of files, whose bytes would be taken for tokens.
+
+    Raises:
+        ConfigurationError: It is.
+    """
+    lowered = shown_path(path).lower()
+    suffix = next((suffix for suffix in _NO_TOKENS if lowered.endswith(suffix)), None)
+    if suffix is not None:
+        raise _no_tokens(path, f"its name ends in {suffix}")
+
+
+def _no_tokens(path: str, reason: str) -> ConfigurationError:
+    expected = f"files of tokens as they are, without compression, such as .bin, .npy or .ds; {reason}"
+    return ConfigurationError("uris", shown_path(path), expected)
+
+
+def _is_gzip(head: bytes) -> bool:
+    # The magic bytes are only three, and those of some tokens.
+    if not head.startswith(b"\x1f\x8b\x08"):
+        return False
+    try:
+        return bool(zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(head))
+    except zlib.error:
+        return False
 
 
 def digest_of(file: TokenBytes, num_blocks: int, digest: int = 0) -> int:
@@ -249,7 +306,8 @@ def bare_layout(path: str, size_bytes: int, dtype: "np.dtype[Any] | None") -> La
 
 def _of_numpy(path: str, file: TokenBytes, head: bytes) -> Layout | None:
     if not head.startswith(_NPY):
-        if path.lower().endswith(".npy"):  # its bytes are not taken for bare tokens
+        # OLMo and dolma write bare tokens under this name; a damaged header is not taken for them.
+        if path.lower().endswith(".npy") and (not head or _NPY_HEADER in head):
             raise ShardCorruptError.of_field(path, "first bytes", repr(_NPY), head[: len(_NPY)])
         return None
     stream = BytesIO(file.read(0, min(file.size_bytes, _LONGEST_NPY_HEADER_BYTES)))
@@ -316,11 +374,39 @@ def megatron_end(index_path: str, index: TokenBytes) -> tuple[str, int]:
     dtype, num_sequences, _ = _megatron_header(index_path, index)
     size = _MEGATRON_HEADER.size
     end = 0
+    if num_sequences <= _MOST_CHECKED:
+        content = index.read(size, size + 12 * num_sequences)
+        lengths = np.frombuffer(content, "<i4", num_sequences)
+        pointers = np.frombuffer(content, "<i8", num_sequences, 4 * num_sequences)
+        _check_sequences(index_path, 0, lengths, pointers, dtype.itemsize)
     if num_sequences:
         (length,) = struct.unpack("<i", index.read(size + 4 * (num_sequences - 1), size + 4 * num_sequences))
         (pointer,) = struct.unpack("<q", index.read(size + 12 * num_sequences - 8, size + 12 * num_sequences))
         end = pointer + length * dtype.itemsize
     return dtype.str, end
+
+
+def _check_sequences(
+    index_path: str, first: int, lengths: npt.NDArray[np.int32], pointers: npt.NDArray[np.int64], item_bytes: int
+) -> None:
+    """Check that sequences begin where those before them end, as tokens are read that stand one after another.
+
+    Args:
+        index_path: The index.
+        first: The number of the first of the sequences.
+        lengths: Their tokens.
+        pointers: Their first bytes.
+        item_bytes: The bytes of a token.
+
+    Raises:
+        ShardCorruptError: One does not.
+    """
+    ends = pointers + lengths.astype(np.int64) * item_bytes
+    begins = np.append([0] if first == 0 else pointers[:1], ends[:-1])
+    if wrong := np.flatnonzero((begins[: len(pointers)] != pointers) | (lengths < 0)).tolist():
+        number = first + wrong[0]
+        what = f"byte {begins[wrong[0]]}, where the one before it ends; an index with gaps is not read"
+        raise ShardCorruptError.of_field(index_path, f"pointer of sequence {number}", what, int(pointers[wrong[0]]))
 
 
 def megatron_layout(path: str, size_bytes: int, index_path: str, dtype: str, end: int) -> Layout:
@@ -469,6 +555,10 @@ class _MegatronIndex(Documents):
         self._lengths: npt.NDArray[np.int32] = lengths.view("<i4")
         self._pointers: npt.NDArray[np.int64] = pointers.view("<i8")
         self._first_sequences: npt.NDArray[np.int64] = ends.view("<i8")
+        edges = (int(self._first_sequences[0]), int(self._first_sequences[-1]))
+        if edges != (0, num_sequences):
+            what = f"{(0, num_sequences)}: each of the {num_sequences} sequences is of a document"
+            raise ShardCorruptError.of_field(str(file.index_path), "first and last end of documents", what, edges)
 
     def start_of(self, document: int) -> int:
         sequence = int(self._first_sequences[document])
@@ -486,10 +576,18 @@ class _MegatronIndex(Documents):
             raise ShardCorruptError.of_field(
                 str(self._file.index_path), f"pointer of sequence {sequence}", what, pointer
             )
+        self._check(sequence, sequence + 1)
         return start
+
+    def _check(self, first: int, stop: int) -> None:
+        before = max(0, first - 1)
+        found = self._lengths[before:stop], self._pointers[before:stop]
+        _check_sequences(str(self._file.index_path), before, *found, self._item_bytes)
 
     def lengths(self) -> npt.NDArray[Any]:
         num_sequences = len(self._pointers)
+        for first in range(0, num_sequences, _MOST_CHECKED) if num_sequences > _MOST_CHECKED else ():
+            self._check(first, first + _MOST_CHECKED)
         if self.num == num_sequences and np.array_equal(self._first_sequences, np.arange(num_sequences + 1)):
             return self._lengths
         firsts = self._first_sequences

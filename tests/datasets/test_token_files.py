@@ -1,7 +1,11 @@
 """Files of tokens as other programs write them: what windows and documents hold, and what is refused."""
 
+import bz2
+import gzip
+import lzma
 import os
 import pickle
+import re
 import struct
 from itertools import pairwise
 from pathlib import Path
@@ -10,6 +14,7 @@ import fsspec
 import numpy as np
 import pytest
 import torch
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 from token_writers import MEGATRON_CODES, bare, datatrove, llm_c, megatron, numpys
@@ -17,6 +22,7 @@ from torch.utils.data import ConcatDataset, Subset
 
 from fkat_data import ConfigurationError, DataLoader, ShardCorruptError, ShardNotFoundError, StateMismatchError
 from fkat_data.datasets import PackedDataset, TokenDocuments, TokenWindows, collate_packed
+from fkat_data.errors import ShardError
 from fkat_data.streaming import LocalDataset
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "tokens"
@@ -180,9 +186,8 @@ def test_a_file_that_contradicts_its_header_or_index_is_refused_by_name(write, s
 def test_a_document_outside_its_file_is_an_error_where_it_is_read(tmp_path):
     path, _ = written(megatron, tmp_path / "a")
     damaged(path, ".idx", lambda old: old[: 34 + 5 * 4 + 8] + struct.pack("<q", 1000) + old[34 + 5 * 4 + 16 :])
-    documents = TokenDocuments(path)
-    with pytest.raises(ShardCorruptError, match=r"a\.idx.*pointer of sequence 1 is 1000"):
-        documents[1]
+    with pytest.raises(ShardCorruptError, match=r"a\.idx.*pointer of sequence 1 is 1000: expected byte 14, where"):
+        TokenDocuments(path)
     path, _ = written(datatrove, tmp_path / "b")
     damaged(path, "+.index", lambda old: struct.pack("<Q", 39) + old[8:])
     documents = TokenDocuments(path)
@@ -215,6 +220,72 @@ def test_wrong_arguments_name_what_they_should_be(tmp_path):
         TokenDocuments(raw, dtype="uint8")
     with pytest.raises(ConfigurationError, match="uris"):
         TokenWindows([], 4)
+
+
+def readings(path, dtype=None):
+    """Reads the first tokens of a file, each way."""
+    yield lambda: TokenWindows(path, 4, dtype=dtype)[0]
+    tokens = {"window_size": 4, "dtype": dtype}
+    yield lambda: torch.from_numpy(LocalDataset(path, tokens=tokens)[0]["tokens"])
+
+
+def test_what_is_no_file_of_bare_tokens_is_refused_by_name(tmp_path):
+    tokens = np.arange(600, dtype=np.uint16).tobytes()
+    np.savez(tmp_path / "a.npz", np.arange(600, dtype=np.uint16))
+    torch.save({"weight": torch.zeros(3)}, tmp_path / "model.bin")
+    (tmp_path / "tokens.ds.index").write_bytes(bytes(80))
+    compressed = {"gz": gzip.compress(tokens), "zst": zstandard.compress(tokens), "xz": lzma.compress(tokens)}
+    for suffix, content in (compressed | {"bz2": bz2.compress(tokens)}).items():
+        (tmp_path / f"a.bin.{suffix}").write_bytes(content)
+        (tmp_path / f"misnamed_{suffix}.bin").write_bytes(content)
+    names = [path.name for path in tmp_path.iterdir()]
+    assert len(names) == 11
+    for name in names:
+        for read in readings(str(tmp_path / name), "uint16"):
+            # A stream has no files of the other names.
+            with pytest.raises((ConfigurationError, ShardError), match=re.escape(name)):
+                read()
+        with pytest.raises(ConfigurationError, match="without compression"):
+            TokenWindows(str(tmp_path / name), 4, dtype="uint16")
+
+
+@pytest.mark.parametrize("first", [[0x8B1F, 8], [0xFFFF] * 4, [0xD8FF], [0x0178], [0x5D, 0], [0x9D1F]])
+def test_bare_tokens_may_begin_as_other_files_do(first, tmp_path):
+    tokens = np.array([*first, *range(600)], np.uint16)
+    path = str(bare(tmp_path / "a", tokens, []))
+    for read in readings(path, "uint16"):
+        assert read().tolist() == tokens[:4].tolist()
+
+
+def test_a_file_of_numpys_name_without_a_header_has_the_type_that_is_given(tmp_path):
+    tokens = np.arange(40, dtype=np.uint16)
+    tokens.tofile(tmp_path / "a.npy")
+    for read in readings(str(tmp_path / "a.npy"), "uint16"):
+        assert read().tolist() == [0, 1, 2, 3]
+    for read in readings(str(tmp_path / "a.npy")):
+        with pytest.raises(ConfigurationError, match=r"dtype.*a\.npy"):
+            read()
+    np.save(tmp_path / "a.npy", tokens)
+    damaged(tmp_path / "a.npy", ".npy", lambda old: b"X" + old[1:])
+    for read in readings(str(tmp_path / "a.npy"), "uint16"):
+        with pytest.raises(ShardCorruptError, match="first bytes"):
+            read()
+
+
+def test_fields_of_an_index_that_say_the_same_thing_are_compared(tmp_path):
+    path, _ = written(megatron, tmp_path / "gaps", (10, 10, 10))
+    lengths, ends = 34, 34 + 3 * 4 + 3 * 8
+    tokens = np.arange(60, dtype=np.uint16)
+    tokens.tofile(path)
+    pointers = struct.pack("<3q", 0, 60, 100)  # 20 tokens between the first and the second document
+    damaged(path, ".idx", lambda old: old[: lengths + 12] + pointers + old[ends:])
+    for read in (*readings(path), lambda: TokenDocuments(path)):
+        with pytest.raises(ShardCorruptError, match=r"gaps\.idx.*sequence 1 is 60: expected byte 20.*with gaps"):
+            read()
+    path, _ = written(megatron, tmp_path / "open", (10, 10, 10))
+    damaged(path, ".idx", lambda old: old[:26] + struct.pack("<Q", 3) + old[34:-8])  # two documents of three sequences
+    with pytest.raises(ShardCorruptError, match=r"open\.idx.*end of documents is \(0, 2\): expected \(0, 3\)"):
+        TokenDocuments(path)[0]
 
 
 def test_a_token_outside_the_vocabulary_is_named_where_it_is_read(tmp_path):
