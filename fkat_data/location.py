@@ -6,18 +6,16 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from hashlib import blake2s
+from inspect import signature
 from pathlib import Path
 from typing import Any, cast
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from fkat_data.errors import ConfigurationError
 from fkat_data.interruption import genuine, suppress
-
-#: A folder that file systems make for their own repair, and that only the administrator may read. It holds no data.
-LOST_AND_FOUND = "lost+found"
 
 _logger = logging.getLogger(__name__)
 
@@ -42,11 +40,51 @@ def is_url(location: str) -> bool:
 
 
 def path_of(location: str) -> Path | None:
-    """Return the path of a location on this machine, which may be a ``file://`` URL; None for any other URL."""
+    """Return the path of a location on this machine, which may be a ``file://`` URL; None for any other URL.
+
+    The path of a URL is meant as it is written if it exists so, and percent-encoded otherwise.
+    """
     if not is_url(location):
         return Path(location)
-    parts = urlsplit(location)
-    return Path(unquote(parts.path) or "/") if parts.scheme == "file" and parts.netloc in ("", "localhost") else None
+    scheme, _, rest = location.partition("://")
+    host, slash, rest = rest.partition("/")
+    if scheme.lower() != "file" or host.lower() not in ("", "localhost"):
+        return None
+    path = Path(slash + rest or "/")
+    return path if "%" not in rest or os.path.lexists(path) else Path(unquote(str(path)))
+
+
+def is_chain(location: str) -> bool:
+    """Return whether a location is a chain of fsspec's file systems, such as ``zip://a::s3://b``, and no name with ``::``.
+
+    What exists here is a name, and so is what follows a file system that takes no other one.
+    """
+    first, mark, _ = location.partition("::")
+    if not mark or location.startswith("/") or ("://" not in first and os.path.lexists(location)):
+        return False
+    # Imported here, because only such locations need it and a worker must start quickly.
+    import fsspec  # noqa: PLC0415 - see above
+
+    try:
+        kind: Any = cast("Any", fsspec).get_filesystem_class(first.partition("://")[0])
+    except genuine(ValueError, ImportError):
+        return True  # fsspec says what is wrong
+    return any("target_protocol" in signature(base.__init__).parameters for base in kind.__mro__)
+
+
+def file_system_of(uri: str, storage_options: Mapping[str, Any]) -> tuple[Any, str]:
+    """Return the file system of a URI, and the name of the file in it. Raises what fsspec raises.
+
+    Args:
+        uri: A URI that fsspec supports, or a chain of them.
+        storage_options: The options of the file system.
+    """
+    import fsspec  # noqa: PLC0415 - as above
+
+    if "::" not in uri or is_chain(uri):
+        return cast("Any", fsspec).core.url_to_fs(uri, **storage_options)
+    kind: Any = cast("Any", fsspec).get_filesystem_class(uri.partition("://")[0] if is_url(uri) else "file")
+    return kind(**{**kind._get_kwargs_from_urls(uri), **storage_options}), kind._strip_protocol(uri)  # noqa: SLF001 - as fsspec does
 
 
 def resolved(argument: str, location: object, expected: str = "the path or the URL of a directory") -> str:
@@ -91,25 +129,6 @@ def machine_path(argument: str, location: object, expected: str) -> Path:
     if path is None:
         raise ConfigurationError(argument, location, f"{expected}, and no URL")
     return path
-
-
-def pass_over_unreadable(folder: str, error: PermissionError) -> None:
-    """Leave out a folder below the one that the user has named, if it is hidden, with a warning.
-
-    Args:
-        folder: Its path.
-        error: What reading it has raised.
-
-    Raises:
-        PermissionError: It is not hidden: its files may be part of the data. A note says what helps.
-    """
-    if not Path(folder).name.startswith("."):
-        error.add_note(
-            "fkat_data: its files may be part of the data: let this user read the folder, or move it elsewhere "
-            "(hidden folders that cannot be read are left out)",
-        )
-        raise error
-    _logger.warning("%s is left out: it is hidden, and this user may not read it", folder)
 
 
 def user_cache_file(kind: str, location: str) -> Path:

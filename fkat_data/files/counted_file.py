@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, cast
 
 from fkat_data.background import in_parallel
 from fkat_data.interruption import genuine
-from fkat_data.location import load_kept, path_of, save_kept, user_cache_file
+from fkat_data.location import file_system_of, is_chain, load_kept, path_of, save_kept, user_cache_file
 
 _logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class CountedFile(NamedTuple):
     def version(self) -> str:
         """Return what changes when the file changes; an empty text where that is not known."""
         try:
-            path = None if "::" in self.path else path_of(self.path)
+            path = None if is_chain(self.path) else path_of(self.path)
             if path is None:
                 return _remote_version(self.path, self.storage_options)
             found = path.stat()
@@ -124,10 +124,7 @@ def counts_of(files: Sequence[CountedFile]) -> list[int | None]:
 
 
 def _remote_version(uri: str, storage_options: Mapping[str, Any]) -> str:
-    # Imported here, because only remote files need it.
-    import fsspec  # noqa: PLC0415 - see above
-
-    file_system, name = cast("Any", fsspec).core.url_to_fs(uri, **storage_options)
+    file_system, name = file_system_of(uri, storage_options)
     found: dict[str, Any] = file_system.info(name)
     version = next((found[key] for key in VERSIONS if found.get(key)), None)
     return "" if version is None else f"{found.get('size')} {version}"

@@ -14,7 +14,7 @@ from fkat_data.files.kept import LastUsed
 from fkat_data.files.remote import RemoteFile, Span
 from fkat_data.files.signatures import START_BYTES, check_text, compression_of, decompressed
 from fkat_data.interruption import genuine, suppress
-from fkat_data.location import path_of, resolved
+from fkat_data.location import file_system_of, is_chain, path_of, resolved
 from fkat_data.wording import place_of
 
 Locations: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -55,13 +55,13 @@ def locations_of(argument: str, value: object) -> list[str]:
         ConfigurationError: ``value`` is none of them, is empty, or repeats a file.
     """
     expected = "the path or the URI of a file"
-    names = [name if "::" in name else resolved(argument, name, expected) for name in names_of(argument, value)]
+    names = [name if is_chain(name) else resolved(argument, name, expected) for name in names_of(argument, value)]
     return names_of(argument, names)
 
 
 def local_path(path: str) -> str | None:
     """Return the path of a local file, or None for a URI that needs fsspec."""
-    found = None if "::" in path else path_of(path)
+    found = None if is_chain(path) else path_of(path)
     return None if found is None else str(found)
 
 
@@ -82,15 +82,12 @@ def open_uri(uri: str, storage_options: Mapping[str, Any]) -> RemoteFile:
         ShardNotFoundError: The file does not exist.
         OSError: Any other error of the file system.
     """
-    # Imported here, because only remote files need it and a worker must start quickly.
-    import fsspec  # noqa: PLC0415 - see above
-
     try:
-        file_system, name = cast("Any", fsspec).core.url_to_fs(uri, **storage_options)
+        file_system, name = file_system_of(uri, storage_options)
     except genuine(ValueError, ImportError) as error:
         raise ConfigurationError("paths", uri, f"a URI that fsspec can open: {error}") from error
     try:
-        return RemoteFile(file_system, name, is_chained="::" in uri, hop_bytes=_HOP_IN_STORE_BYTES)
+        return RemoteFile(file_system, name, is_chained=is_chain(uri), hop_bytes=_HOP_IN_STORE_BYTES)
     except genuine(FileNotFoundError) as error:
         raise (is_folder(uri) if _has_folder(file_system, name) else not_found(uri)) from error
     except genuine(IsADirectoryError) as error:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
 from fkat_data.files.opening import FileVersion, RangedFile, local_path
 from fkat_data.interruption import genuine
-from fkat_data.location import replacing
+from fkat_data.location import file_system_of, is_chain, replacing
 
 _logger = logging.getLogger(__name__)
 
@@ -72,10 +72,8 @@ def write_sidecar(
     about = {"version": _VERSION, "size_bytes": before.size_bytes, "time": before.time, **facts}
     text = json.dumps(about).encode()
     if local_path(path) is None:
-        # Imported here, because only remote files need it.
-        import fsspec  # noqa: PLC0415 - see above
-
-        with cast("Any", fsspec).open(place, "wb", **storage_options) as file:  # a store has it as a whole, at the end
+        file_system, name = file_system_of(place, storage_options)
+        with file_system.open(name, "wb") as file:  # a store has it as a whole, at the end
             _write(file, values, text)
         return place
     with replacing(Path(place)) as temporary, temporary.open("wb") as file:
@@ -121,7 +119,7 @@ def _write(file: Any, values: npt.NDArray[Any], text: bytes) -> None:
 def _beside(path: str, kind: str) -> str | None:
     """Return where a file's sidecar is; None: its URI does not end with its name."""
     local = local_path(path)
-    if local is None and ("?" in path or "::" in path):
+    if local is None and (("?" in path and path.startswith("http")) or is_chain(path)):
         return None
     return f"{local or path}.{kind}"
 

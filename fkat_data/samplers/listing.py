@@ -1,15 +1,18 @@
 """List the files under a URI as shards, on any file system that fsspec supports."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from fkat_data.arguments import boolean, integer
 from fkat_data.errors import ConfigurationError
+from fkat_data.folders import data_names, files_below, marks_of_folders, say_partitions
 from fkat_data.interruption import genuine
-from fkat_data.location import LOST_AND_FOUND, pass_over_unreadable
+from fkat_data.location import file_system_of, is_chain, path_of
+from fkat_data.patterns import literal_where
 from fkat_data.samplers.sequence import SequenceShardSampler, merge_uris
 from fkat_data.wording import add_note, place_of
 
@@ -19,18 +22,21 @@ class FsShardSampler(SequenceShardSampler):
 
     The constructor lists the files once. Under a local path, each shard is an absolute path. Under a URI, each shard
     is a URI of the same form, to be opened with the same ``storage_options``. On the local file system, links to
-    files and directories are followed. Directories are not shards, nor are the empty objects that represent them.
+    files and directories are followed, unless they lead back to a directory above; one that leads nowhere is left out,
+    with a warning. Directories are not shards, nor are the empty objects that represent them.
 
     Hidden files are skipped: any part of their path below ``uri`` starts with ``.`` or ``_``, such as ``_SUCCESS``,
     ``.part-0.crc`` or ``_temporary/part-0``. ``glob`` includes one if a part of the pattern that starts with the same
-    character matches the hidden part: ``_delta_log/*.json``. On the local file system, ``lost+found`` is skipped, and
-    so are folders that start with ``.`` and may not be read, with a warning.
+    character matches the hidden part: ``_delta_log/*.json``. What is written beside data is skipped, too, unless
+    ``glob`` ends as it does: ``*.lines`` and ``*.lengths`` of this library, ``*.crc``, ``*_$folder$``. On the local
+    file system, ``lost+found`` is skipped, and so are folders that start with ``.`` and may not be read, with a warning.
 
     Args:
         uri: A directory or a file: a local path, which may be relative or start with ``~``, or a URI such as
             ``s3://bucket/folder``, ``hf://datasets/name`` or ``file:///folder``.
         glob: Pattern that a file's path below ``uri`` or its whole path must match. ``*`` matches any characters,
-            including ``/``; ``?`` and ``[...]`` match one. Case matters.
+            including ``/``; ``?`` and ``[...]`` match one. Case matters. What exists as it is written is meant, and
+            is no pattern: ``run[1]/*.parquet`` are the files of a directory ``run[1]``, if there is one.
         recursive: Whether to list subdirectories too.
         num_uri_merge: Number of files to merge into one shard; -1: all; 0: no merging.
         storage_options: Options that fsspec passes to the file system, such as keys and endpoints.
@@ -61,7 +67,8 @@ class FsShardSampler(SequenceShardSampler):
         num_uri_merge = integer("num_uri_merge", num_uri_merge, minimum=-1)
 
         files = _files(text, recursive=recursive, storage_options=_plain(storage_options or {}))
-        shards = sorted(file.shard for file in files if _is_wanted(file, glob))
+        chosen = sorted(_chosen(files, glob or ""))
+        shards = [file.shard for file in chosen]
         if not shards and glob:
             raise ConfigurationError(
                 "glob", glob, f"a pattern that matches at least one of the {len(files)} files under {text!r}"
@@ -70,6 +77,7 @@ class FsShardSampler(SequenceShardSampler):
             where = "under it" if recursive else "in it (recursive=False)"
             found = f"all {len(files)} {where} are hidden" if files else f"there are none {where}"
             raise ConfigurationError("uri", text, f"a directory with files that are not hidden; {found}")
+        say_partitions(str(place_of(text)), (file.relative_path for file in chosen))
         super().__init__(merge_uris(shards, num_uri_merge))
 
 
@@ -78,21 +86,25 @@ class _File(NamedTuple):
     relative_path: str  # below the URI; empty if the URI is this file
 
 
-def _is_wanted(file: _File, glob: str | None) -> bool:
-    if glob:
-        path = file.relative_path or file.shard.rpartition("/")[2]
-        if not fnmatchcase(path, glob) and not fnmatchcase(file.shard, glob):
-            return False
-    patterns = glob.split("/") if glob else []
-    return all(
-        any(pattern[:1] == part[0] and fnmatchcase(part, pattern) for pattern in patterns)
-        for part in file.relative_path.split("/")
-        if part.startswith((".", "_"))
+def _chosen(files: Sequence[_File], glob: str) -> list[_File]:
+    pattern = literal_where(glob, partial(_is_there, files)) if glob else ""
+    data = {*data_names((file.relative_path for file in files), pattern), ""}
+    return [file for file in files if file.relative_path in data and (not pattern or _matches(file, pattern))]
+
+
+def _is_there(files: Sequence[_File], name: str) -> bool:
+    return any(
+        found == name or found.startswith(f"{name}/") for file in files for found in (file.relative_path, file.shard)
     )
 
 
+def _matches(file: _File, pattern: str) -> bool:
+    path = file.relative_path or file.shard.rpartition("/")[2]
+    return fnmatchcase(path, pattern) or fnmatchcase(file.shard, pattern)
+
+
 def _files(uri: str, *, recursive: bool, storage_options: dict[str, Any]) -> list[_File]:
-    if "://" in uri or "::" in uri:
+    if "://" in uri or is_chain(uri):
         return _files_of_uri(uri, recursive=recursive, storage_options=storage_options)
     # Path.resolve() would replace the names of links, and Path.absolute() keeps "..".
     root = os.path.abspath(os.path.expanduser(uri))  # noqa: PTH100, PTH111  see above
@@ -105,14 +117,15 @@ def _relative_path(root: str, name: str) -> str:
 
 def _files_of_uri(uri: str, *, recursive: bool, storage_options: dict[str, Any]) -> list[_File]:
     # Imported here, because workers import this module but list nothing: they start faster without fsspec.
-    from fsspec import core  # noqa: PLC0415  see above
     from fsspec.implementations.local import LocalFileSystem  # noqa: PLC0415  see above
 
     try:
-        file_system, root = cast("tuple[Any, str]", core.url_to_fs(uri, **storage_options))
+        file_system, root = file_system_of(uri, storage_options)
     except genuine(ValueError, ImportError, FileNotFoundError) as error:
         raise ConfigurationError("uri", uri, f"a URI that fsspec can open: {error}") from error
     if isinstance(file_system, LocalFileSystem):
+        path = path_of(uri)  # what it percent-encodes, fsspec takes as it is
+        root = root if path is None or not path.is_absolute() else str(path)
         names = _local_files(root, uri, recursive=recursive)
         return [_File(file_system.unstrip_protocol(name), _relative_path(root, name)) for name in names]
     prefix, suffix = _prefix_and_suffix(uri, file_system.unstrip_protocol(root))
@@ -130,41 +143,13 @@ def _local_files(root: str, uri: str, *, recursive: bool) -> Sequence[str]:
     # fsspec's own listing returns links to directories as files, instead of following them.
     if not Path(root).exists():
         raise _not_found(uri, root)
-    return list(files_below(root, recursive=recursive)) if Path(root).is_dir() else [root]
+    enters = None if recursive else _enters_none
+    return [path for _, path in files_below(root, enters)] if Path(root).is_dir() else [root]
 
 
-def files_below(
-    directory: str, *, recursive: bool = True, above: frozenset[tuple[int, int]] = frozenset()
-) -> Iterator[str]:
-    """Yield the paths of the files in a directory. Links to files and directories are followed.
-
-    Below it, ``lost+found`` is left out, and so are hidden folders (``.snapshot``) that may not be read.
-
-    Args:
-        directory: The directory.
-        recursive: Whether to yield those in its subdirectories, too.
-        above: The identities of the directories above it, which a link must not lead back to.
-
-    Raises:
-        OSError: A directory cannot be read.
-    """
-    status = Path(directory).stat()
-    identity = (status.st_dev, status.st_ino)
-    if identity in above:  # a link to one of its parents would never end
-        return
-    try:
-        listing = os.scandir(directory)
-    except genuine(PermissionError) as error:
-        if not above:
-            raise
-        pass_over_unreadable(directory, error)
-        return
-    with listing as entries:
-        for entry in entries:
-            if not entry.is_dir():
-                yield entry.path
-            elif recursive and entry.name != LOST_AND_FOUND:
-                yield from files_below(entry.path, above=above | {identity})
+def _enters_none(folder: str) -> bool:
+    del folder
+    return False
 
 
 def _remote_files(file_system: Any, root: str, uri: str, *, recursive: bool) -> Sequence[str]:
@@ -182,19 +167,8 @@ def _remote_files(file_system: Any, root: str, uri: str, *, recursive: bool) -> 
         raise
     if not entries and not file_system.exists(root):
         raise _not_found(uri, root)
-    directories: set[str] = set()
-    for name in entries:
-        directory = name.rpartition("/")[0]
-        while directory and directory not in directories:
-            directories.add(directory)
-            directory = directory.rpartition("/")[0]
-    return [
-        name
-        for name, entry in entries.items()
-        if entry.get("type") != "directory"
-        # Object stores have no directories; tools write an empty object for each one.
-        and not (entry.get("size") == 0 and (name.endswith("/") or name in directories))
-    ]
+    marks = marks_of_folders({name: entry.get("size") for name, entry in entries.items()})
+    return [name for name, entry in entries.items() if entry.get("type") != "directory" and name not in marks]
 
 
 def _not_found(uri: str, root: str) -> ConfigurationError:
@@ -209,7 +183,7 @@ def _prefix_and_suffix(uri: str, unstripped_root: str) -> tuple[str, str]:
     ``unstrip_protocol`` drops. In a chain, the path belongs to one link, which may be any of them:
     ``simplecache::s3://bucket/folder``, ``zip://folder::s3://bucket/all.zip``.
     """
-    links = uri.split("::")
+    links = uri.split("::") if is_chain(uri) else [uri]
     protocol = unstripped_root.partition("://")[0]
     of_protocol = [link_index for link_index, link in enumerate(links) if link.partition("://")[0] == protocol]
     with_path = [link_index for link_index, link in enumerate(links) if "://" in link]

@@ -1,11 +1,11 @@
 """Convert files to a dataset of MDS shards."""
 
 import multiprocessing
+import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from glob import escape, glob, has_magic
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias, Unpack, get_args
 
 from fkat_data import arguments
@@ -14,8 +14,9 @@ from fkat_data.errors import ConfigurationError, SampleError, ShardCorruptError,
 from fkat_data.files.formats import FORMATS
 from fkat_data.files.signatures import COMPRESSED_SUFFIXES
 from fkat_data.files.tar import DecoderName
+from fkat_data.folders import data_names, files_below, sample_names, say_partitions
 from fkat_data.location import machine_path
-from fkat_data.samplers.listing import files_below
+from fkat_data.patterns import compiled, literal_where, may_be_above, unescaped, wildcard_at
 from fkat_data.streaming.writing import IndexLocation, MDSWriter, WriterSettings, natural_key, write_parallel
 from fkat_data.tools.conversion_texts import JsonLinesSource, RowSource, SeparatedSource
 
@@ -42,8 +43,10 @@ def convert(
 
     Args:
         paths: One or more files, patterns of files such as ``shards/*.tar``, or directories. If a directory has tables
-            (JSON lines, CSV, ...) or tar files, they are converted in natural order. Otherwise every file below it is a
-            sample. Hidden files are left out.
+            (JSON lines, CSV, ...) or tar files, they and those of the same kinds in its folders are converted, in
+            natural order; so are those in its folders alone, if nothing else is there. Otherwise every file below it
+            is a sample. Hidden files, and what is written beside data, are left out (``FsShardSampler`` has the rule).
+            What exists is meant as it is written, also if it looks like a pattern.
         out: The dataset's place, as for ``MDSWriter``.
         kind: One of ``KINDS``; None: by file name.
         columns: Encodings that replace those inferred from the data. An inferred number keeps every value: of
@@ -121,27 +124,56 @@ def sources_of(
         arguments.choice("kind", kind, KINDS)
     place = machine_path("paths", path, "files or directories of this machine")
     if place.is_dir():
-        files = sorted(place.iterdir(), key=lambda file: natural_key(file.name))
-        found = {file: _kind_of(file) for file in files if not file.name.startswith(".")}
-        tables = [file for file, its_kind in found.items() if its_kind and kind in (None, its_kind)]
-        if kind == "folder" or not tables:
+        tables = [] if kind == "folder" else _tables_below(place, kind)
+        if not tables and kind not in (None, "folder"):
+            reason = f"no file in it has a name of the kind {kind}; {place}/* takes all of its files for that"
+            raise ShardNotFoundError(str(place), reason)
+        if not tables:
             num_parts = 1 if num_workers == 1 else num_workers * _PARTS_FOR_EACH_WORKER
             return list(FolderSource.parts_of(str(place), num_parts))
-        return [_source(str(file), kind or _kind_of(file), given) for file in tables]
-    if not place.exists() and has_magic(str(place)):
-        # What comes before the pattern is no pattern, whatever the working directory is called.
-        here = f"{Path.cwd()}/"
-        pattern = f"{escape(here)}{str(place).removeprefix(here)}" if str(place).startswith(here) else str(place)
-        # Path.glob takes no absolute pattern.
-        files = sorted(glob(pattern, recursive=True), key=natural_key)  # noqa: PTH207 - see above
-        if not files:
-            raise ShardNotFoundError(str(place), "no file matches")
-        return [_source(file, kind or _kind_of(Path(file)), given) for file in files]
-    return [_source(str(place), kind or _kind_of(place), given)]
+        return [_source(str(place / name), kind or _kind_of(name), given) for name in tables]
+    pattern = literal_where(str(place), os.path.lexists)
+    if wildcard_at(pattern) is None:
+        file = str(place) if place.exists() else unescaped(pattern)
+        return [_source(file, kind or _kind_of(file), given)]
+    files = _matching(pattern)
+    if not files:
+        raise ShardNotFoundError(str(place), "no file matches")
+    return [_source(file, kind or _kind_of(file), given) for file in files]
 
 
-def _kind_of(path: Path) -> str | None:
-    suffixes = path.name.lower().split(".")[1:]
+def _tables_below(place: Path, kind: str | None) -> list[str]:
+    """Return the tables below a directory, in natural order; none if it is one of samples.
+
+    Those in its folders are taken if they are of a kind that it has itself, or if there is nothing but tables.
+    """
+    names = data_names(name for name, _ in files_below(str(place)))
+    kinds = {name: found for name in names if (found := _kind_of(name)) is not None and kind in (None, found)}
+    own = {kinds[name] for name in kinds if "/" not in name}
+    if own:
+        kinds = {name: found for name, found in kinds.items() if found in own}
+    elif kind is None and len(kinds) < len(names):
+        return []
+    say_partitions(str(place), kinds)
+    return sorted(kinds, key=natural_key)
+
+
+def _matching(pattern: str) -> list[str]:
+    """Return the files that match a pattern, in natural order."""
+    fixed, _, chosen = pattern[: wildcard_at(pattern)].rpartition("/")
+    chosen = pattern[len(fixed) + 1 :]
+    folder = Path(unescaped(fixed) or "/")
+    if not folder.is_dir():
+        return []
+    expression = compiled(chosen, "paths")
+    names = dict(files_below(str(folder), partial(may_be_above, pattern=chosen)))
+    found = [name for name in data_names(names, chosen) if expression.fullmatch(name)]
+    say_partitions(str(folder), found)
+    return [names[name] for name in sorted(found, key=natural_key)]
+
+
+def _kind_of(name: str) -> str | None:
+    suffixes = name.rpartition("/")[2].lower().split(".")[1:]
     if suffixes and f".{suffixes[-1]}" in COMPRESSED_SUFFIXES:
         suffixes = suffixes[:-1]
     last = f".{suffixes[-1]}" if suffixes else None
@@ -247,8 +279,7 @@ class FolderSource(RowSource):
             ShardNotFoundError: The folder has no files.
             OSError: A folder in it cannot be read and is not hidden.
         """
-        paths = (PurePath(path).relative_to(root) for path in files_below(root))
-        names = sorted(path.as_posix() for path in paths if not any(part.startswith(".") for part in path.parts))
+        names = sorted(sample_names(name for name, _ in files_below(root)))
         if not names:
             raise ShardNotFoundError(root, "the folder has no files")
         size = -(-len(names) // num_parts)

@@ -16,12 +16,13 @@ from fkat_data.files.index import INDEX_NAME, parse_index
 from fkat_data.files.shard import DescribedFile, ShardEntry, version_prefix
 from fkat_data.files.stored import file_size
 from fkat_data.files.token_shards import TokenWindowing, check_windowing, index_of
+from fkat_data.folders import say_partitions
 from fkat_data.interruption import suppress
 from fkat_data.location import load_kept, save_kept, user_cache_file
 from fkat_data.streaming.reading.stream import FilePattern
 from fkat_data.streaming.store.client import ListedFile, moment_of
 from fkat_data.streaming.store.directory_client import version_of
-from fkat_data.streaming.store.store import Store
+from fkat_data.streaming.store.store import Store, reason_against
 
 _LARGEST_INDEX_BYTES = 256 << 20
 #: The shortest interval between two checks that the dataset is still the same.
@@ -313,9 +314,10 @@ class GeneratedIndex:
 
     def _listed(self) -> list[ListedFile]:
         listed = self._store.listing(self._pattern.prefix)
-        if any(file.name == f"{self._pattern.text}/index.json" for file in listed):
+        pattern = self._pattern.among([file.name for file in listed])
+        if any(file.name == f"{pattern.name}/{INDEX_NAME}" for file in listed):
             raise ConfigurationError("remote", self._location, "a slash at its end, because it has an index.json")
-        found = [file for file in listed if self._pattern.matches(file.name)]
+        found = [file for file in listed if pattern.matches(file.name)]
         if not found:
             raise ShardNotFoundError(
                 self._location,
@@ -325,17 +327,28 @@ class GeneratedIndex:
         of_kind = [file for file in found if (listed_format(file.name) == "tokens") == (self._windowing is not None)]
         found = of_kind or found
         if of_kind and self._windowing is not None:
-            found = sorted({*found, *self._indices_of(found, listed)})
+            found = sorted({*found, *self._indices_of(pattern.name, found, listed)})
         for file in found:
-            if max(len(part.encode(errors="replace")) for part in file.name.split("/")) > _LONGEST_NAME_BYTES:
-                raise ShardCorruptError(file.name, f"a name or a folder is longer than {_LONGEST_NAME_BYTES} bytes")
+            self._check_name(file.name)
+        say_partitions(self._url, (file.name for file in found))
         return found
 
-    def _indices_of(self, found: Sequence[ListedFile], listed: Sequence[ListedFile]) -> list[ListedFile]:
+    def _check_name(self, name: str) -> None:
+        reason = reason_against(name)
+        if max(len(part.encode(errors="replace")) for part in name.split("/")) > _LONGEST_NAME_BYTES:
+            reason = f"expected names of files and folders of at most {_LONGEST_NAME_BYTES} bytes"
+        if reason is not None:
+            raise ConfigurationError(
+                "remote", f"{self._url}/{name}", f"files that a stream takes: rename it ({reason})"
+            )
+
+    def _indices_of(
+        self, named: str | None, found: Sequence[ListedFile], listed: Sequence[ListedFile]
+    ) -> list[ListedFile]:
         """Return the indices beside files of tokens, also where the pattern is of the files alone."""
         there = {file.name: file for file in listed}
         names = [index_of(file.name) for file in found]
-        if self._pattern.text == found[0].name and names[0] not in there:
+        if named == found[0].name and names[0] not in there:
             # A server may refuse what it does not have.
             with suppress(DownloadError):
                 there |= {file.name: file for file in self._store.listing(names[0])}

@@ -4,9 +4,10 @@ import math
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import copy
 from functools import partial
+from glob import escape
 from hashlib import blake2s
 from pathlib import Path
 from typing import Any, NamedTuple, Self, cast
@@ -20,6 +21,7 @@ from fkat_data.files.tar import DecoderName, checked_decode
 from fkat_data.files.token_shards import TokenWindowing, checked_windowing
 from fkat_data.interruption import genuine
 from fkat_data.location import path_of, resolved
+from fkat_data.patterns import compiled, is_shown_file, literal_where, unescaped, wildcard_at
 from fkat_data.streaming.order.weights import StreamWeight
 from fkat_data.streaming.store.store import open_store
 from fkat_data.wording import Described, place_of
@@ -33,7 +35,6 @@ NO_DATASET = (
 
 #: The files of a dataset with an index.
 _OF_DATASET = re.compile(r"index\.json|shard\.\d+\..+")
-_WILDCARD = re.compile(r"[*?\[]")
 #: The schemes of web servers, in whose URLs a question mark begins the query.
 _WEB = ("http", "https")
 
@@ -44,16 +45,32 @@ class FilePattern(NamedTuple):
     Attributes:
         text: The pattern, relative to the directory, as the shell's: ``*``, ``?``, ``[...]``, and ``**`` for folders
             at any depth; "": all files of a known format, at any depth. Without a wildcard, a file, or all files below
-            a folder of that name.
+            a folder of that name. ``[*]``, ``[?]`` and ``[[]`` are no wildcards: they stand for what they enclose.
     """
 
     text: str
 
     @property
+    def name(self) -> str | None:
+        """The file or the folder that is meant; None if there is a wildcard."""
+        return unescaped(self.text) if wildcard_at(self.text) is None else None
+
+    @property
     def prefix(self) -> str:
         """What the names of all files begin with."""
-        found = _WILDCARD.search(self.text)
-        return self.text[: found.start()] if found else self.text
+        return unescaped(self.text[: wildcard_at(self.text)])
+
+    def among(self, names: Collection[str]) -> "FilePattern":
+        """Return the pattern without the wildcards that are none, since there are files whose names have them.
+
+        Args:
+            names: The files of the directory that begin with ``prefix``.
+        """
+
+        def exists(part: str) -> bool:
+            return any(name == part or name.startswith(f"{part}/") for name in names)
+
+        return FilePattern(literal_where(self.text, exists))
 
     def matches(self, name: str) -> bool:
         """Return whether a file is one of them. A wildcard matches no name that begins with a dot or an underscore.
@@ -67,11 +84,11 @@ class FilePattern(NamedTuple):
         if listed_format(name) is None:
             return False
         if not self.text:
-            return _FOLDERS_AND_FILE.fullmatch(name) is not None
-        if not _WILDCARD.search(self.text):
-            below = name.removeprefix(f"{self.text}/")
-            return name == self.text or (below != name and _FOLDERS_AND_FILE.fullmatch(below) is not None)
-        return _compiled(self.text).fullmatch(name) is not None
+            return is_shown_file(name)
+        if self.name is not None:
+            below = name.removeprefix(f"{self.name}/")
+            return name == self.name or (below != name and is_shown_file(below))
+        return compiled(self.text).fullmatch(name) is not None
 
 
 def no_stream(name: str) -> str:
@@ -114,53 +131,14 @@ def split_location(location: str) -> tuple[str, FilePattern] | None:
     scheme, separator, path, query = _parts(location)
     if listed_format(path) is None:
         return None
-    found = _WILDCARD.search(path)
-    fixed = path[: found.start()] if found else path
-    directory, slash, _ = fixed.rpartition("/")
+    if scheme in _WEB:
+        path = escape(unescaped(path))  # a web server lists nothing: there are no patterns
+    directory, slash, _ = path[: wildcard_at(path)].rpartition("/")
     pattern = path[len(directory) + len(slash) :]
+    directory = unescaped(directory)
     if separator:
         return (f"{scheme}://{directory}{query}", FilePattern(pattern)) if directory else None
     return directory or slash or ".", FilePattern(pattern)
-
-
-_SHOWN = r"(?![._])"
-_FOLDERS_AND_FILE = re.compile(rf"(?:{_SHOWN}[^/]+/)*{_SHOWN}[^/]+")
-
-
-def _compiled(pattern: str) -> re.Pattern[str]:
-    parts: list[str] = []
-    components = pattern.split("/")
-    for number, component in enumerate(components):
-        is_last = number == len(components) - 1
-        if component == "**":
-            parts.append(rf"(?:{_SHOWN}[^/]+/)*" + (rf"{_SHOWN}[^/]+" if is_last else ""))
-        else:
-            parts.append(_component(component) + ("" if is_last else "/"))
-    try:
-        return re.compile("".join(parts))
-    except genuine(re.error) as error:
-        raise ConfigurationError("remote", pattern, f"a pattern of files as the shell's ({error})") from None
-
-
-def _component(text: str) -> str:
-    found = [_SHOWN] if _WILDCARD.match(text) else []
-    position = 0
-    while position < len(text):
-        letter = text[position]
-        end = text.find("]", position + 2) if letter == "[" else -1
-        if letter == "*":
-            found.append("[^/]*")
-        elif letter == "?":
-            found.append("[^/]")
-        elif end > 0:
-            # These letters would mean something to ``re`` that they do not mean to a shell.
-            inside = re.sub(r"([\\\[&~|])", r"\\\1", text[position + 1 : end])
-            found.append(f"[{'^/' + inside[1:] if inside[0] in '!^' else inside}]")
-            position = end
-        else:
-            found.append(re.escape(letter))
-        position += 1
-    return "".join(found)
 
 
 _DEFAULTS = {
@@ -417,14 +395,17 @@ def _below(location: str | None, split: str | None) -> Path | None:
 
 
 def _split(location: object) -> tuple[str | None, FilePattern | None]:
-    """Return the directory of a location, and the pattern if it names files; a directory has precedence."""
+    """Return the directory of a location, and the pattern if it names files; what exists is no pattern."""
     if location is None:
         return None, None
     text = str(location)
+    path = path_of(text)
+    if path is not None:
+        if path.is_dir() or text.endswith("/"):
+            return text, None
+        text = literal_where(str(path), os.path.lexists)
     found = split_location(text)
-    if found is None or ("://" not in text and Path(text).is_dir()):
-        return text, None
-    return found
+    return (str(location), None) if found is None else found
 
 
 def _names(argument: str, value: object) -> tuple[str, ...]:

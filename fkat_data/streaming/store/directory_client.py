@@ -1,15 +1,14 @@
 """Read files of a directory of this machine."""
 
-import errno
 import os
-import stat
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 from fkat_data.background import in_thread
 from fkat_data.files.stored import file_size
-from fkat_data.interruption import genuine
-from fkat_data.location import LOST_AND_FOUND, pass_over_unreadable
+from fkat_data.folders import files_of_folders
+from fkat_data.interruption import genuine, suppress
 from fkat_data.streaming.store.client import ListedFile, joined_version
 
 _PIECE_BYTES = 1 << 20
@@ -46,52 +45,32 @@ class DirectoryClient:
 
         Left out are ``lost+found``, and hidden folders that may not be read, unless ``prefix`` names them.
         """
+        folder, slash, beginning = prefix.rpartition("/")
+        walk = files_of_folders(str(self._directory / folder), beginning)
         found: list[ListedFile] = []
-        seen: set[tuple[int, int]] = set()
-        folders = [prefix.rpartition("/")[0]]
-        while folders:
-            below, files, identity = in_thread(partial(self._folder, folders.pop(), prefix), timeout_s)
-            # A link may lead to a folder above it.
-            if identity not in seen:
-                seen.add(identity)
-                folders += below
-                found += files
+        while (files := in_thread(partial(_next, walk), timeout_s)) is not None:
+            found += (file._replace(name=folder + slash + file.name) for file in files)
         return found
 
     def close(self) -> None:
         """Do nothing: nothing is open."""
 
-    def _folder(self, folder: str, prefix: str) -> tuple[list[str], list[ListedFile], tuple[int, int]]:
-        """Return the folders and the files of a folder whose names begin with a prefix, and the folder's identity."""
-        below: list[str] = []
-        files: list[ListedFile] = []
-        try:
-            status = (self._directory / folder).stat()
-            entries = list(os.scandir(self._directory / folder))
-        except genuine(FileNotFoundError, NotADirectoryError):
-            return below, files, (-1, -1)
-        except genuine(PermissionError) as error:
-            if prefix.startswith(folder):
-                raise
-            pass_over_unreadable(str(self._directory / folder), error)
-            return below, files, (-1, -1)
-        for entry in entries:
-            name = f"{folder}/{entry.name}" if folder else entry.name
-            if not name.startswith(prefix):
-                continue
-            try:
-                found = entry.stat()
-            except genuine(OSError) as error:
-                # A link that leads nowhere, or in a circle, is no file.
-                if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
-                    raise
-                continue
-            if stat.S_ISDIR(found.st_mode):
-                if entry.name != LOST_AND_FOUND or prefix.startswith(name):
-                    below.append(name)
-            else:
-                files.append(ListedFile(name, found.st_size, str(found.st_mtime_ns)))
-        return below, files, (status.st_dev, status.st_ino)
+
+def _next(walk: Iterator[list[tuple[str, os.DirEntry[str]]]]) -> list[ListedFile] | None:
+    """Return the files of the next folder; None if there is none."""
+    try:
+        entries = next(walk, None)
+    except genuine(FileNotFoundError, NotADirectoryError):
+        return None
+    if entries is None:
+        return None
+    found: list[ListedFile] = []
+    for name, entry in entries:
+        # It may be gone since.
+        with suppress(FileNotFoundError):
+            status = entry.stat()
+            found.append(ListedFile(name, status.st_size, str(status.st_mtime_ns)))
+    return found
 
 
 class _FileBody:

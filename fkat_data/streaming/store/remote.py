@@ -5,21 +5,20 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
-from typing import Any, cast
+from typing import Any
 
 import fsspec
-import fsspec.core
 from fsspec.registry import known_implementations
 
 from fkat_data.background import in_thread
 from fkat_data.errors import ConfigurationError
+from fkat_data.location import file_system_of, is_chain
 from fkat_data.streaming.store.attempts import Redaction
 from fkat_data.streaming.store.bucket import BucketClient
 from fkat_data.streaming.store.client import ChangedError, Client, ContentError, ListedFile, joined_version
 from fkat_data.streaming.store.hub import HubOpener, hub_location
 from fkat_data.streaming.store.web import WebClient
 
-_Opener = Callable[..., tuple[Any, str]]
 _PIECE_BYTES = 4 << 20
 #: The keys under which file systems report a version; the first that is present counts.
 _VERSIONS = ("ETag", "etag", "e_tag", "generation", "blob_id", "version_id", "md5Hash", "last_commit", "LastModified")
@@ -84,8 +83,7 @@ class FilesystemClient:
             made = self._made
             if made is None:
                 # Some file systems look for credentials over the network here.
-                opened = cast("_Opener", fsspec.core.url_to_fs)
-                made = self._made = opened(self._url, skip_instance_cache=True, **self._options)
+                made = self._made = file_system_of(self._url, {"skip_instance_cache": True, **self._options})
         filesystem, directory = made
         return filesystem, f"{directory.rstrip('/')}/{name}"
 
@@ -223,7 +221,7 @@ def remote_client(
         ConfigurationError: The scheme is unknown, its package is missing, or the URL has no bucket.
     """
     check_scheme("remote", scheme, redaction.url(location), registered)
-    if "::" not in location:
+    if not is_chain(location):
         if scheme in ("http", "https"):
             return partial(WebClient, location, options)
         if scheme in ("s3", "s3a"):

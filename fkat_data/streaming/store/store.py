@@ -12,8 +12,9 @@ from urllib.parse import urlsplit
 from fkat_data import arguments
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
 from fkat_data.files.shard import FileInfo, Origin
+from fkat_data.folders import marks_of_folders
 from fkat_data.interruption import genuine
-from fkat_data.location import path_of, resolved
+from fkat_data.location import is_chain, path_of, resolved
 from fkat_data.registry import Registry
 from fkat_data.streaming.store.attempts import FinalError, Redaction, with_attempts
 from fkat_data.streaming.store.client import Client, ContentError, ListedFile, TransferError
@@ -161,6 +162,8 @@ class Store:
     def listing(self, prefix: str = "") -> list[ListedFile]:
         """Return the files whose names begin with ``prefix``, at any depth, sorted by name.
 
+        Empty objects that stand for folders are left out.
+
         Args:
             prefix: The beginning of the names; "": all files. A web server lists nothing: it knows the one file that
                 ``prefix`` names.
@@ -171,7 +174,8 @@ class Store:
         found: list[ListedFile] = self._answered(
             prefix.rstrip("/") or "(listing)", lambda client: client.listing(prefix, self._timeout_s)
         )
-        return sorted(found)
+        marks: set[str] = set() if self.is_local else marks_of_folders({file.name: file.size_bytes for file in found})
+        return sorted(file for file in found if file.name not in marks)
 
     def version(self, name: str, *, is_timed: bool = False) -> str:
         """Return the version of a file without reading it: the store's name for its content, "" if it has none.
@@ -239,7 +243,7 @@ class Store:
         return self._tried(name, look)
 
     def _tried(self, name: str, action: Callable[[], Any]) -> Any:
-        reason = _reason_against(name)
+        reason = reason_against(name)
         url = f"{self.url.rstrip('/')}/{name}"
         if reason is not None:
             raise ShardCorruptError(self.url, f"file name {name[:200]!r}: {reason}")
@@ -283,7 +287,8 @@ def _once(action: Callable[[], Any], url: str) -> Any:
         raise FinalError(error) from error
 
 
-def _reason_against(name: str) -> str | None:
+def reason_against(name: str) -> str | None:
+    """Return why a file cannot be read by this name, relative to its directory; None if it can."""
     parts = name.split("/")
     if not name or name.startswith("/") or any(part in ("", ".", "..") for part in parts):
         return "expected a relative path that stays in its directory"
@@ -366,7 +371,7 @@ def _client_of(location: str, options: dict[str, Any], redaction: Redaction) -> 
     if directory is not None:
         return partial(DirectoryClient, directory)
     scheme = urlsplit(location).scheme.lower()
-    if "::" in location:
+    if is_chain(location):
         scheme = location.partition("::")[0].partition("://")[0]
     own = _registered.get(scheme)
     if own is not None:

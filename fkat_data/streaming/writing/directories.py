@@ -10,7 +10,6 @@ import re
 import shutil
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from importlib import import_module
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeAlias, cast
 from urllib.parse import urlsplit
@@ -19,7 +18,7 @@ from fkat_data.errors import ConfigurationError, ShardError
 from fkat_data.files.index import FORMATS, INDEX_NAME, parse_index
 from fkat_data.files.stored import FAMILIES
 from fkat_data.interruption import suppress
-from fkat_data.location import path_of, replacing
+from fkat_data.location import file_system_of, is_chain, path_of, replacing
 from fkat_data.streaming.store.attempts import Redaction
 from fkat_data.streaming.store.store import given_options
 
@@ -108,12 +107,11 @@ class RemoteDirectory:
         self._argument = argument
         self.shown: str = self._redaction.url(url).removesuffix("?***").rstrip("/")
         # Import fsspec here, because workers that only read should start quickly.
-        core = import_module("fsspec.core")
         from fkat_data.streaming.store import remote  # noqa: PLC0415 - it imports fsspec
 
         path = path_of(url)
         scheme = "file" if path is not None else urlsplit(url).scheme.lower()
-        if "::" not in url:
+        if not is_chain(url):
             remote.check_scheme(argument, scheme, self.shown)
         if scheme in _READ_ONLY:
             raise ConfigurationError(argument, self.shown, f"a place that can be written to, unlike {scheme}://")
@@ -122,11 +120,11 @@ class RemoteDirectory:
         self.path = path
         self._has_bucket = scheme in remote.BUCKET_SCHEMES
         try:
-            self._files, root = core.url_to_fs(url if path is None else str(path), **({} if path else options))
+            self._files, root = file_system_of(url if path is None else str(path), {} if path else options)
         except (ValueError, ImportError) as error:
             expected = f"a URL that fsspec can open ({self._redaction.text(str(error))})"
             raise ConfigurationError(argument, self.shown, expected) from error
-        self._root = cast("str", root).rstrip("/")
+        self._root = root.rstrip("/")
         if self._has_bucket and self._root[:1] in ("", "/"):
             raise ConfigurationError(argument, self.shown, f"a URL with a bucket, as {scheme}://bucket/directory")
         of_client: dict[str, Any] = options.get("client_kwargs") or {}

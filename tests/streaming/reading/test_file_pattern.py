@@ -38,7 +38,7 @@ def test_a_location_with_a_suffix_is_a_directory_and_a_pattern(location, expecte
         ("**/*.parquet", "", ["a.parquet", "a/b/c.parquet"], ["_a/b.parquet", "a/_b.parquet"]),
         ("d/**/x.parquet", "d/", ["d/x.parquet", "d/e/f/x.parquet"], ["e/x.parquet", "d/xx.parquet"]),
         ("[!a].parquet", "", ["b.parquet"], ["a.parquet", "bb.parquet", "_.parquet"]),
-        ("[[]a.parquet", "", ["[a.parquet"], ["a.parquet"]),
+        ("[[]a.parquet", "[a.parquet", ["[a.parquet"], ["a.parquet"]),
         ("[~&|a]b.parquet", "", ["~b.parquet", "|b.parquet", "ab.parquet"], ["b.parquet"]),
         ("[a.parquet", "", ["[a.parquet"], ["a.parquet"]),
         ("a+(b).parquet", "a+(b).parquet", ["a+(b).parquet"], ["aab.parquet"]),

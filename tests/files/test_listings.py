@@ -1,0 +1,335 @@
+"""Which files of a folder are data, and what a name means: the same for every way to read."""
+
+import itertools
+import os
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from fkat_data.datasets import IterableParquetDataset, JsonDataset, ParquetDataset, TokenWindows
+from fkat_data.errors import ConfigurationError, ShardNotFoundError
+from fkat_data.files.opening import FileVersion
+from fkat_data.samplers import FsShardSampler
+from fkat_data.streaming import LocalDataset, StreamingDataset
+from fkat_data.tools import app, convert
+
+pytestmark = pytest.mark.usefixtures("own_caches")
+
+#: What is written beside data: by this library, by Spark, Hive and Hadoop, and hidden files.
+NO_DATA = [
+    "a.parquet.lengths",
+    "a.parquet.0123456789abcdef.tmp",
+    "gone.jsonl.gz.lines",
+    "_SUCCESS",
+    "_metadata",
+    "_common_metadata",
+    "a.parquet.crc",
+    ".a.parquet.crc",
+    "deep_$folder$",
+    ".hidden.parquet",
+    "_temporary/0.parquet",
+    "deep/.git/0.parquet",
+]
+
+
+@pytest.fixture
+def own_caches(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "caches"))
+    (tmp_path / "caches").mkdir()
+    yield
+    fsspec.filesystem("memory").store.clear()
+
+
+def write(path, *values):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table({"value": list(values)}), path)
+
+
+def remote(path):
+    """Copy what is below a path to a store in memory."""
+    files = [path] if path.is_file() else [found for found in path.rglob("*") if found.is_file()]
+    for found in files:
+        fsspec.filesystem("memory").pipe(f"memory://bucket{found}", found.read_bytes())
+    return f"memory://bucket{path}"
+
+
+def values(rows):
+    return [int(row["value"]) for row in rows]
+
+
+def by_sampler(place, _):
+    return values(row for shard in FsShardSampler(place) for row in ParquetDataset(shard))
+
+
+def by_sampler_in_order(place, _):
+    return values(row for shard in FsShardSampler(f"file://{place}") for row in IterableParquetDataset(shard))
+
+
+def by_stream(place, _):
+    return values(LocalDataset(place))
+
+
+def by_cached_stream(place, out):
+    dataset = StreamingDataset(remote=str(place), local=str(out), batch_size=1)
+    return values(dataset[index] for index in range(len(dataset)))
+
+
+def by_convert(place, out):
+    convert(place, out)
+    return values(LocalDataset(out))
+
+
+def by_sampler_in_a_store(place, _):
+    return by_sampler(remote(place), _)
+
+
+def by_stream_of_a_store(place, out):
+    return by_cached_stream(remote(place), out)
+
+
+#: Each takes a folder or a file, and a place for what it writes, and returns the values of the rows that it reads.
+HERE = [by_sampler, by_sampler_in_order, by_stream, by_cached_stream, by_convert]
+WAYS = [*HERE, by_sampler_in_a_store, by_stream_of_a_store]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_is_written_beside_data_and_what_is_hidden_is_never_data(tmp_path, way):
+    data = tmp_path / "data"
+    for name in NO_DATA:
+        write(data / name, 99)
+    for number, name in enumerate(["a.parquet", "b.parquet", "deep/c.parquet", "deep/er/d.parquet"]):
+        write(data / name, number)
+    assert way(data, tmp_path / "out") == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("way", HERE)
+def test_a_folder_that_is_linked_twice_is_read_twice_and_one_above_is_not(tmp_path, monkeypatch, way):
+    data = tmp_path / "data"
+    write(data / "one" / "a.parquet", 1)
+    write(tmp_path / "elsewhere" / "b.parquet", 2)
+    for name, target in {
+        "two": "one",
+        "one/up": "..",
+        "one/self": ".",
+        "three": "../elsewhere",
+        "three.parquet": "../elsewhere/b.parquet",
+    }.items():
+        (data / name).symlink_to(target)
+    (tmp_path / "elsewhere" / "data").symlink_to(data)
+    scandir = os.scandir
+
+    class Reversed(list):
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+    expected = [1, 2, 2, 1]
+    assert way(data, tmp_path / "out") == expected
+    monkeypatch.setattr(os, "scandir", lambda path: Reversed(list(scandir(path))[::-1]))
+    assert way(data, tmp_path / "other") == expected
+
+
+@pytest.mark.parametrize("way", HERE)
+def test_folders_that_share_an_inode_are_all_read(tmp_path, monkeypatch, way):
+    names = [f"{number}/{number}/{number}.parquet" for number in range(4)]
+    for number, name in enumerate(names):
+        write(tmp_path / "data" / name, number)
+    stat = Path.stat
+
+    def of_subvolume(path, **options):
+        found = stat(path, **options)
+        # As a file server shows the root of each subvolume of Btrfs.
+        is_inside = path.is_relative_to(tmp_path / "data") and stat(path).st_mode & 0o40000
+        return os.stat_result((found[0], 256, 1, *found[3:])) if is_inside else found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "stat", of_subvolume)
+        assert way(tmp_path / "data", tmp_path / "out") == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("way", HERE)
+def test_a_link_that_leads_nowhere_is_left_out_and_named(tmp_path, caplog, way):
+    write(tmp_path / "data" / "a.parquet", 1)
+    for name, target in {"gone.parquet": "nowhere", "circle": "circle", ".lock": "nowhere"}.items():
+        (tmp_path / "data" / name).symlink_to(target)
+    assert way(tmp_path / "data", tmp_path / "out") == [1]
+    said = {record.getMessage() for record in caplog.records if "leads nowhere" in record.getMessage()}
+    assert said == {
+        f"{tmp_path}/data/{name} is left out: the link leads nowhere" for name in ("circle", "gone.parquet")
+    }
+
+
+#: A name, and another file that it would mean as a pattern, or decoded.
+NAMES = {
+    "run[1]": "run1",
+    "what?": "whatX",
+    "a*b": "aXXb",
+    "[!a]": "b",
+    "a%20b": "a b",
+    "50%": "50",
+    "a::b": "a",
+    "a#b": "a",
+    "a+b": "a b",
+    "a b": "a+b",
+    "é": "e",
+    "~": "x",
+    "{a,b}": "a",
+    "**": "x",
+    "A": "a",
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", NAMES)
+def test_what_exists_is_meant_as_it_is_written(tmp_path, name, way):
+    for number, (folder, file) in enumerate(itertools.product((name, NAMES[name]), repeat=2)):
+        write(tmp_path / "data" / folder / f"{file}.parquet", number)
+    if way in (by_sampler_in_a_store, by_stream_of_a_store) and "::" in name:
+        pytest.skip("a file system in memory has no folder of such a name")
+    if way is by_stream:  # of a directory
+        assert way(tmp_path / "data" / name, None) == [0, 1] if f"{name}." < f"{NAMES[name]}." else [1, 0]
+        return
+    assert way(tmp_path / "data" / name / f"{name}.parquet", tmp_path / "out") == [0]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_pattern_comes_after_what_exists(tmp_path, name):
+    for number, (folder, file) in enumerate(itertools.product((name, NAMES[name]), ("a", "b"))):
+        write(tmp_path / "data" / folder / f"{file}.parquet", number)
+    pattern = f"{tmp_path}/data/{name}/*.parquet"
+    assert by_cached_stream(pattern, tmp_path / "one") == [0, 1]
+    assert by_convert(pattern, tmp_path / "two") == [0, 1]
+    chosen = FsShardSampler(tmp_path / "data", f"{name}/*.parquet")
+    assert list(chosen) == [f"{tmp_path}/data/{name}/{file}.parquet" for file in "ab"]
+    if "::" in name:
+        return  # a file system in memory has no folder of such a name
+    remote(tmp_path / "data")
+    assert by_cached_stream(f"memory://bucket{pattern}", tmp_path / "three") == [0, 1]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_lines_and_tokens_are_read_from_what_exists(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    for number, file in enumerate((name, NAMES[name])):
+        Path(f"{file}.jsonl").write_text(f'{{"value": {number}}}\n' * 2)
+        np.save(f"{file}.npy", np.full(4, number, np.uint16))
+    for place in (f"{name}.jsonl", f"file://{tmp_path}/{name}.jsonl", remote(tmp_path / f"{name}.jsonl")):
+        assert values(JsonDataset(place)) == [0, 0]
+    for place in (f"{name}.npy", f"file://{tmp_path}/{name}.npy", remote(tmp_path / f"{name}.npy")):
+        assert [window.tolist() for window in TokenWindows(place, 4)] == [[0] * 4]
+    done = CliRunner().invoke(app, ["convert", f"{name}.jsonl", "--out", "out"])
+    assert done.exit_code == 0, done.output
+    assert values(LocalDataset("out")) == [0, 0]
+
+
+def test_a_percent_encoded_path_is_decoded_where_nothing_else_exists(tmp_path):
+    write(tmp_path / "a b" / "c d.parquet", 1)
+    uri = f"file://{tmp_path}/a%20b/c%20d.parquet"
+    assert values(ParquetDataset(uri)) == [1]
+    assert by_sampler(uri, None) == [1]
+    assert by_cached_stream(uri, tmp_path / "out") == [1]
+    assert by_convert(uri, tmp_path / "other") == [1]
+
+
+def test_an_index_beside_data_changes_no_sampler_and_no_state(tmp_path):
+    for name in ("a.jsonl", "b.jsonl"):
+        (tmp_path / "data").mkdir(exist_ok=True)
+        (tmp_path / "data" / name).write_text('{"value": 1}\n')
+    before = FsShardSampler(tmp_path / "data")
+    for name in ("a.jsonl", "b.jsonl"):
+        JsonDataset(tmp_path / "data" / name).save_index(FileVersion.of(str(tmp_path / "data" / name)))
+    assert sorted(path.name for path in (tmp_path / "data").iterdir()) == [
+        "a.jsonl",
+        "a.jsonl.lines",
+        "b.jsonl",
+        "b.jsonl.lines",
+    ]
+    assert list(FsShardSampler(tmp_path / "data")) == list(before)
+    assert by_convert(tmp_path / "data", tmp_path / "out") == [1, 1]
+    assert by_convert(tmp_path / "data" / "*", tmp_path / "other") == [1, 1]
+
+
+@pytest.mark.parametrize("name", ["poem.lines", "waist.lengths", "$folder$", "a.tmp"])
+def test_a_name_that_only_looks_like_that_of_an_index_is_data(tmp_path, name):
+    (tmp_path / name).write_text("x")
+    assert list(FsShardSampler(tmp_path)) == [f"{tmp_path}/{name}"]
+
+
+def test_a_pattern_that_writes_what_hides_a_file_shows_it(tmp_path):
+    for name in ("a.jsonl", "a.jsonl.lines", "a.jsonl.crc", "_SUCCESS"):
+        (tmp_path / name).write_text("x")
+    for pattern in ("*.lines", "*.crc", "_*"):
+        (found,) = FsShardSampler(tmp_path, pattern)
+        assert Path(found).match(pattern)
+
+
+def test_an_empty_object_that_stands_for_a_folder_is_no_file(tmp_path, processes):
+    import servers
+
+    write(tmp_path / "a.parquet", 1)
+    content = (tmp_path / "a.parquet").read_bytes()
+    files = {"x.parquet/a.parquet": content, "year/b.parquet": content, "run[1]?*/c.parquet": content}
+    with servers.moto() as server:
+        for name in (*files, "x.parquet", "year", "year/", "year_$folder$"):
+            server.client().put_object(Bucket=servers.BUCKET, Key=f"data/{name}", Body=files.get(name, b""))
+        server.client().put_object(Bucket=servers.BUCKET, Key="data", Body=b"")
+        options = {"key": server.key, "secret": server.secret, "endpoint_url": server.endpoint_url}
+        root = f"s3://{servers.BUCKET}/data"
+        assert list(FsShardSampler(root, storage_options=options)) == sorted(f"{root}/{name}" for name in files)
+        for place, count in {
+            "": 3,
+            "/x.parquet": 1,
+            "/year/": 1,
+            "/run[1]?*/*.parquet": 1,
+            "/run[1]?*/c.parquet": 1,
+        }.items():
+            dataset = StreamingDataset(remote=root + place, storage_options=options, batch_size=1)
+            assert values(dataset[index] for index in range(len(dataset))) == [1] * count
+
+
+@pytest.mark.parametrize("way", HERE)
+def test_that_names_of_folders_are_no_columns_is_said_once(tmp_path, caplog, way):
+    for month in (1, 2):
+        write(tmp_path / "data" / "year=2024" / f"month={month}" / "a.parquet", month)
+    assert way(tmp_path / "data", tmp_path / "out") == [1, 2]
+    assert way(tmp_path / "data", tmp_path / "other") == [1, 2]
+    said = [record.getMessage() for record in caplog.records if "partitioned" in record.getMessage()]
+    assert len(said) == 1
+    assert "samples have no year and no month" in said[0]
+
+
+def test_convert_takes_the_tables_at_any_depth_and_samples_where_there_is_anything_else(tmp_path):
+    for number, name in enumerate(["2/a.parquet", "10/a.parquet"]):
+        write(tmp_path / "tables" / name, number)
+    assert by_convert(tmp_path / "tables", tmp_path / "one") == [0, 1]
+    (tmp_path / "tables" / "2" / "a.txt").write_text("x")
+    (tmp_path / "tables" / "2" / "__init__.py").write_text("x")
+    convert(tmp_path / "tables", tmp_path / "two")
+    assert [row["path"] for row in LocalDataset(tmp_path / "two")] == [
+        "10/a.parquet",
+        "2/__init__.py",
+        "2/a.parquet",
+        "2/a.txt",
+    ]
+    convert(tmp_path / "tables", tmp_path / "three", kind="parquet")
+    assert values(LocalDataset(tmp_path / "three")) == [0, 1]
+    with pytest.raises(ShardNotFoundError, match="of the kind csv"):
+        convert(tmp_path / "tables", tmp_path / "four", kind="csv")
+    (tmp_path / "tables" / "own.csv").write_text("value\n7\n")
+    assert by_convert(tmp_path / "tables", tmp_path / "five") == [7]
+
+
+@pytest.mark.parametrize("name", ["a\nb.parquet", "a\\b.parquet"])
+def test_a_name_that_a_stream_does_not_take_is_no_damage(tmp_path, name):
+    write(tmp_path / "data" / name, 1)
+    assert by_sampler(tmp_path / "data", None) == by_convert(tmp_path / "data", tmp_path / "out") == [1]
+    with pytest.raises(ConfigurationError, match="rename"):
+        LocalDataset(tmp_path / "data")
