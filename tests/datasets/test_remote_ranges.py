@@ -9,7 +9,7 @@ import threading
 import fsspec
 import numpy as np
 import pytest
-from stored_files import CountingFileSystem
+from counting_files import CountingFileSystem
 
 from fkat_data.datasets import (
     IterableJsonDataset,
