@@ -1,7 +1,7 @@
 """Random streams: every random draw of a dataset is a function of its position in the order.
 
 Before each microbatch, the worker seeds the three global generators (python, numpy, torch on the CPU) from
-(seed, data-parallel rank, epoch, shard, microbatch). So the draws depend neither on the number of workers nor on the
+(seed, data-parallel rank, epoch, shard, microbatch); a strand of an iterable dataset counts as a shard. So the draws depend neither on the number of workers nor on the
 prefetch depth or the mode. A state holds no generator's state, and a resume skips delivered microbatches without
 producing them.
 """

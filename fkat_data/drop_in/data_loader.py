@@ -758,11 +758,16 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         if self._strand_ranks is None:
             return {}
         if self._loaded is not None:
-            names = ("strand_numbers", "strand_ranks", "all_strands", "taken_over")
+            names = ("strand_numbers", "strand_ranks", "all_strands", "strands_per_rank", "taken_over")
             return {name: self._loaded[name] for name in names if name in self._loaded}
         num_strands = self._strand_ranks.num_ranks * self.num_workers
         numbers = self._strand_ranks.numbers(num_strands)
-        return {"strand_numbers": numbers, "strand_ranks": [*self._strand_ranks], "all_strands": num_strands}
+        return {
+            "strand_numbers": numbers,
+            "strand_ranks": [*self._strand_ranks],
+            "all_strands": num_strands,
+            "strands_per_rank": self.num_workers,
+        }
 
     def _known_dp_rank(self) -> int:
         if self.dp_rank is not None:

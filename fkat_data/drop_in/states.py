@@ -375,8 +375,12 @@ def state_at_epoch(
     if "strands" in state:
         begun.pop("taken_over", None)
         snapshots = snapshots or [None] * len(state["strands"])
-        strand = {"epoch": epoch, "step": 0, "delivered": 0}
-        return {**begun, "strands": [{**strand, "snapshot": snapshot} for snapshot in snapshots]}
+        begins = {"epoch": epoch, "step": 0, "delivered": 0}
+        strands = [
+            {**begins, "snapshot": snapshot, "own_draws_from": strand["own_draws_from"]}
+            for strand, snapshot in zip(state["strands"], snapshots, strict=True)
+        ]
+        return {**begun, "strands": strands}
     if is_of_windows(state):
         return {**begun, "sampler": windows_at_start(state["sampler"])}
     if "num_samples" in state["sampler"]:
@@ -410,6 +414,7 @@ def checked_loader_state(state_dict: object, present: Mapping[str, Any], seed: i
         raise StateMismatchError("sampler", "<missing>", "<a state>", _NOT_A_STATE)
     if saved == "strands":
         _check_strands(state)
+        state = _with_draws_said(state)
     if saved != kind:
         hint = "the state was saved with another kind of dataset"
         field = "stream" if "stream" in (saved, kind) else "strands"
@@ -461,6 +466,20 @@ def _check_strands(state: Mapping[str, Any]) -> None:
     for strand in cast("list[Mapping[str, Any]]", strands):
         for field in ("epoch", "step"):
             _check_count(strand, field)
+
+
+def _with_draws_said(state: dict[str, Any]) -> dict[str, Any]:
+    """Return a state of strands that says where their draws come from; in one that does not, all have drawn the same."""
+    epoch = min(strand["epoch"] for strand in state["strands"])
+    strands = [
+        {"own_draws_from": (strand["epoch"] if strand["step"] else epoch) + 1, **strand} for strand in state["strands"]
+    ]
+    for strand in strands:
+        _check_count(strand, "own_draws_from")
+    if "strand_numbers" in state:
+        per_rank = max(1, state["all_strands"] // state["strand_ranks"][0])
+        state = {"strands_per_rank": per_rank, **state}
+    return {**state, "strands": strands}
 
 
 def _check_count(state: Mapping[str, Any], field: str) -> None:

@@ -54,6 +54,8 @@ class StrandPlan(DatasetPlan):
         self._dp_rank = dp_rank
         self._own_dataset = own_dataset
         self._snapshots = [_Snapshots() for _ in range(max(1, num_strands))]
+        # The first epoch in which each strand draws numbers of its own: in one that an older version began, all drew the same.
+        self._own_draws_from = [0] * len(self._snapshots)
         # What the dataset of this process was when an epoch began: afterwards, it is ahead of the caller.
         self._begun: tuple[int, dict[str, Any] | None] = (-1, None)
         # The epoch of a loaded state that does not say with which state of the dataset it began, as older ones do not.
@@ -67,9 +69,13 @@ class StrandPlan(DatasetPlan):
         return Strand(epoch, number, num_strands, self._snapshots[index].newest(epoch))
 
     def piece(self, epoch: int, index: int) -> Piece:
-        """Return what says where random streams come from: each strand has those of the epoch."""
-        del epoch, index
-        return Piece(self._dp_rank, 0, 0)
+        """Return what says where random streams come from: a strand has its own, whichever rank takes it over."""
+        if epoch < self._own_draws_from[index]:
+            return Piece(self._dp_rank, 0, 0)
+        if not self._of_ranks:
+            return Piece(self._dp_rank, index, 0)
+        first_rank, place = divmod(self._of_ranks["strand_numbers"][index], self._of_ranks["strands_per_rank"])
+        return Piece(first_rank, place, 0)
 
     def turns(self, position: Position) -> Sequence[tuple[int, int]]:
         """Return the strands that have something left, and their first microbatches."""
@@ -137,6 +143,7 @@ class StrandPlan(DatasetPlan):
             snapshot = snapshots.at(epoch, step)
             saved = self._snapshot_of_begin(epoch) if snapshot is None else _saved(snapshot)
             strand = {"epoch": epoch, "step": step, "delivered": ended.get(index, step), "snapshot": saved}
+            strand["own_draws_from"] = self._own_draws_from[index]
             if saved is not None and saved["step"]:
                 # A loop that leaves the rest of a resumed epoch begins the next one as that one has begun.
                 begun = self._snapshot_at_start(snapshots, epoch)
@@ -169,6 +176,8 @@ class StrandPlan(DatasetPlan):
         strands: Sequence[dict[str, Any]] = () if state is None else state["strands"]
         self._unsaid_epoch = -1
         num_again = 0
+        if state is not None:
+            self._own_draws_from = [saved["own_draws_from"] for saved in strands]
         for snapshots, saved in zip(self._snapshots, strands, strict=state is not None):
             snapshot = saved["snapshot"]
             if "begun" in saved:
@@ -346,7 +355,8 @@ def own_strands(states: Sequence[Mapping[str, Any]], ranks: StrandRanks) -> dict
     """
     if len(states) == 1 and "strand_numbers" not in states[0] and ranks.num_ranks == 1:
         numbers = [*range(max(1, states[0]["num_strands"]))]
-        return {**states[0], "strand_numbers": numbers, "strand_ranks": [1, 0], "all_strands": len(numbers)}
+        of_one = {"strand_ranks": [1, 0], "all_strands": len(numbers), "strands_per_rank": len(numbers)}
+        return {**states[0], "strand_numbers": numbers, **of_one}
     if not all("strand_numbers" in state for state in states):
         hint = "the state was saved before the dataset had counts_workers_of_all_ranks: finish the epoch without it"
         raise StateMismatchError("strand_numbers", "<missing>", "<this rank's strands>", hint)

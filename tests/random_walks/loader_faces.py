@@ -61,8 +61,9 @@ class Iterable(Face):
 class Strands(Iterable):
     """An iterable dataset that workers divide; a loader with other workers goes on with as many strands."""
 
-    def make(self, num_workers=None, **how):
-        return super().make(num_workers=num_workers or self.config["strands"], **how)
+    def make(self, num_workers=None, max_worker_restarts=99, **how):
+        num_workers = num_workers or self.config["strands"]
+        return super().make(num_workers=num_workers, max_worker_restarts=max_worker_restarts, **how)
 
     @classmethod
     def drawn(cls, rng):
@@ -73,6 +74,16 @@ class Strands(Iterable):
 
     def build(self, strands, **given):
         return super().build(**given)
+
+    def reference(self):
+        found = super().reference()
+        draws = [number for number in numbers_in(self.runs[-1].epochs[0]) if isinstance(number, float)]
+        assert len({*draws}) == len(draws)  # no worker draws what another one does
+        return found
+
+
+def numbers_in(value):
+    return [each for inner in value for each in numbers_in(inner)] if isinstance(value, list | tuple) else [value]
 
 
 class WindowedIterable(Iterable):

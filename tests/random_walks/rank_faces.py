@@ -28,12 +28,13 @@ class RankFace:
         steps_are_strands: Whether other ranks begin at what was delivered of their strands, not at the largest step.
         leaves_empty_rest: Whether the loop after a load is empty, where an epoch had nothing left.
         may_drop: Whether samples of the last round may be left out.
+        parts_of: Ranks whose parts stay, whatever ranks follow; None: each epoch is dealt out to those that begin it.
     """
 
     is_in_step = True
     has_fill = may_drop = fills_early = leaves_empty_rest = steps_are_strands = False
     has_epochs = is_compared = True
-    before_loop = None
+    before_loop = parts_of = None
     most_ranks = MOST_RANKS
 
     def __init__(self, kind, config):
@@ -194,8 +195,9 @@ def number_of(row):
 class StrandsOfRanks(RankFace):
     """Strands of an iterable dataset, which the workers of all ranks divide; other ranks take them over."""
 
-    is_in_step = is_compared = False
+    is_in_step = False
     steps_are_strands = True
+    parts_of = 2
 
     @classmethod
     def drawn(cls, rng):
@@ -209,6 +211,14 @@ class StrandsOfRanks(RankFace):
         loader = DataLoader(items, size, seed=3, num_workers=num_workers, collate_fn=as_list)
         loader.deal_out(num_ranks, rank)
         return loader
+
+    def items(self, microbatch):
+        """Samples with their draws, which no change of the number of ranks changes, and no two samples share."""
+        return [tuple(sample) for sample in microbatch]
+
+    def whole(self, run):
+        assert all(len({*draws}) == len(run) for draws in zip(*run, strict=True))
+        return Counter(run)
 
 
 class StreamsOfRanks(RankFace):

@@ -136,9 +136,10 @@ class Chain:
         self.is_at_end = True
 
     def check_epoch(self):
-        run = self.undisturbed(self.begun_with) if self.face.is_compared else []
+        begun_with = self.face.parts_of or self.begun_with
+        run = self.undisturbed(begun_with) if self.face.is_compared else []
         is_known = self.face.is_compared and (self.face.has_epochs or not self.had_left)
-        if self.own is not None and is_known and self.begun_with == len(self.loaders):
+        if self.own is not None and is_known and begun_with == len(self.loaders):
             expect(self.own, run, f"epoch {self.epoch}, rank by rank")
         whole = self.face.whole([item for own in run for items in own for item in items])
         missing, further = whole - self.found, self.found - whole

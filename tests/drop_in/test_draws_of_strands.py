@@ -1,0 +1,221 @@
+"""What the workers of an iterable dataset draw: each has numbers of its own, which it keeps wherever it goes on."""
+
+import json
+import random
+from collections import defaultdict
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import IterableDataset, get_worker_info
+from walks import saved
+
+from fkat_data import DataLoader
+from fkat_data.drop_in.strand_plan import StrandPlan
+from fkat_data.plan.state import unsealed
+
+# A machine may have fewer cores than torch wants for that many workers.
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+OF_RANKS = ("strand_numbers", "strand_ranks", "all_strands", "strands_per_rank")
+
+
+def drawn():
+    return random.random(), float(np.random.random_sample()), float(torch.rand(()))
+
+
+class Drawing(IterableDataset):
+    """Of each worker, some samples with draws, one of them from before the first; the second worker has the most."""
+
+    def __init__(self, *, counts_all=False):
+        self.counts_workers_of_all_ranks = counts_all
+
+    def __iter__(self):
+        info = get_worker_info()
+        number = info.id if info else 0
+        first = drawn()
+        return self.samples(number, first)
+
+    def samples(self, number, first):
+        for index in range(3 + number % 2 * 2):
+            yield number, index, first, drawn()
+
+
+class DrawingWithState(Drawing):
+    """Has a state."""
+
+    next = 0
+
+    def samples(self, number, first):
+        del first  # a resume draws it again
+        while self.next < 3 + number % 2 * 2:
+            self.next += 1
+            yield number, self.next - 1, drawn()
+        self.next = 0
+
+    def state_dict(self):
+        return {"next": self.next}
+
+    def load_state_dict(self, state):
+        self.next = state["next"]
+
+
+def with_draw(samples):
+    return [*samples, drawn()]
+
+
+def rows_of(samples):
+    return [(*sample, drawn()) for sample in samples for _ in range(2)]
+
+
+KINDS = {
+    "plain": {"dataset": Drawing},
+    "with a state": {"dataset": DrawingWithState},
+    "windows": {"dataset": Drawing, "window_fn": rows_of, "window_size": 2},
+}
+
+
+def loader_of(dataset=Drawing, *, num_workers=2, state=None, deal=None, **options):
+    own = dataset(counts_all=True) if deal else dataset()
+    loader = DataLoader(own, 1, seed=3, num_workers=num_workers, collate_fn=with_draw, **options)
+    if deal and deal[0] > 1:
+        loader.deal_out(*deal)
+    if state is not None:
+        loader.load_state_dict(state)
+    return loader
+
+
+def epochs_of(loader, count=2):
+    with loader:
+        return [list(loader) for _ in range(count)]
+
+
+def draws_in(value):
+    """Return all floating point numbers in it, sorted by the generator: python's, NumPy's, torch's."""
+    if isinstance(value, tuple) and value and isinstance(value[0], float):
+        return [value]
+    return [draws for each in value for draws in draws_in(each)] if isinstance(value, list | tuple) else []
+
+
+def strand_of(microbatch):
+    return microbatch[0][0]
+
+
+def as_saved_before(state):
+    """Return a state as versions saved it whose strands all drew the same."""
+    state = json.loads(json.dumps(state))
+    for each in [state["place"][0], *state["place"][0].get("all_rank_states", [])]:
+        each.pop("strands_per_rank", None)
+        for strand in each.get("strands", ()):
+            del strand["own_draws_from"]
+    return state
+
+
+def streams_of(loader, dp_rank, epoch):
+    """Return where the draws of each of a rank's strands come from, by the strand's number."""
+    state = unsealed(loader.local_state_dict())
+    plan = StrandPlan(state["num_strands"], dp_rank, None, {name: state[name] for name in OF_RANKS})
+    plan.load_sampler_state(state["epoch"], state)
+    return {number: plan.piece(epoch, index)[:2] for index, number in enumerate(state["strand_numbers"])}
+
+
+@given(st.integers(1, 3), st.lists(st.integers(1, 5), min_size=2, max_size=4), st.data())
+def test_each_strand_has_a_stream_of_its_own_on_whatever_ranks(num_workers, trip, data):
+    num_strands = num_workers * trip[0]
+    is_old, state, first = data.draw(st.booleans()), None, None
+    for num_ranks in (min(number, num_strands) for number in trip):
+        loaders = [loader_of(num_workers=num_workers, state=state, deal=(num_ranks, rank)) for rank in range(num_ranks)]
+        found = {}
+        for rank, loader in enumerate(loaders):
+            found |= streams_of(loader, rank, epoch=1)
+            before = streams_of(loader, rank, epoch=0)
+            is_shared = is_old and state is not None
+            assert before == {number: (rank, 0) if is_shared else found[number] for number in before}
+        first = first or found
+        assert len({*found.values()}) == num_strands
+        assert found == first
+        # The first worker of each rank that began draws what it drew as the only one.
+        assert all(found[rank * num_workers] == (rank, 0) for rank in range(trip[0]))
+        again = saved(loaders)
+        state = as_saved_before(again) if is_old and state is None else again
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_worker_draws_numbers_of_its_own_and_every_resume_draws_them_again(processes, kind):
+    whole = epochs_of(loader_of(**KINDS[kind]))
+    for epoch in whole:
+        by_strand = defaultdict(set)
+        for microbatch in epoch:
+            by_strand[strand_of(microbatch)].update(draws_in(microbatch))
+        for place in range(3):  # python's, NumPy's, torch's
+            ours, others = ({draws[place] for draws in by_strand[number]} for number in (0, 1))
+            assert ours
+            assert not ours & others
+    alone = epochs_of(loader_of(**KINDS[kind], num_workers=1))
+    assert alone == [[each for each in epoch if strand_of(each) == 0] for epoch in whole]
+    loader, found = loader_of(**KINDS[kind]), []
+    while loader.epoch == 0 and len(found) < len(whole[0]):
+        found += islice(loader, 1)
+        state = json.loads(json.dumps(loader.state_dict()))
+        loader.close()
+        loader = loader_of(**KINDS[kind], num_workers=len(found) % 3, state=state)
+    assert found == whole[0]
+    rest = list(loader)
+    assert (rest or list(loader)) == whole[1]  # where rows are made, an epoch's end shows behind its last
+    loader.close()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_older_state_finishes_its_epoch_as_it_began_and_the_next_one_has_draws_of_its_own(processes, kind):
+    whole = epochs_of(loader_of(**KINDS[kind]))
+    begun = as_saved_before(loader_of(**KINDS[kind]).state_dict())
+    with loader_of(**KINDS[kind], state=begun) as loader:
+        old, following = list(loader), list(loader)
+    assert following == whole[1]
+    assert [each for each in old if strand_of(each) == 0] == [each for each in whole[0] if strand_of(each) == 0]
+    first, second = ([draws_in(each)[-1] for each in old if strand_of(each) == number] for number in (0, 1))
+    assert second[: len(first)] == first
+    for cut in (1, 4, len(old) - 1):
+        with loader_of(**KINDS[kind], state=begun) as loader:
+            list(islice(loader, cut))
+            states = loader.state_dict(), as_saved_before(loader.state_dict())
+        for state in states:
+            assert epochs_of(loader_of(**KINDS[kind], state=state)) == [old[cut:], whole[1]]
+
+
+def by_strands(microbatches):
+    found = defaultdict(list)
+    for microbatch in microbatches:
+        found[strand_of(microbatch)].append(microbatch)
+    return found
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["with a state", "windows"])
+@pytest.mark.parametrize("is_old", [False, True], ids=["", "from an older state"])
+def test_a_strand_draws_the_same_whichever_rank_takes_it_over(processes, kind, is_old):
+    epochs = [[], []]
+    for rank in range(2):
+        for epoch, found in zip(epochs, epochs_of(loader_of(**KINDS[kind], deal=(2, rank))), strict=True):
+            epoch.extend(found)
+    whole = [by_strands(epoch) for epoch in epochs]
+    state, found = None, []
+    for counts in ((3, 1), (1, 2, 0), (None,)):
+        ranks = len(counts)
+        loaders = [loader_of(**KINDS[kind], deal=(ranks, rank), state=state) for rank in range(ranks)]
+        for loader, count in zip(loaders, counts, strict=True):
+            found += islice(loader, count)
+        again = saved(loaders)
+        state = as_saved_before(again) if is_old and state is None else again
+        for loader in loaders[: None if None not in counts else 0]:
+            loader.close()
+    following = list(loaders[0])
+    loaders[0].close()
+    if not is_old:
+        assert by_strands(found) == whole[0]
+    assert by_strands(following) == whole[1]
