@@ -14,6 +14,7 @@ from fkat_data import arguments
 from fkat_data.datasets.item_index import DatasetOfFiles, IndexedFiles, counted, counted_from_starts, in_parts
 from fkat_data.errors import ConfigurationError, ShardCorruptError
 from fkat_data.files.arrow import ArrowColumn, rows_of
+from fkat_data.files.arrow_extensions import ExtensionCheck, extensions_of
 from fkat_data.files.counted_file import CountedFile
 from fkat_data.files.kept import LastUsed
 from fkat_data.files.opening import (
@@ -109,11 +110,13 @@ class ParquetDataset(_ParquetFiles, IndexedFiles):
         self._groups: list[_RowGroup] = []
         self._footers: list[int] = []
         types: dict[str, Any] = {}
+        extensions = ExtensionCheck()
         for file_index, path in enumerate(self.paths):
             file = WholeFile(path, self.storage_options)
             self._files.get(file_index, partial(_same, file))
             self._footers.append(file.digest())
             _check_columns(path, file.schema, self.columns, types, self.paths[0])
+            extensions.check(path, {name: extensions_of(file.schema.field(name)) for name in types})
             self._groups += [_RowGroup(file_index, *group) for group in enumerate(file.num_rows)]
         # _ends[g]: rows up to and including row group g.
         self._ends = np.cumsum([group.num_rows for group in self._groups], dtype=np.int64)
@@ -210,6 +213,7 @@ class IterableParquetDataset(_ParquetFiles, IterableDataset[dict[str, Any]]):
     ) -> None:
         super().__init__(paths, columns, storage_options)
         self.rows_at_once: int = arguments.integer("rows_at_once", rows_at_once, minimum=1)
+        self._extensions = ExtensionCheck()
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for path, group_index, first, rows in self._groups_in_turn():
@@ -240,6 +244,8 @@ class IterableParquetDataset(_ParquetFiles, IterableDataset[dict[str, Any]]):
         for path in self.paths:
             file = WholeFile(path, self.storage_options)
             _check_columns(path, file.schema, self.columns, types, self.paths[0])
+            found = {name: extensions_of(file.schema.field(name)) for name in types}
+            self._extensions.check(path, found, is_logged=worker == 0)
             for group_index in range(len(file.num_rows)):
                 if (num_groups + group_index) % num_workers == worker:
                     first = 0

@@ -5,12 +5,14 @@ Values do not depend on whether pandas is installed.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from fkat_data.files.arrow_extensions import TensorShape, is_honoured
 from fkat_data.files.arrow_times import exact_form, has_nanoseconds, is_beyond_nanoseconds, python_form, with_parts
 from fkat_data.interruption import suppress
 from fkat_data.machine import required
@@ -51,14 +53,16 @@ class ArrowColumn:
     num_taken: int = 0
 
     @classmethod
-    def of(cls, column: Any, seconds: Any = None) -> "ArrowColumn":
+    def of(cls, column: Any, seconds: Any = None, tensor: TensorShape | None = None) -> "ArrowColumn":
         """Decode a column of a pyarrow table or record batch.
 
         Args:
             column: The column.
             seconds: The same, its times of 96 bits read as seconds; None: it has none.
+            tensor: How its values are stored; None: as its type says.
         """
         array = plain_array(column)
+        tensor = tensor or TensorShape.of(column.type)
         if seconds is not None and is_beyond_nanoseconds(plain := plain_array(seconds)):
             return cls(None, *exact_form(array, plain))
         shape: list[int] = []
@@ -76,11 +80,15 @@ class ArrowColumn:
         is_null |= _null_rows(leaf, len(array))
         filled = leaf.fill_null(_arrow.scalar(0).cast(kind)) if leaf.null_count else leaf
         numbers = filled.to_numpy(zero_copy_only=False).reshape(len(array), *shape)
+        if tensor is not None:
+            numbers = tensor.of_rows(numbers)
         # Python numbers are ten times cheaper than tensors, and torch collates both to the same tensor.
         is_python = not shape and numbers.dtype.name in _PYTHON_NUMBERS
         if not is_null.any():
             return cls(numbers, is_python_number=is_python)
-        return cls(numbers, array, has_null=is_null, is_python_number=is_python)
+        # A null within a tensor makes nested lists of it.
+        restored = None if tensor is None else partial(_nested, tensor)
+        return cls(numbers, array, restored, has_null=is_null, is_python_number=is_python)
 
     def values_at(self, rows: npt.NDArray[np.int64]) -> list[Any]:
         """Return the values of ``rows``, in that order."""
@@ -184,6 +192,10 @@ def _values(numbers: npt.NDArray[Any], column: ArrowColumn) -> list[Any]:
     return numbers.tolist() if column.is_python_number else list(torch.from_numpy(numbers).unbind(0))
 
 
+def _nested(tensor: TensorShape, values: list[Any] | None) -> list[Any] | None:
+    return None if values is None else tensor.of_values(values)
+
+
 def _is_text(kind: Any) -> bool:
     return _arrow.types.is_string(kind) or _arrow.types.is_large_string(kind)
 
@@ -231,8 +243,13 @@ def _is_of_numbers(kind: Any) -> bool:
 
 
 def _plain_type(kind: Any) -> Any:
-    """Return a type with large strings and lists instead of views, which pyarrow takes no rows of."""
+    """Return a type with large strings and lists instead of views, which pyarrow takes no rows of.
+
+    An extension that is not known becomes its storage, whether the program has registered it or not.
+    """
     types = _arrow.types
+    if isinstance(kind, _arrow.BaseExtensionType):
+        return kind if is_honoured(kind) else _plain_type(kind.storage_type)
     if _is_a(kind, "is_string_view"):
         return _arrow.large_string()
     if _is_a(kind, "is_binary_view"):
@@ -272,7 +289,7 @@ class ArrowValues:
     def __init__(self, column: Any, seconds: Any = None) -> None:
         plain = plain_array(column)
         self.size_bytes: int = plain.nbytes + (0 if _is_number(plain.type) else _TEXT_BYTES * len(plain))
-        self._column = ArrowColumn.of(plain, seconds)
+        self._column = ArrowColumn.of(plain, seconds, TensorShape.of(column.type))
         self._offsets: npt.NDArray[Any] | None = None
         self._items: npt.NDArray[Any] | None = None
         self._is_missing: npt.NDArray[np.bool_] | None = None

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from fkat_data.files.arrow_extensions import TensorShape, is_honoured, is_refused
 from fkat_data.machine import required
 
 # pyarrow ships no types: required() returns Any.
@@ -29,9 +30,9 @@ def python_form(array: Any) -> tuple[Any, Callable[[Any], Any] | None]:
 
     Python's times have microseconds, and pyarrow gives pandas' types for nanoseconds where pandas is installed. So
     times with nanoseconds are NumPy's: ``datetime64[ns]`` in UTC, and ``timedelta64[ns]`` of a duration and since
-    midnight.
+    midnight. Tensors are nested lists of their shape.
     """
-    if not has_nanoseconds(array.type):
+    if not is_restored(array.type):
         return array, None
     return array.cast(_as_integers(array.type)), _restored(array.type)
 
@@ -155,6 +156,13 @@ def with_parts(kind: Any, change: Callable[[Any], Any]) -> Any:
     return kind
 
 
+def known_type(kind: Any) -> Any:
+    """Return a type with the storage of extensions that are not known, whether the program has registered them or not."""
+    if isinstance(kind, _arrow.BaseExtensionType):
+        return kind if is_honoured(kind) or is_refused(kind) else known_type(kind.storage_type)
+    return with_parts(kind, known_type)
+
+
 def _is_nanoseconds(kind: Any) -> bool:
     types = _arrow.types
     return (types.is_timestamp(kind) or types.is_duration(kind) or types.is_time64(kind)) and kind.unit == "ns"
@@ -162,12 +170,27 @@ def _is_nanoseconds(kind: Any) -> bool:
 
 def has_nanoseconds(kind: Any) -> bool:
     """Return whether a type is, or has within it, one of times with nanoseconds."""
+    return _has(_is_nanoseconds, kind)
+
+
+def is_restored(kind: Any) -> bool:
+    """Return whether ``to_pylist`` does not give the values of a type."""
+    return _has(lambda part: _is_nanoseconds(part) or TensorShape.of(part) is not None, kind)
+
+
+def _has(is_such: Callable[[Any], bool], kind: Any) -> bool:
+    if is_such(kind):
+        return True
+    if isinstance(kind, _arrow.BaseExtensionType):
+        return _has(is_such, kind.storage_type)
     if _arrow.types.is_dictionary(kind):
-        return has_nanoseconds(kind.value_type)
-    return _is_nanoseconds(kind) or any(has_nanoseconds(kind.field(index).type) for index in range(kind.num_fields))
+        return _has(is_such, kind.value_type)
+    return any(_has(is_such, kind.field(index).type) for index in range(kind.num_fields))
 
 
 def _as_integers(kind: Any) -> Any:
+    if TensorShape.of(kind) is not None:
+        return _as_integers(kind.storage_type)
     return _arrow.int64() if _is_nanoseconds(kind) else with_parts(kind, _as_integers)
 
 
@@ -176,8 +199,11 @@ def _restored(kind: Any) -> Callable[[Any], Any]:
     types = _arrow.types
     if _is_nanoseconds(kind):
         return _unless_none(partial(_numpy_time, np.datetime64 if types.is_timestamp(kind) else np.timedelta64))
-    if not has_nanoseconds(kind):
+    if not is_restored(kind):
         return lambda value: value
+    if (tensor := TensorShape.of(kind)) is not None:
+        item_of = _restored(kind.value_type)
+        return _unless_none(lambda value: tensor.of_values([item_of(item) for item in value]))
     if types.is_struct(kind):
         parts = {field.name: _restored(field.type) for field in kind}
         return _unless_none(lambda value: {name: part(value[name]) for name, part in parts.items()})

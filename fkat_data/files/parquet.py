@@ -16,7 +16,8 @@ import numpy.typing as npt
 
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
 from fkat_data.files.arrow import ArrowValues
-from fkat_data.files.arrow_times import columns_of_int96
+from fkat_data.files.arrow_extensions import ExtensionCheck, extensions_of
+from fkat_data.files.arrow_times import columns_of_int96, known_type
 from fkat_data.files.mapping import mapped, mapped_span
 from fkat_data.files.opening import (
     FileVersion,
@@ -67,7 +68,8 @@ def describe(file: StoredBytes) -> dict[str, Any]:
     start, footer = _footer_of(file)
     metadata = parsed_footer(file.name, footer)
     try:
-        fields = [(field.name, field.type) for field in metadata.schema.to_arrow_schema()]
+        schema = metadata.schema.to_arrow_schema()
+        fields = [(field.name, known_type(field.type)) for field in schema]
     except genuine(_arrow.ArrowException) as error:
         raise ShardCorruptError(file.name, f"its columns cannot be read: {error}") from error
     num_leaves = [_num_leaves(kind) for _, kind in fields]
@@ -81,11 +83,12 @@ def describe(file: StoredBytes) -> dict[str, Any]:
     groups = [_group(file.name, metadata.row_group(group), num_leaves) for group in range(metadata.num_row_groups)]
     for number, (num_rows, *edges) in enumerate(groups):
         _check_group(file.name, number, num_rows, edges, start)
+    extensions = {field.name: found for field in schema if (found := extensions_of(field))}
     return {
         "footer": [start, start + len(footer)],
         "columns": [[name, str(kind), _size_bytes(kind)] for name, kind in fields],
         "groups": groups,
-    }
+    } | ({"extensions": extensions} if extensions else {})
 
 
 def entries_of(
@@ -95,10 +98,13 @@ def entries_of(
     entries: list[ShardEntry] = []
     types: dict[str, str] = {}
     chosen: tuple[Column, ...] = ()
+    extensions = ExtensionCheck()
     for file in files:
         description = file.description
         present = {name: (index, kind, size) for index, (name, kind, size) in enumerate(description["columns"])}
         _check_columns(file.name, {name: kind for name, (_, kind, _) in present.items()}, columns, types, files[0].name)
+        of_columns: dict[str, list[str]] = description.get("extensions", {})
+        extensions.check(file.name, {name: of_columns[name] for name in types if name in of_columns})
         found = tuple(Column(name, present[name][1], present[name][2]) for name in types)
         # Shards with equal columns share one object.
         chosen = chosen if found == chosen else found

@@ -16,7 +16,8 @@ import numpy as np
 
 from fkat_data.errors import SampleError, ShardCorruptError, ShardNotFoundError
 from fkat_data.files.arrow import ArrowColumn, ArrowValues
-from fkat_data.files.arrow_times import columns_of_int96, has_nanoseconds, is_beyond_nanoseconds
+from fkat_data.files.arrow_extensions import ExtensionCheck, TensorShape, extensions_of
+from fkat_data.files.arrow_times import columns_of_int96, is_beyond_nanoseconds, is_restored
 from fkat_data.files.parquet import int96_in_seconds, is_damage
 from fkat_data.machine import required
 from fkat_data.tools.conversion_texts import RowSource
@@ -38,7 +39,7 @@ _TEXTS = ("string", "large_string", "string_view")
 _BYTES = ("binary", "large_binary", "binary_view")
 #: The fields of the struct in which Hugging Face datasets store an image or a recording.
 _FILE_FIELDS = ["bytes", "path"]
-_EXTENSIONS = {"arrow.json": "json", "arrow.uuid": "str"}
+_EXTENSIONS = {"arrow.json": "json", "arrow.uuid": "str", "arrow.bool8": "json"}
 
 
 def encodings_of_schema(schema: Any) -> dict[str, str]:
@@ -51,7 +52,7 @@ def encodings_of_schema(schema: Any) -> dict[str, str]:
     found: dict[str, str] = {}
     for field in schema:
         extension = _EXTENSIONS.get(extension_name(field))
-        encoding = extension or _encoding_of(stored_type(field.type))
+        encoding = extension or _encoding_of_tensors(field.type) or _encoding_of(stored_type(field.type))
         is_image = features.get(field.name, "Image") == "Image"
         found[field.name] = "bytes" if encoding == "jpeg" and not is_image else encoding
     return found
@@ -87,6 +88,16 @@ def _encoding_of(kind: Any) -> str:
     }
     found = next((encoding for encoding, is_true in tests.items() if is_true), None)
     return found or _encoding_of_numbers(kind)
+
+
+def _encoding_of_tensors(kind: Any) -> str | None:
+    tensor = TensorShape.of(kind)
+    leaf = None if tensor is None else NUMBERS.get(str(kind.value_type))
+    if tensor is None:
+        return None
+    return (
+        f"ndarray:{leaf}:{','.join(map(str, tensor.shape))}" if leaf and all(tensor.shape) and tensor.shape else "json"
+    )
 
 
 def _encoding_of_numbers(kind: Any) -> str:
@@ -157,9 +168,12 @@ def values_of_column(name: str, column: Any, extension: str, encoding: str, seco
     Raises:
         UnfitValueError: A value is null, an empty list or beyond Python's range, and the encoding cannot store that.
     """
-    column = _stored(column, extension)
-    if encoding.startswith("ndarray"):
+    is_tensor = TensorShape.of(column.type) is not None
+    column = column if is_tensor else _stored(column, extension)
+    if encoding.startswith("ndarray") or is_tensor:
         values = _arrays(column)
+        if encoding == "json":
+            values = [value.tolist() if isinstance(value, np.ndarray) else value for value in values]
     elif extension == "arrow.json" and encoding == "json":
         # The writer checks bytes as ready-made JSON.
         values = [None if text is None else text.encode() for text in column.to_pylist()]
@@ -204,6 +218,8 @@ def _has_null(value: Any) -> bool:
 
 def _stored(column: Any, extension: str) -> Any:
     """Return the array under dictionaries and extensions; UUIDs as text."""
+    if extension == "arrow.bool8" and hasattr(column, "storage"):
+        return column.storage.cast(_arrow.bool_())
     while True:
         if hasattr(column, "storage"):
             column = column.storage
@@ -222,7 +238,7 @@ def _stored(column: Any, extension: str) -> Any:
 
 def _arrays(column: Any) -> list[Any]:
     """Return lists of numbers as arrays; a list that contains null stays a list, and null stays None."""
-    leaf = column.type
+    leaf = stored_type(column.type)
     while hasattr(leaf, "value_type"):
         leaf = leaf.value_type
     dtype = NUMBERS.get(str(leaf))
@@ -248,7 +264,7 @@ def _objects(name: str, column: Any, seconds: Any) -> list[Any]:
 
 def _texts_or_objects(column: Any, seconds: Any) -> list[Any]:
     is_temporal = _types.is_temporal(column.type)
-    if not has_nanoseconds(column.type):
+    if not is_restored(column.type):
         return time_texts(column) if is_temporal else column.to_pylist()
     if is_temporal and (seconds is None or not is_beyond_nanoseconds(seconds)):
         return time_texts(column)
@@ -416,6 +432,7 @@ class TableSource(RowSource):
             schema = self._schema()
             chosen = [name for name in schema.names if name in columns]
             absent = {name: None for name, encoding in columns.items() if name not in chosen and encoding == "json"}
+            ExtensionCheck().check(self.name, {name: extensions_of(schema.field(name)) for name in chosen})
             extensions = {name: extension_name(schema.field(name)) for name in chosen}
             for batch, seconds in self._batches(chosen):
                 try:

@@ -1,6 +1,7 @@
 """Values of Arrow's types: the same by index, in order and in a stream, with pandas installed or without it."""
 
 import datetime as dt
+import shutil
 import uuid
 
 import numpy as np
@@ -9,8 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from fkat_data.datasets import IterableParquetDataset, ParquetDataset
-from fkat_data.errors import ShardCorruptError
+from fkat_data.errors import ConfigurationError, ShardCorruptError
 from fkat_data.streaming import StreamingDataset
+from fkat_data.tools import convert
 
 NANOSECONDS = 1_700_000_000_123_456_789
 TIME = np.datetime64(NANOSECONDS, "ns")
@@ -122,3 +124,118 @@ def test_a_time_of_96_bits_is_that_of_any_year(tmp_path, name):
         assert [row["column"] for row in read()] == expected
     stream = StreamingDataset(local=str(tmp_path), batch_size=1)
     assert [stream[row]["column"] for row in range(len(column))] == expected
+
+
+class Registered(pa.ExtensionType):
+    """An extension of the program's own, which is registered or not."""
+
+    def __init__(self, storage=None):
+        super().__init__(storage or pa.int32(), "test.registered")
+
+    def __arrow_ext_serialize__(self):
+        return b""
+
+    @classmethod
+    def __arrow_ext_deserialize__(cls, storage, serialized):
+        return cls(storage)
+
+
+def extended(kind, values):
+    return pa.ExtensionArray.from_storage(kind, pa.array(values, kind.storage_type))
+
+
+def tensors(*shape, axes=None, first=0):
+    """A column of two tensors and a null, and what they are."""
+    size = int(np.prod(shape))
+    stored = [[*range(first, first + size)], None, [*range(first + size, first + 2 * size)]]
+    kind = pa.fixed_shape_tensor(pa.int16(), shape, permutation=axes)
+    expected = [
+        None if each is None else np.reshape(each, shape).transpose(axes or range(len(shape))) for each in stored
+    ]
+    return extended(kind, stored), [None if each is None else each.tolist() for each in expected]
+
+
+SHAPES = {"plain": ((2, 3), None), "turned": ((2, 3), [1, 0]), "three": ((2, 3, 4), [2, 1, 0]), "one": ((4,), None)}
+
+
+def listed(value):
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_tensor_has_its_shape_and_its_permutation(tmp_path, name):
+    column, expected = tensors(*SHAPES[name][0], axes=SHAPES[name][1])
+    for read in faces(tmp_path, column):
+        assert [listed(row["column"]) for row in read()] == expected
+    for read in faces(tmp_path, column.drop_null()):
+        assert all(row["column"].shape == np.shape(expected[0]) for row in read())
+    nested = pa.StructArray.from_arrays([column, stamps()], ["tensor", "time"])
+    for read in faces(tmp_path, nested):
+        assert [row["column"]["tensor"] for row in read()] == expected
+    assert column.drop_null().to_numpy_ndarray().tolist() == [expected[0], expected[2]]
+
+
+def test_a_null_within_a_tensor_leaves_its_shape(tmp_path):
+    column = extended(pa.fixed_shape_tensor(pa.float32(), [2, 2], permutation=[1, 0]), [[1, 2, None, 4]])
+    for read in faces(tmp_path, column):
+        assert read()[0]["column"] == [[1, None], [2, 4]]
+
+
+REFUSED = {
+    "opaque": extended(pa.opaque(pa.binary(), "geometry", "postgis"), [b"a"]),
+    "opaque in a list": pa.ListArray.from_arrays(
+        pa.array([0, 1], pa.int32()), extended(pa.opaque(pa.binary(), "geometry", "postgis"), [b"a"])
+    ),
+    "a tensor that writers turn in two ways": tensors(2, 3, 4, axes=[2, 0, 1])[0],
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_column_of_no_known_values_is_refused_by_file_column_and_type(tmp_path, name):
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"column": REFUSED[name], "other": range(len(REFUSED[name]))}), path)
+    ways = (
+        lambda **options: ParquetDataset(str(path), **options)[0],
+        lambda **options: next(iter(IterableParquetDataset(str(path), **options))),
+        lambda **options: StreamingDataset(local=str(tmp_path), batch_size=1, **options)[0],
+    )
+    for read in ways:
+        with pytest.raises(ConfigurationError, match=r"(?s)'column'.*(opaque|permutation).*rows\.parquet"):
+            read()
+        assert read(columns=["other"]) == {"other": 0}
+    with pytest.raises(ConfigurationError, match=r"(?s)'column'.*(opaque|permutation).*rows\.parquet"):
+        convert(path, tmp_path / "out")
+    convert(path, tmp_path / "other", only=["other"])
+
+
+@pytest.mark.parametrize("storage", [pa.int32(), pa.timestamp("ns"), pa.list_(pa.field("element", pa.string_view()))])
+@pytest.mark.parametrize("is_registered", [False, True])
+def test_an_unknown_extension_gives_its_storage_and_one_log_line(tmp_path, caplog, storage, is_registered):
+    values = [["a"], None] if pa.types.is_list(storage) else [7, None]
+    flat = extended(Registered(storage), values)
+    expected = [np.datetime64(7, "ns"), None] if storage == pa.timestamp("ns") else values
+    nested = pa.StructArray.from_arrays([flat], ["a"])
+    if is_registered:
+        pa.register_extension_type(Registered())
+    try:
+        for read in faces(tmp_path, flat):
+            caplog.clear()
+            assert [listed(row["column"]) if storage == pa.int32() else row["column"] for row in read()] == expected
+        for read in faces(tmp_path, nested):
+            caplog.clear()
+            assert [row["column"]["a"] for row in read()] == expected
+    finally:
+        if is_registered:
+            pa.unregister_extension_type("test.registered")
+    path = tmp_path / "rows.parquet"
+    again = shutil.copy(path, tmp_path / "same.parquet")
+    for make in (
+        lambda: ParquetDataset([path, again])[0],
+        lambda: list(IterableParquetDataset([path, again])),
+        lambda: StreamingDataset(local=str(tmp_path), batch_size=1),
+        lambda: convert(path, tmp_path / "out"),
+    ):
+        caplog.clear()
+        make()
+        (record,) = [record for record in caplog.records if record.name.startswith("fkat_data")]
+        assert all(word in record.getMessage() for word in ("'column'", "rows.parquet", "test.registered"))

@@ -372,3 +372,33 @@ def test_nanoseconds_within_other_values_are_kept(tmp_path):
     expected = {"at": "1970-01-01T01:00:00.000000001+01:00", "clock": "00:00:00.000000002"}
     expected["took"] = ["0:00:00.000000003", None]
     assert converted(tmp_path / "a.parquet", tmp_path / "out") == {"a": ("json", [expected])}
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_extensions_keep_their_shape_and_their_type(tmp_path, kind):
+    tensor = pa.fixed_shape_tensor(pa.float32(), [2, 3], permutation=[1, 0])
+    stored = [pa.array([[*range(6)], [*range(6, 12)]], pa.list_(pa.float32(), 6)), pa.array([1, 0], pa.int8())]
+    columns = [
+        pa.ExtensionArray.from_storage(each, part) for each, part in zip([tensor, pa.bool8()], stored, strict=True)
+    ]
+    nested = pa.StructArray.from_arrays(columns, ["tensor", "flag"])
+    table = pa.table({"tensor": columns[0], "flag": columns[1], "nested": nested})
+    path = tmp_path / f"a.{kind}"
+    if kind == "parquet":
+        pq.write_table(table, path)
+    else:
+        with pa.ipc.new_file(path, table.schema) as writer:
+            writer.write_table(table)
+    shaped = np.arange(12.0).reshape(2, 2, 3).transpose(0, 2, 1).tolist()
+    expected = {
+        "tensor": ("ndarray:float32:3,2", shaped),
+        "flag": ("json", [True, False]),
+        "nested": ("json", [{"tensor": shaped[0], "flag": True}, {"tensor": shaped[1], "flag": False}]),
+    }
+    assert converted(path, tmp_path / "out") == expected
+    with_null = [[*range(6)], None]
+    column = pa.ExtensionArray.from_storage(tensor, pa.array(with_null, tensor.storage_type))
+    pq.write_table(pa.table({"tensor": column}), tmp_path / "b.parquet")
+    assert converted(tmp_path / "b.parquet", tmp_path / "b", nulls="json") == {"tensor": ("json", [shaped[0], None])}
+    with pytest.raises(SampleError, match="'tensor', value None"):
+        convert(tmp_path / "b.parquet", tmp_path / "c")
