@@ -12,7 +12,7 @@ from fkat_data.interruption import genuine
 Check = tuple[int, int]
 """A number of batches, and the digest that an order has after them."""
 
-_FIELDS = ("step", "drawn", "order", "orders", "round")
+_FIELDS = ("step", "drawn", "order", "orders", "round", "within")
 
 
 class CheckedOrder(Iterator[Any]):
@@ -23,17 +23,23 @@ class CheckedOrder(Iterator[Any]):
         checks: What the order is known to have been.
         num_before: Batches before these.
         num_kept: How many of the first are kept in ``first``.
+        digest: The digest of those before.
     """
 
     def __init__(
-        self, batches: Iterator[Any], checks: Sequence[Check] = (), num_before: int = 0, num_kept: int = 0
+        self,
+        batches: Iterator[Any],
+        checks: Sequence[Check] = (),
+        num_before: int = 0,
+        num_kept: int = 0,
+        digest: int = 0,
     ) -> None:
         self._batches = batches
         self._orders = dict(checks)
         self._num_kept = num_kept
         self.count: int = num_before
         """Batches that were drawn, with those before."""
-        self.digest: int = 0
+        self.digest: int = digest
         """The digest of those that were drawn."""
         self.first: list[Any] = []
         """The first ones."""

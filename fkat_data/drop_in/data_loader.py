@@ -16,7 +16,7 @@ from fkat_data.datasets.packed import PackedDataset
 from fkat_data.datasets.token_budget import TokenBudgetBatchSampler
 from fkat_data.distributed import gather, rank_and_world_size
 from fkat_data.drop_in.dataset_plan import DatasetPlan, Provenance
-from fkat_data.drop_in.drawn_plan import DrawnPlan, samplers_in, with_samplers_set
+from fkat_data.drop_in.drawn_plan import DrawnPlan
 from fkat_data.drop_in.epochs_of_ranks import EpochsOfRanks, in_epoch
 from fkat_data.drop_in.frameworks import is_begun_by_fabric, original_of
 from fkat_data.drop_in.layers_of_ranks import resplits_field
@@ -34,6 +34,7 @@ from fkat_data.drop_in.own_engine import (
     stream_of,
 )
 from fkat_data.drop_in.rank_share import RankShare, shared_fields
+from fkat_data.drop_in.sampler_states import samplers_in, with_samplers_set
 from fkat_data.drop_in.states import check_order, checked_loader_state, merged_states
 from fkat_data.drop_in.strand_plan import StrandPlan, StrandRanks, counts_all_ranks
 from fkat_data.drop_in.window_plan import WindowOrder, WindowPlan, check_windows, kind_of_order
@@ -506,8 +507,8 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         if loaded["step"] or not samplers_in(sampler) or is_numbered(self.sampler, self.batch_sampler):
             return
         outermost = self.sampler if self.batch_sampler is None else self.batch_sampler
-        if self.has_windows and self.batch_sampler is None:
-            outermost = torch_data.BatchSampler(self.sampler, 1, drop_last=False)  # as the plan does
+        if self.has_windows:
+            outermost = torch_data.BatchSampler(self.sampler, self.window_size, drop_last=False)  # as the plan does
         loaded["sampler"] = with_samplers_set(outermost, sampler)
 
     def provenance(self) -> list[Provenance]:

@@ -4,14 +4,12 @@ An epoch is cut into parts of some batches each. All parts are of one shard, so 
 of the microbatch and not on where the parts begin. What several ranks share is drawn on each of them.
 """
 
-import base64
 import copy
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, cast
 
-import torch
 from torch.utils.data import (
     BatchSampler,
     DistributedSampler,
@@ -37,6 +35,16 @@ from fkat_data.drop_in.layers_of_ranks import (
 )
 from fkat_data.drop_in.numbered_plan import SampleOrder
 from fkat_data.drop_in.rank_share import RankShare
+from fkat_data.drop_in.sampler_states import (
+    Iteration,
+    Reached,
+    begun_again,
+    is_same,
+    load_into,
+    members_of,
+    repeated,
+    states_of,
+)
 from fkat_data.errors import StateMismatchError
 from fkat_data.plan.place import Piece, Position
 from fkat_data.seeding import OwnGenerators, ShardStreams
@@ -46,8 +54,6 @@ from fkat_data.worker.batches import NumberedBatches
 _PART_SIZE = 32
 # Microbatches behind the newest one whose places are known.
 _MOST_KEPT = 8 * _PART_SIZE
-_INNER = ("batch_sampler", "sampler", "base_sampler")
-_DEEPEST = 4
 # Those that draw from the global generators draw when their iteration begins, and not later.
 _OF_TORCH = {
     *(BatchSampler, SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
@@ -120,6 +126,13 @@ class DrawnPlan(IndexPlan):
         self._begun: dict[str, Any] | None = None
         # The same after the newest batch.
         self._drawn_to: dict[str, Any] | None = None
+        # Of samplers with a state: the iteration under way; what a state says of the one that was left, with what they
+        # said then; and, where this epoch begins again, the batches that they are past, with the same.
+        self._iteration = Iteration()
+        self._left: dict[str, Any] | None = None
+        self._again: tuple[list[Any], dict[str, Any]] | None = None
+        # Whether they say where their next iteration begins; None: that is not known yet.
+        self._is_said: bool | None = None
         self._generators = OwnGenerators(0)
         # What the epoch's batches are drawn from, as the sampler was when the epoch began.
         self._iterable: Iterable[Any] = ()
@@ -129,6 +142,8 @@ class DrawnPlan(IndexPlan):
         self._is_torn = self._is_over = self._is_stale = False
         self._parts: dict[int, DrawnBatches] = {}
         self._num_parts = self._num_drawn = 0
+        # Batches that were drawn for all ranks, and their digest.
+        self._newest: Check = (0, 0)
         # How far the sampler was drawn for the batches before a step, for the steps that a state may be asked for.
         self._marks: dict[int, tuple[int, int]] = {}
         # The same of an earlier iteration over the sampler in this epoch.
@@ -156,7 +171,7 @@ class DrawnPlan(IndexPlan):
         """Look at what the sampler takes its indices from: an iteration begins."""
         sampler = self._sampler
         self._distributed = distributed_sampler_of(sampler)
-        self._members = _members_of(sampler)
+        self._members = members_of(sampler)
         self._draws_at_once = all(type(member) in _DRAWS_AT_ONCE for member in self._members)
         self.num_tasks_ahead, self._part_size = (1, _PART_SIZE) if self._draws_at_once else _parts_of(self._most_ahead)
 
@@ -167,34 +182,86 @@ class DrawnPlan(IndexPlan):
             return
         self._is_torn = True
         drawn = self._marks.get(step, (0, 0))[0]
-        if not step:
+        if self._has_own_states:
+            self._return_to(begun, drawn if step else 0)
+        elif not step:
             self._load(begun)
         elif self._says_its_start:
             self._generators.call(iter, self._sampler)
         elif drawn and self.has_states and not self._draws_at_once:
             self._load(begun)
-            self._drawn_again(drawn)
-            self._say_next_start(begun, drawn)
+            self._first_of(drawn)
 
-    def _say_next_start(self, begun: Mapping[str, Any], drawn: int) -> None:
-        """Have samplers with states of their own be where their states say: some say where they were left, but begin again."""
-        if all(state is None for state in begun["samplers"]):
+    def _return_to(self, begun: dict[str, Any], drawn: int) -> None:
+        """Set samplers with a state to where the epoch under way began, or to where a number of its batches were drawn."""
+        if self._again is not None or self._left is not None:
+            return  # they are there
+        if not drawn:
+            self._again = self._set_to_start(begun, self._newest) or [], self._states()
             return
-        left, following = self._states(), self._drawn_again(1)
-        for states in (left, begun):
-            self._load(states)
-            if self._drawn_again(1) == following:
-                self._load(states)
-                return
-        # None says it: an iteration that is no load's begins a further epoch.
-        self._load(begun)
-        self._drawn_again(drawn)
+        left = self._iteration.at(drawn, self._newest, is_over=self._is_over, is_left=True)
+        if left is None and drawn == self._newest[0]:
+            self._is_over = not self._draw(1)  # else nothing shows whether the samplers can be set to where they are
+            left = self._iteration.at(drawn, self._newest, is_over=self._is_over, is_left=True)
+        if drawn < self._newest[0]:
+            if drawn == 1 and self._go_again_to(begun, drawn):
+                left = None if self._says_next_start(begun) else left
+            elif left is None or repeated(self._iterable, left, self._new_generators()) is None:
+                left = None
+                self._go_again_to(begun, drawn)
+        self._left = {**(left or {}), "set": self._states()}
 
-    def _drawn_again(self, count: int) -> Check:
-        """Iterate the sampler again for some batches; return their number and digest."""
+    def _go_again_to(self, begun: Mapping[str, Any], drawn: int) -> bool:
+        """Set samplers with a state to where a number of batches were drawn; return whether they give the known ones."""
+        before = self._set_to_start(begun, self._newest)
+        num_before = len(before or [])
+        self._first_of(drawn + (num_before == drawn), before or [])  # one that was not begun is none
+        return before is not None
+
+    def _says_next_start(self, begun: Mapping[str, Any]) -> bool:
+        """Return whether samplers say, after the first batch, where their next iteration begins; they are there then."""
+        if self._is_said is None:
+            said = self._states()
+            following = self._first_of(1)
+            self._load(said)
+            self._is_said = self._first_of(1) == following
+            self._go_again_to(begun, 1)
+        return self._is_said
+
+    def _within(self, drawn: int) -> dict[str, Any] | None:
+        return self._iteration.at(drawn, self._newest, is_over=self._is_over)
+
+    def _set_to_start(self, begun: Mapping[str, Any], known: Check) -> list[Any] | None:
+        """Set samplers with a state to where an epoch began; return the batches of it that they are past.
+
+        None: they give other batches than those that are known.
+        """
+        is_live = begun is self._begun
+        first = self._iteration.first if is_live else None
+        found = begun_again(_frozen(self._sampler), begun, first, known, self._new_generators)
+        if found is None:
+            self._load(begun)
+        return found
+
+    def _previous(self) -> dict[str, Any] | None:
+        """Return what a state says of the iteration that was left, where the samplers are still where it was left."""
+        left: Mapping[str, Any] | None = self._left
+        if left is None and self._begun is not None and self._is_over and not self._is_torn:
+            left = {**(self._within(self._newest[0]) or {}), "set": self._drawn_to}
+        if left is None and self._begun is None and self._loaded is not None:
+            left = self._loaded[1].get("previous")
+        if left is None or not {"drawn", "set"} <= left.keys() or not is_same(left["set"], self._states()):
+            return None
+        return {name: value for name, value in left.items() if name != "set"}
+
+    def _new_generators(self) -> OwnGenerators:
         streams = ShardStreams.of(self._seed, 0, self._epoch, 0)
-        generators = OwnGenerators(int.from_bytes(streams.key[:8], "little"))
-        order = CheckedOrder(generators.call(iter, self._iterable))
+        return OwnGenerators(int.from_bytes(streams.key[:8], "little"))
+
+    def _first_of(self, count: int, before: Sequence[Any] = ()) -> Check:
+        """Iterate the sampler again for some batches, after those before; return their number and digest."""
+        generators = self._new_generators()
+        order = CheckedOrder(chain(before, generators.call(iter, self._iterable)))
         generators.call(lambda: deque(islice(order, count), 0))
         return order.count, order.digest
 
@@ -226,7 +293,7 @@ class DrawnPlan(IndexPlan):
     def load_sampler_state(self, epoch: int, state: Mapping[str, Any] | None) -> None:
         """Begin this epoch with samplers as they were when the state's epoch began, and go on at its step."""
         super().load_sampler_state(epoch, state)
-        self._begun = None
+        self._begun = self._left = self._again = None
 
     def state_at(self, epoch: int, step: int) -> dict[str, Any]:
         """Return what the order of the rest of an epoch depends on."""
@@ -235,10 +302,25 @@ class DrawnPlan(IndexPlan):
         is_passed = loaded.get("step") != step or "generators" not in loaded
         if epoch == self._epoch and self._begun is not None and is_passed:
             drawn, order = self._marks.get(step, self._known.get(step, (0, 0)))
-            count = {"drawn": drawn} if self._share is not None or self._is_of_others(epoch) else {}
+            count: dict[str, Any] = {"drawn": drawn} if self._share is not None or self._is_of_others(epoch) else {}
+            within = self._within(drawn) if self._has_own_states else None
+            if within is not None and self._share is None and not self._layers:
+                count["within"] = within
             return {**self._begun, "step": step, **count, "order": order}
         # A state of an order that is arithmetic, before the first microbatch, says nothing of these samplers.
-        return {**self._terms(), "step": 0, "order": 0, **({} if "num_samples" in loaded else loaded)}
+        state = {**self._terms(), "step": 0, "order": 0, **({} if "num_samples" in loaded else loaded)}
+        if self._has_own_states and "generators" not in loaded:
+            state.pop("previous", None)
+            previous = self._previous()
+            state |= {} if previous is None else {"previous": previous}
+        return state
+
+    def epoch_again(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the start of a state's epoch, and of samplers with a state what is known of its order."""
+        again = super().epoch_again(state)
+        if self._has_own_states and self._newest[0] and not again["step"] and state["epoch"] == self._epoch:
+            again["sampler"]["orders"] = [[*self._newest]]
+        return again
 
     def _is_of_others(self, epoch: int) -> bool:
         """Whether other ranks have had something of an epoch's batches, which are drawn again."""
@@ -247,33 +329,67 @@ class DrawnPlan(IndexPlan):
 
     def _begin(self, epoch: int) -> None:
         loaded = self._loaded_at(epoch)
-        begun = self._begun if epoch == self._epoch and not self._is_stale else None
+        is_same_epoch = epoch == self._epoch
+        begun = self._begun if is_same_epoch and not self._is_stale else None
+        previous, again = self._previous(), self._again if is_same_epoch else None
         self._known = {} if begun is None else {**self._known, **self._marks}
         self._is_torn, self._is_over = True, False
-        if begun is not None or "generators" in loaded:
-            self._load(loaded if begun is None else begun)
+        before: list[Any] | None = []
+        if again is not None and is_same(again[1], self._states()):
+            before, begun = again[0], self._begun
+        elif begun is not None or "generators" in loaded:
+            begun = loaded if begun is None else begun
+            self._epoch = epoch
+            if self._has_own_states:
+                known = checks_in(loaded) if begun is loaded else [*self._known.values()]
+                before = self._set_to_start(begun, max(known, default=(0, 0)))
+            else:
+                self._load(begun)
         length = self._terms().get("length")
         if loaded.get("length", length) != length:
             raise StateMismatchError("num_samples", loaded["length"], length, OTHER_LENGTH)
         self._iterable = _frozen(self._sampler)
-        self._begun, self._epoch = self._terms(), epoch
+        terms = self._terms()
+        if self._has_own_states and begun is not None:
+            terms |= {name: begun[name] for name in ("generators", "samplers", "previous") if name in begun}
+        elif previous is not None:
+            terms["previous"] = previous
+        self._begun, self._epoch = terms, epoch
+        self._iteration, self._left, self._again = Iteration(), None, None
         self._is_stale = False
-        streams = ShardStreams.of(self._seed, 0, epoch, 0)
-        self._generators = OwnGenerators(int.from_bytes(streams.key[:8], "little"))
+        self._generators = self._new_generators()
         self._num_drawn = first_step(self._layers, epoch)
-        self._order, self._own = self._opened(epoch, loaded)
+        self._order, self._own = self._opened(epoch, loaded, before or [])
+        self._newest = self._order.count, self._order.digest
         if self._says_its_start:
             self._begun = self._terms()  # before iter(), it said where the iteration before was left
         self._parts.clear()
         self._marks = {}
         self._num_parts = 0
         if "step" in loaded:
-            self._skip(loaded["step"])
+            self._go_on(loaded, is_known=before is not None)
             self._marks = {step: self._marks[step] for step in (self._num_drawn,) if step in self._marks}
         self._is_torn = False
 
-    def _opened(self, epoch: int, loaded: Mapping[str, Any]) -> tuple[CheckedOrder, Iterator[Any]]:
-        """Begin to draw an epoch; return what counts the batches, and this rank's of them."""
+    def _go_on(self, loaded: Mapping[str, Any], *, is_known: bool) -> None:
+        """Draw the batches before the step of a loaded state."""
+        step: int = loaded["step"]
+        if not is_known and "within" in loaded and self._share is None and not self._layers:
+            within = loaded["within"]
+            order = repeated(self._iterable, within, self._generators, is_left=False)
+            if order is not None:
+                self._iteration.note(Reached(within, within["drawn"], within["order"]))
+                self._order = self._own = order
+                self._num_drawn = step
+                self._newest = self._marks[step] = order.count, order.digest
+                return
+        if self._has_own_states and step:
+            self._skip(max(step - 1, 1))
+            self._note()
+        self._skip(step)
+
+    def _opened(self, epoch: int, loaded: Mapping[str, Any], before: list[Any]) -> tuple[CheckedOrder, Iterator[Any]]:
+        """Begin to draw an epoch, after batches that were; return what counts them, and this rank's of them."""
         checks = checks_in(loaded)
         layers = of_epoch(self._layers, epoch)
         # Of another rank's state, nothing else says whether the order is the same.
@@ -289,7 +405,11 @@ class DrawnPlan(IndexPlan):
             return order, order
         share = self._share or RankShare(1, 0, even_batches=False)
         batches = self._generators.call(iter, self._iterable)
-        order = CheckedOrder(batches, checks, num_kept=0 if self._share is None else share.num_in_round)
+        order = CheckedOrder(
+            chain(before, batches) if before else batches,
+            checks,
+            num_kept=0 if self._share is None else share.num_in_round,
+        )
         own: Iterator[Any] = order
         size, drop_last = self._batch_size, self._drop_last
         for layer in layers:
@@ -309,7 +429,11 @@ class DrawnPlan(IndexPlan):
         # After an interruption or an error, the iterator has gone past what is missing here.
         self._is_torn = True
         first = self._num_drawn
-        batches = self._draw(self._part_size)
+        is_alone = self._has_own_states and not self._newest[0]
+        batches = self._draw(1 if is_alone else self._part_size)
+        if is_alone and batches:
+            self._note(batches[0])
+            batches += self._draw(self._part_size - 1)
         if batches:
             self._parts[self._num_parts] = DrawnBatches(first, batches)
             self._num_parts += 1
@@ -319,7 +443,14 @@ class DrawnPlan(IndexPlan):
                     self._marks.pop(step, None)
         self._is_over = len(batches) < self._part_size
         self._drawn_to = self._states()
+        if self._has_own_states:
+            self._note()
         self._is_torn = False
+
+    def _note(self, *first: Any) -> None:
+        """Remember what samplers with a state say where the batches were drawn to; ``first``: the first batch, alone."""
+        reached = Reached(self._states(), self._order.count, self._order.digest)
+        self._iteration.note(reached, *first)
 
     def _draw(self, count: int) -> list[Any]:
         """Return the next batches, at most ``count``."""
@@ -332,6 +463,7 @@ class DrawnPlan(IndexPlan):
             found = cast("tuple[int, int]", tuple(mark))
             check_order(self._known.get(self._num_drawn, found)[1], found[1], "when it was iterated before")
             self._marks[self._num_drawn] = found
+        self._newest = self._order.count, self._order.digest
         return [batch for batch, *_ in drawn]
 
     def _drawn(self, count: int) -> list[Any]:
@@ -386,7 +518,7 @@ class DrawnPlan(IndexPlan):
     @property
     def _is_as_drawn(self) -> bool:
         """Whether the samplers are where the batches were drawn to: the program has not set them since."""
-        return self._is_torn or self._states() == self._drawn_to
+        return self._is_torn or (self._drawn_to is not None and is_same(self._states(), self._drawn_to))
 
     def _num_dealt(self, dealt: TokenBudgetBatchSampler, layers: Sequence[Layer], epoch: int) -> int:
         if self._known_length is None or self._known_length[0] != epoch:
@@ -442,6 +574,13 @@ class DrawnPlan(IndexPlan):
         return any(state is not None for state in (*states["generators"], *states["samplers"]))
 
     @property
+    def _has_own_states(self) -> bool:
+        """Whether a sampler of the user's has a state, of which only the sampler knows what it says."""
+        if self._draws_at_once or self._says_its_start:
+            return False
+        return any(isinstance(member, Stateful) for member in self._members)
+
+    @property
     def _says_its_start(self) -> bool:
         return bool(getattr(self._sampler, "says_its_start", False))
 
@@ -459,7 +598,7 @@ class DrawnPlan(IndexPlan):
         return bool(getattr(self._drawn_from, "drop_last", False))
 
     def _states(self) -> dict[str, Any]:
-        return _states_of(self._members)
+        return states_of(self._members)
 
     def _terms(self) -> dict[str, Any]:
         terms = self._states()
@@ -470,62 +609,7 @@ class DrawnPlan(IndexPlan):
         return terms
 
     def _load(self, states: Mapping[str, Any]) -> None:
-        _load_into(self._members, states)
-
-
-def samplers_in(sampler: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return what the field ``sampler`` of a state says of the samplers when its epoch began; None: nothing."""
-    found: Mapping[str, Any] = sampler.get("samplers_begun", sampler)
-    return found if "generators" in found else None
-
-
-def with_samplers_set(sampler: Any, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Set samplers to what a state at an epoch's start says of them, now, so that the program may set them on.
-
-    Args:
-        sampler: The outermost one.
-        state: The field ``sampler`` of the state.
-
-    Returns:
-        What is left for the plan that begins with the state.
-
-    Raises:
-        StateMismatchError: There are others; nothing has changed then. Or what a sampler's ``load_state_dict`` raises.
-    """
-    members, states = _members_of(sampler), cast("Mapping[str, Any]", samplers_in(state))
-    before = _states_of(members)
-    try:
-        _load_into(members, states)
-    except BaseException:
-        _load_into(members, before)
-        raise
-    rest = {name: value for name, value in states.items() if name not in ("generators", "samplers")}
-    return {**state, "samplers_begun": rest} if "samplers_begun" in state else rest
-
-
-def _states_of(members: Sequence[Any]) -> dict[str, Any]:
-    generators = [getattr(member, "generator", None) for member in members]
-    return {
-        "generators": [_text_of(each) if isinstance(each, torch.Generator) else None for each in generators],
-        "samplers": [member.state_dict() if isinstance(member, Stateful) else None for member in members],
-    }
-
-
-def _load_into(members: Sequence[Any], states: Mapping[str, Any]) -> None:
-    fields = [*zip(states["generators"], states["samplers"], strict=True)]
-    if len(fields) != len(members):
-        saved, present = f"<{len(fields)} nested samplers>", f"<{len(members)} nested samplers>"
-        raise StateMismatchError("sampler", saved, present, "make the samplers as in the run that saved")
-    for member, (text, state) in zip(members, fields, strict=True):
-        if text is not None:
-            if not isinstance(getattr(member, "generator", None), torch.Generator):
-                raise StateMismatchError("sampler", "<with a generator>", type(member).__name__, "give it a generator")
-            member.generator.set_state(torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8))
-        if state is not None:
-            if not isinstance(member, Stateful):
-                hint = "make the samplers as in the run that saved"
-                raise StateMismatchError("sampler", "<with a state>", type(member).__name__, hint)
-            member.load_state_dict(state)
+        load_into(self._members, states)
 
 
 def _parts_of(most_ahead: int) -> tuple[int, int]:
@@ -544,16 +628,6 @@ def _frozen(sampler: Any) -> Any:
     return frozen
 
 
-def _members_of(sampler: object) -> list[Any]:
-    """Return the samplers that a sampler takes its indices from, the innermost first."""
-    members: list[Any] = []
-    while sampler is not None and len(members) < _DEEPEST:
-        members.insert(0, sampler)
-        attributes = (getattr(sampler, name, None) for name in _INNER)
-        sampler = next((inner for inner in attributes if inner is not None and inner is not sampler), None)
-    return members
-
-
 def _compare_terms(saved: Mapping[str, Any], present: Mapping[str, Any]) -> None:
     """Raise if the order of a ``DistributedSampler`` is not the one that other ranks had."""
     of_shuffle = ("seed", "epoch") if present["shuffle"] else ()
@@ -568,7 +642,3 @@ def _compare_terms(saved: Mapping[str, Any], present: Mapping[str, Any]) -> None
 def _num_given(num_samples: int, batch_size: int, *, drop_last: bool) -> int:
     """Return the samples in the batches of torch's class."""
     return num_samples - num_samples % batch_size if drop_last else num_samples
-
-
-def _text_of(generator: torch.Generator) -> str:
-    return base64.b64encode(generator.get_state().numpy().tobytes()).decode()

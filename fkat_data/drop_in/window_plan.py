@@ -153,6 +153,7 @@ class DrawnWindows(WindowOrder):
         if self._ended is not None and self._ended[0] != epoch:
             self._go_to_end()
         begun = self._plan.state_at(epoch, num_windows)
+        begun.pop("within", None)
         orders = begun.pop("orders", [])
         count, order = begun.pop("step", 0), begun.pop("order", 0)
         return {_BEGUN: begun, _ORDERS: [[count, order, 0]] if count and order else orders}
@@ -456,7 +457,10 @@ class WindowPlan(IndexPlan):
     def epoch_again(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Return the start of a state's epoch; the state itself where other ranks had begun it, at a step that it lacks."""
         if not self._split_of(state["epoch"]):
-            return super().epoch_again(state)
+            again = super().epoch_again(state)
+            if self.has_states and _ORDERS in state["sampler"]:
+                again["sampler"][_ORDERS] = state["sampler"][_ORDERS]  # a copy's samplers may not begin it again
+            return again
         saved = self._loaded_at(state["epoch"])
         if saved["window"] or saved["row"]:
             return dict(state)

@@ -298,6 +298,61 @@ class Rewinding(Counted, Sampler):
         self.first = self.index = state_dict["index"]
 
 
+class Further(Counted, Sampler):
+    """Each iteration is a further epoch, except for the one that a load is for: its state is that within the epoch."""
+
+    def __init__(self, count):
+        super().__init__(count)
+        self.epoch, self.index, self.is_loaded = -1, 0, False
+
+    def __iter__(self):
+        if not self.is_loaded:
+            self.epoch, self.index = self.epoch + 1, 0
+        self.is_loaded = False
+        while self.index < self.count:
+            self.index += 1
+            yield (self.index - 1 + self.epoch) % self.count
+
+    def state_dict(self):
+        return {"epoch": self.epoch, "index": self.index}
+
+    def load_state_dict(self, state_dict):
+        self.epoch, self.index, self.is_loaded = state_dict["epoch"], state_dict["index"], True
+
+
+class FurtherAtOnce(Further):
+    """The same, but it goes on when ``iter`` is called, and not with the first index."""
+
+    def __iter__(self):
+        if not self.is_loaded:
+            self.epoch, self.index = self.epoch + 1, 0
+        self.is_loaded = False
+        return self.rest()
+
+    def rest(self):
+        while self.index < self.count:
+            self.index += 1
+            yield (self.index - 1 + self.epoch) % self.count
+
+
+class CountingEpochs(Counted, Sampler):
+    """Its state is the epoch alone: a load within one begins the next one."""
+
+    def __init__(self, count):
+        super().__init__(count)
+        self.epoch = 0
+
+    def __iter__(self):
+        self.epoch += 1
+        return iter(torch.randperm(self.count, generator=torch.Generator().manual_seed(self.epoch)).tolist())
+
+    def state_dict(self):
+        return {"epoch": self.epoch}
+
+    def load_state_dict(self, state_dict):
+        self.epoch = state_dict["epoch"]
+
+
 class Lengths(Counted, Dataset):
     """Numbers as long as they are large."""
 
