@@ -42,7 +42,7 @@ class Reached(NamedTuple):
 
 
 class Iteration:
-    """An iteration over samplers with a state, as far as it is known: what they said in it, by batches that were drawn."""
+    """What samplers with a state said in an iteration, by the batches that were drawn."""
 
     def __init__(self) -> None:
         self._reached: tuple[Reached, ...] = ()
