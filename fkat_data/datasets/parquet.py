@@ -24,7 +24,8 @@ from fkat_data.files.opening import (
     names_of,
     shown_path,
 )
-from fkat_data.files.parquet import WholeFile, is_damage
+from fkat_data.files.parquet import WholeFile
+from fkat_data.files.row_groups import is_damage, unreadable
 from fkat_data.interruption import genuine
 from fkat_data.machine import required
 from fkat_data.observe.stages import reading
@@ -164,15 +165,14 @@ class ParquetDataset(_ParquetFiles, IndexedFiles):
         names: list[str] = self.columns or file.names
         file.check()
         try:
-            # One thread, because a worker shares the machine with the trainer.
             with _reading(path):
-                table = file.reader().read_row_group(group.index_in_file, columns=names, use_threads=False)
+                table = file.row_group(group.index_in_file, names)
                 seconds = file.in_seconds(group.index_in_file, names)
             columns = {name: ArrowColumn.of(table.column(name), seconds.get(name)) for name in names}
         except genuine(_arrow.ArrowException, OSError) as error:
             if not is_damage(error):
                 raise
-            raise _undecodable(path, group.index_in_file, error) from error
+            raise unreadable(path, f"row group {group.index_in_file}", error) from error
         file.check_decoded(group.index_in_file, table.num_rows)
         return columns
 
@@ -256,9 +256,7 @@ class IterableParquetDataset(_ParquetFiles, IterableDataset[dict[str, Any]]):
 
     def _decoded(self, file: "WholeFile", group_index: int) -> Iterator[list[dict[str, Any]]]:
         names: list[str] = self.columns or file.names
-        batches = file.reader().iter_batches(
-            self.rows_at_once, row_groups=[group_index], columns=names, use_threads=False
-        )
+        batches = file.row_batches(group_index, names, self.rows_at_once)
         num_rows = 0  # decoded so far
         seconds: dict[str, Any] | None = None
         while True:
@@ -271,7 +269,7 @@ class IterableParquetDataset(_ParquetFiles, IterableDataset[dict[str, Any]]):
             except genuine(_arrow.ArrowException, OSError) as error:
                 if not is_damage(error):
                     raise
-                raise _undecodable(file.path, group_index, error) from error
+                raise unreadable(file.path, f"row group {group_index}", error) from error
             if batch is None:
                 file.check_decoded(group_index, num_rows)
                 return
@@ -314,10 +312,6 @@ def _check_columns(path: str, schema: Any, columns: list[str] | None, types: dic
 
 def _place(path: str, group_index: int, row: int) -> str:
     return f"row group {group_index}, row {row} (from 0), of {shown_path(path)}"
-
-
-def _undecodable(path: str, group_index: int, error: Exception) -> ShardCorruptError:
-    return ShardCorruptError(path, f"row group {group_index}: {error}", f"row group {group_index}")
 
 
 def _same(file: WholeFile) -> WholeFile:

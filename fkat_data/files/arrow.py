@@ -207,7 +207,7 @@ def _null_rows(array: Any, num_rows: int) -> npt.NDArray[np.bool_]:
 
 
 def plain_array(column: Any) -> Any:
-    """Return a column as one array of a type that has no dictionary, no extension of numbers and no view.
+    """Return a column as one array of a type that has no extension of numbers, no view, and no dictionary of small texts.
 
     Args:
         column: A pyarrow array, or the column of a table.
@@ -215,16 +215,43 @@ def plain_array(column: Any) -> Any:
     if not isinstance(column, _arrow.ChunkedArray):
         column = _arrow.chunked_array([column])
     column = _without_extension(column)
-    if _arrow.types.is_dictionary(column.type):
+    if _arrow.types.is_dictionary(column.type) and not _is_large(column):
         column = column.cast(column.type.value_type)
     if (kind := _plain_type(column.type)) != column.type:
         column = column.cast(kind)
     if column.nbytes > _MOST_OFFSET_BYTES:
         # One array of them has offsets of 32 bits.
-        wide = {"string": _arrow.large_string(), "binary": _arrow.large_binary()}
-        column = column.cast(wide.get(str(column.type), column.type))
+        column = column.cast(_wide_type(column.type))
     array = column.combine_chunks()
     return array.chunk(0) if isinstance(array, _arrow.ChunkedArray) and array.num_chunks == 1 else array
+
+
+def _is_large(column: Any) -> bool:
+    """Return whether the texts of a column of dictionaries, each as often as it comes, are more than 2 GiB."""
+    most = max((chunk.dictionary.nbytes * len(chunk) for chunk in column.chunks), default=0)
+    if most <= _MOST_OFFSET_BYTES // max(1, column.num_chunks) or not _has_offsets(column.type.value_type):
+        return False
+    sizes = (
+        _compute.binary_length(chunk.dictionary).cast(_arrow.int64()).take(chunk.indices) for chunk in column.chunks
+    )
+    return sum(_compute.sum(size).as_py() or 0 for size in sizes) > _MOST_OFFSET_BYTES
+
+
+def _has_offsets(kind: Any) -> bool:
+    types = _arrow.types
+    return _is_text(kind) or types.is_binary(kind) or types.is_large_binary(kind)
+
+
+def _wide_type(kind: Any) -> Any:
+    """Return a type with offsets of 64 bits."""
+    types = _arrow.types
+    if types.is_string(kind):
+        return _arrow.large_string()
+    if types.is_binary(kind):
+        return _arrow.large_binary()
+    if types.is_list(kind):
+        return _arrow.large_list(kind.value_field.with_type(_wide_type(kind.value_type)))
+    return with_parts(kind, _wide_type)
 
 
 def _without_extension(column: Any) -> Any:

@@ -4,7 +4,6 @@ Needs the extra ``parquet``.
 """
 
 import os
-import re
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
@@ -27,6 +26,15 @@ from fkat_data.files.opening import (
     local_path,
     not_found,
     shown_path,
+)
+from fkat_data.files.row_groups import (
+    encrypted,
+    int96_in_seconds,
+    is_damage,
+    leaves_of,
+    row_batches,
+    row_group,
+    unreadable,
 )
 from fkat_data.files.shard import (
     Column,
@@ -52,6 +60,8 @@ _MAGIC = b"PAR1"
 _ENCRYPTED = b"PARE"
 #: The length of the footer and the magic bytes after it.
 _TAIL_BYTES = 8
+#: What follows the footer of a file whose columns are encrypted, and whose footer is not.
+_SIGNATURE_BYTES = 28
 #: Read at once from the end of a file: nearly all footers are smaller.
 _FIRST_READ_BYTES = 64 << 10
 #: Ranges that are closer than this are fetched together.
@@ -67,11 +77,14 @@ def describe(file: StoredBytes) -> dict[str, Any]:
     """
     start, footer = _footer_of(file)
     metadata = parsed_footer(file.name, footer)
+    if len(footer) - metadata.serialized_size == _SIGNATURE_BYTES:
+        # pyarrow ends the process when it is asked where such columns are.
+        raise encrypted(file.name)
     try:
         schema = metadata.schema.to_arrow_schema()
         fields = [(field.name, known_type(field.type)) for field in schema]
     except genuine(_arrow.ArrowException) as error:
-        raise ShardCorruptError(file.name, f"its columns cannot be read: {error}") from error
+        raise unreadable(file.name, "its columns cannot be read", error) from error
     num_leaves = [_num_leaves(kind) for _, kind in fields]
     if sum(num_leaves) != metadata.num_columns:
         raise ShardCorruptError.of_field(
@@ -140,9 +153,7 @@ def parsed_footer(file: str, footer: bytes) -> Any:
     try:
         return _parquet.read_metadata(_arrow.BufferReader(content))
     except genuine(_arrow.ArrowException, OSError) as error:
-        if re.search("encrypt|decrypt", str(error), re.IGNORECASE):
-            raise _encrypted(file) from error
-        raise ShardCorruptError(file, f"the footer cannot be read: {error}") from error
+        raise unreadable(file, "the footer cannot be read", error) from error
 
 
 def _footer_of(file: StoredBytes) -> tuple[int, bytes]:
@@ -154,7 +165,7 @@ def _footer_of(file: StoredBytes) -> tuple[int, bytes]:
     first = max(0, size_bytes - _FIRST_READ_BYTES)
     tail = file.read(first, size_bytes)
     if tail[-4:] == _ENCRYPTED:
-        raise _encrypted(file.name)
+        raise encrypted(file.name)
     if tail[-4:] != _MAGIC:
         raise ShardCorruptError(
             file.name, f"not a Parquet file, or torn: it ends with {tail[-4:]!r} instead of {_MAGIC!r}"
@@ -176,10 +187,6 @@ def _check_group(file: str, number: int, num_rows: int, edges: list[int], end: i
         if num_rows and not len(_MAGIC) <= begin <= stop <= end:
             expected = f"within the bytes {len(_MAGIC)} to {end} of the file"
             raise ShardCorruptError.of_field(file, f"range of row group {number}", expected, (begin, stop))
-
-
-def _encrypted(file: str) -> ConfigurationError:
-    return ConfigurationError("remote", file, "a Parquet file without encryption, which fkat_data does not read")
 
 
 def _group(file: str, group: Any, num_leaves: list[int]) -> list[int]:
@@ -355,12 +362,9 @@ class ParquetReader(PartReader):
             # Pages that have a checksum are compared with it; the others cost nothing.
             with _parquet.ParquetFile(source(), metadata=self._metadata, page_checksum_verification=True) as file:
                 if self._leaves is None:
-                    # Names are ambiguous: "a.b" is a column, and also the field "b" of a column "a".
-                    paths: list[list[str]] = file.reader.column_paths
-                    self._leaves = [index for index, path in enumerate(paths) if path[0] in self._names]
+                    self._leaves = leaves_of(file, self._names)
                     self._int96 = columns_of_int96(file).intersection(self._names)
-                # One thread, because a worker shares the machine with the trainer.
-                table = file.reader.read_row_group(self._group, column_indices=self._leaves, use_threads=False)
+                table = row_group(file, self._group, self._leaves)
             # A process that writes into the file changes what is mapped.
             self._check_version()
             for name in self._names:
@@ -371,33 +375,14 @@ class ParquetReader(PartReader):
             seconds = int96_in_seconds(source, self._metadata, self._group, self._int96)
             columns = {name: ArrowValues(table.column(name), seconds.get(name)) for name in self._names}
         except genuine(_arrow.ArrowException, OSError, KeyError) as error:
-            raise ShardCorruptError(self._name, f"cannot be decoded: {error}") from error
+            raise unreadable(self._name, "cannot be decoded", error) from error
         return columns, sum(values.size_bytes for values in columns.values())
 
     def _footer_in(self, path: Path) -> Any:
         try:
             return _parquet.read_metadata(str(path))
         except genuine(_arrow.ArrowException, OSError) as error:
-            raise ShardCorruptError(self._name, f"the footer cannot be read: {error}") from error
-
-
-def int96_in_seconds(
-    source: Callable[[], Any], metadata: Any, group_index: int, names: Collection[str]
-) -> dict[str, Any]:
-    """Return the columns of a row group that have times of 96 bits, these as seconds: pyarrow wraps nanoseconds.
-
-    Args:
-        source: Makes a file for pyarrow.
-        metadata: What the file's footer says.
-        group_index: The row group.
-        names: The columns.
-    """
-    if not names:
-        return {}
-    file = _parquet.ParquetFile(source(), metadata=metadata, coerce_int96_timestamp_unit="s")
-    leaves = [index for index, path in enumerate(file.reader.column_paths) if path[0] in names]
-    table = file.reader.read_row_group(group_index, column_indices=leaves, use_threads=False)
-    return {name: table.column(name) for name in names}
+            raise unreadable(self._name, "the footer cannot be read", error) from error
 
 
 #: The first byte of a range of a file, the byte after its last one, and its bytes.
@@ -520,7 +505,7 @@ class WholeFile:
             if not is_damage(error):
                 raise
             _check_kind(path, storage_options)
-            raise ShardCorruptError(path, f"not a Parquet file: {error}") from error
+            raise unreadable(path, "not a Parquet file", error) from error
         self._int96: frozenset[str] = columns_of_int96(parquet)
         self._metadata: Any = parquet.metadata
         metadata = self._metadata
@@ -529,7 +514,17 @@ class WholeFile:
             expected = f"{metadata.num_rows} together, as the footer says of the file"
             raise ShardCorruptError.of_field(path, "rows of the row groups", expected, self.num_rows)
 
-    def reader(self) -> Any:
+    def row_group(self, group_index: int, names: Collection[str]) -> Any:
+        """Return some columns of a row group as a table; raise what ``row_groups.row_group`` raises."""
+        file = self._reader()
+        return row_group(file, group_index, leaves_of(file, names))
+
+    def row_batches(self, group_index: int, names: Collection[str], rows_at_once: int) -> Iterator[Any]:
+        """Yield some columns of a row group as record batches; raise what ``row_groups.row_batches`` raises."""
+        file = self._reader()
+        yield from row_batches(file, group_index, leaves_of(file, names), rows_at_once)
+
+    def _reader(self) -> Any:
         """Return pyarrow's reader of the file, for one thread: it keeps what it has fetched for the call in work."""
         # Only files of some writers have checksums of their pages.
         return _parquet.ParquetFile(self._source(), metadata=self._metadata, page_checksum_verification=True)
@@ -583,11 +578,3 @@ def _check_kind(path: str, storage_options: Mapping[str, Any]) -> None:
     if kind is not None and kind.name != "Parquet":
         remedy = kind.remedy or "decompress it, or pass it to the reader of what it holds"
         raise ConfigurationError("paths", shown_path(path), f"Parquet files; the first bytes are {kind.name}: {remedy}")
-
-
-def is_damage(error: Exception) -> bool:
-    """Return whether an error means damaged data, instead of a failure of the network or the disk."""
-    # For some damage, pyarrow raises a bare OSError without errno.
-    return isinstance(error, (_arrow.ArrowException, UnicodeDecodeError)) or (
-        type(error) is OSError and error.errno is None
-    )

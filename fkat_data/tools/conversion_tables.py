@@ -18,7 +18,7 @@ from fkat_data.errors import SampleError, ShardCorruptError, ShardNotFoundError
 from fkat_data.files.arrow import ArrowColumn, ArrowValues
 from fkat_data.files.arrow_extensions import ExtensionCheck, TensorShape, extensions_of
 from fkat_data.files.arrow_times import columns_of_int96, is_beyond_nanoseconds, is_restored
-from fkat_data.files.parquet import int96_in_seconds, is_damage
+from fkat_data.files.row_groups import int96_in_seconds, is_damage, leaves_of, row_batches, unreadable
 from fkat_data.machine import required
 from fkat_data.tools.conversion_texts import RowSource
 from fkat_data.wording import made_from_text
@@ -469,7 +469,7 @@ class TableSource(RowSource):
         except (_arrow.ArrowException, OSError) as error:
             if not is_damage(error):
                 raise
-            raise ShardCorruptError(self.name, str(error)) from error
+            raise unreadable(self.name, "it cannot be read", error) from error
 
     @abstractmethod
     def _schema(self) -> Any: ...
@@ -486,15 +486,19 @@ class ParquetSource(TableSource):
         return _parquet.read_schema(self.name)
 
     def _batches(self, names: list[str]) -> Iterator[tuple[Any, dict[str, Any]]]:
-        with _parquet.ParquetFile(self.name) as file:
+        with _parquet.ParquetFile(self.name, page_checksum_verification=True) as file:
             int96 = columns_of_int96(file).intersection(names)
             for group in range(file.num_row_groups):
                 seconds = int96_in_seconds(lambda: self.name, file.metadata, group, int96)
                 first = 0
-                for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, row_groups=[group], columns=names):
+                for batch in row_batches(file, group, leaves_of(file, names), _ROWS_AT_ONCE):
                     parts = {name: column.slice(first, batch.num_rows) for name, column in seconds.items()}
                     yield batch, {name: column.combine_chunks() for name, column in parts.items()}
                     first += batch.num_rows
+                num_rows = file.metadata.row_group(group).num_rows if names else first
+                if first != num_rows:
+                    expected = f"{num_rows}, as the footer says"
+                    raise ShardCorruptError.of_field(self.name, f"rows of row group {group}", expected, first)
 
 
 class ArrowSource(TableSource):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from fkat_data.datasets import IterableParquetDataset, ParquetDataset
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
+from fkat_data.files import row_groups
 
 NUM_ROWS = 10
 
@@ -46,13 +47,13 @@ def test_rows_belong_to_the_caller(path):
 def decoded(monkeypatch):
     """The row groups that were decoded."""
     seen = []
-    read = pq.ParquetFile.read_row_group
+    read = row_groups.row_group
 
-    def read_row_group(file, index, **keywords):
+    def row_group(file, index, leaves):
         seen.append(index)
-        return read(file, index, **keywords)
+        return read(file, index, leaves)
 
-    monkeypatch.setattr(pq.ParquetFile, "read_row_group", read_row_group)
+    monkeypatch.setattr("fkat_data.files.parquet.row_group", row_group)
     return seen
 
 

@@ -307,7 +307,7 @@ def test_recordings_of_hugging_face_datasets_are_bytes(tmp_path):
 
 
 def test_a_table_that_cannot_be_read_is_named(tmp_path):
-    with pytest.raises(ShardCorruptError, match=r"polars_int128.parquet': .*64 bits"):
+    with pytest.raises(ConfigurationError, match=r"polars_int128.parquet': .*64 bits"):
         convert([TABLES / "polars_int128.parquet"], tmp_path / "out")
     content = bytearray((TABLES / "pandas.parquet").read_bytes())
     content[4:400] = bytes(396)
