@@ -11,10 +11,12 @@ import numpy.typing as npt
 from torch.utils.data import IterableDataset, get_worker_info
 
 from fkat_data import arguments
+from fkat_data.background import BackgroundCall, in_parallel
 from fkat_data.datasets.item_index import DatasetOfFiles, IndexedFiles, counted, counted_from_starts, in_parts
 from fkat_data.errors import ConfigurationError, ShardCorruptError
 from fkat_data.files.arrow import ArrowColumn, rows_of
 from fkat_data.files.arrow_extensions import ExtensionCheck, extensions_of
+from fkat_data.files.column_chunks import in_slices
 from fkat_data.files.counted_file import CountedFile
 from fkat_data.files.kept import LastUsed
 from fkat_data.files.opening import (
@@ -36,6 +38,11 @@ _parquet = required("pyarrow.parquet", "parquet")
 
 # An open file holds a descriptor and its footer.
 _MAX_OPEN_FILES = 32
+# A remote one holds its footer alone, and opening it again takes several requests.
+_MAX_OPEN_REMOTE_FILES = 256
+# Row groups of a batch that are fetched at a time, and how large the next one may be to be fetched while rows are decoded.
+_NUM_THREADS = 16
+_MOST_FETCHED_BYTES, _MOST_AHEAD_BYTES = 64 << 20, 256 << 20
 #: The length of the footer, and the magic bytes after it.
 _TAIL_BYTES = 8
 
@@ -106,7 +113,7 @@ class ParquetDataset(_ParquetFiles, IndexedFiles):
     ) -> None:
         super().__init__(paths, columns, storage_options)
         self.row_groups_kept: int = arguments.integer("row_groups_kept", row_groups_kept, minimum=1)
-        self._files: LastUsed[Any] = LastUsed(_MAX_OPEN_FILES)
+        self._files: LastUsed[Any] = LastUsed(_MAX_OPEN_REMOTE_FILES if self._has_remote else _MAX_OPEN_FILES)
         self._decoded_groups: LastUsed[dict[str, ArrowColumn]] = LastUsed(self.row_groups_kept)
         self._groups: list[_RowGroup] = []
         self._footers: list[int] = []
@@ -118,7 +125,9 @@ class ParquetDataset(_ParquetFiles, IndexedFiles):
             self._footers.append(file.digest())
             _check_columns(path, file.schema, self.columns, types, self.paths[0])
             extensions.check(path, {name: extensions_of(file.schema.field(name)) for name in types})
-            self._groups += [_RowGroup(file_index, *group) for group in enumerate(file.num_rows)]
+            sizes = (file.num_bytes(number, self.columns or file.names) for number in range(len(file.num_rows)))
+            groups = zip(file.num_rows, sizes, strict=True)
+            self._groups += [_RowGroup(file_index, number, *group) for number, group in enumerate(groups)]
         # _ends[g]: rows up to and including row group g.
         self._ends = np.cumsum([group.num_rows for group in self._groups], dtype=np.int64)
 
@@ -131,12 +140,15 @@ class ParquetDataset(_ParquetFiles, IndexedFiles):
                 Python cannot hold, or the file has changed.
         """
         rows = counted_from_starts(indices, len(self), "row")
-        parts = [(group, *part) for group, *part in in_parts(rows, self._ends)]
+        parts = list(in_parts(rows, self._ends))
         try:
-            return rows_of(len(rows), ((positions, within, self._decoded(group)) for group, positions, within in parts))
+            decoded = self._decoded_together([group for group, _, _ in parts])
+            return rows_of(
+                len(rows), ((at, within, group) for (_, at, within), group in zip(parts, decoded, strict=True))
+            )
         except genuine(_arrow.ArrowException, ValueError, OverflowError):
             for group, _, within in parts:
-                file_index, group_in_file, _ = self._groups[group]
+                file_index, group_in_file, *_ = self._groups[group]
                 _check_values(self.paths[file_index], group_in_file, within, self._decoded(group))
             raise
 
@@ -157,11 +169,34 @@ class ParquetDataset(_ParquetFiles, IndexedFiles):
             raise changed(self.paths[file_index], "its footer is not the one that this dataset was made of")
         return file
 
-    def _decoded(self, group_index: int) -> dict[str, ArrowColumn]:
-        return self._decoded_groups.get(group_index, partial(self._decode, self._groups[group_index]))
+    def _decoded_together(self, group_indices: Sequence[int]) -> Iterator[dict[str, ArrowColumn]]:
+        """Yield the decoded row groups; of remote files, those that are not kept are fetched several at a time."""
+        if not self._has_remote or len(group_indices) == 1:
+            yield from map(self._decoded, group_indices)
+            return
+        sizes = [
+            (group, 0 if group in self._decoded_groups else self._groups[group].num_bytes) for group in group_indices
+        ]
+        for together in in_slices(sizes, _MOST_FETCHED_BYTES):
+            missing = [group for group in together if group not in self._decoded_groups]
+            with reading():
+                fetched = dict(zip(missing, in_parallel(self._fetched, missing, _NUM_THREADS), strict=True))
+            for group in together:
+                yield self._decoded(group, fetched.pop(group, None))
 
-    def _decode(self, group: "_RowGroup") -> dict[str, ArrowColumn]:
-        file, path = self._file(group.file_index), self.paths[group.file_index]
+    def _fetched(self, group_index: int) -> WholeFile:
+        file_index, group_in_file, *_ = self._groups[group_index]
+        file = self._file(file_index)
+        return file.with_columns(group_in_file, self.columns or file.names)
+
+    def _decoded(self, group_index: int, file: WholeFile | None = None) -> dict[str, ArrowColumn]:
+        return self._decoded_groups.get(group_index, partial(self._decode, group_index, file))
+
+    def _decode(self, group_index: int, file: WholeFile | None) -> dict[str, ArrowColumn]:
+        group = self._groups[group_index]
+        path = self.paths[group.file_index]
+        with _reading(path):
+            file = self._fetched(group_index) if file is None else file
         names: list[str] = self.columns or file.names
         file.check()
         try:
@@ -181,7 +216,7 @@ class IterableParquetDataset(_ParquetFiles, IterableDataset[dict[str, Any]]):
     """Rows of one or more Parquet files in order, as an iterable dataset.
 
     The rows are those of ``ParquetDataset``. One file is open at a time, and memory holds the compressed columns of one
-    row group and ``rows_at_once`` decoded rows. In a DataLoader with *n* workers, worker *w* reads the row groups *w*,
+    row group (of a remote file, of two) and ``rows_at_once`` decoded rows. In a DataLoader with *n* workers, worker *w* reads the row groups *w*,
     *w + n* and so on, so that each row comes once.
 
     Files are opened when iteration begins. A resume replays this dataset up to its position, while ``ParquetDataset``
@@ -246,12 +281,12 @@ class IterableParquetDataset(_ParquetFiles, IterableDataset[dict[str, Any]]):
             _check_columns(path, file.schema, self.columns, types, self.paths[0])
             found = {name: extensions_of(file.schema.field(name)) for name in types}
             self._extensions.check(path, found, is_logged=worker == 0)
-            for group_index in range(len(file.num_rows)):
-                if (num_groups + group_index) % num_workers == worker:
-                    first = 0
-                    for rows in self._decoded(file, group_index):
-                        yield path, group_index, first, rows
-                        first += len(rows)
+            own = range((worker - num_groups) % num_workers, len(file.num_rows), num_workers)
+            for group_index, fetched in _fetched_in_turn(file, own, self.columns or file.names):
+                first = 0
+                for rows in self._decoded(fetched, group_index):
+                    yield path, group_index, first, rows
+                    first += len(rows)
             num_groups += len(file.num_rows)
 
     def _decoded(self, file: "WholeFile", group_index: int) -> Iterator[list[dict[str, Any]]]:
@@ -284,6 +319,20 @@ class IterableParquetDataset(_ParquetFiles, IterableDataset[dict[str, Any]]):
             yield samples
 
 
+def _fetched_in_turn(
+    file: WholeFile, group_indices: Sequence[int], names: Sequence[str]
+) -> Iterator[tuple[int, WholeFile]]:
+    """Yield row groups, each with a file that has its columns; of a remote one, the next is fetched meanwhile."""
+    ahead: BackgroundCall[WholeFile] | None = None
+    for number, group_index in enumerate(group_indices):
+        with _reading(file.path):
+            fetched = file.with_columns(group_index, names) if ahead is None else ahead.result()
+        ahead, following = None, group_indices[number + 1 : number + 2]
+        if following and 0 < file.num_bytes(following[0], names) <= _MOST_AHEAD_BYTES:
+            ahead = BackgroundCall(partial(file.with_columns, following[0], names))
+        yield group_index, fetched
+
+
 def _columns_of(batch: Any, names: list[str], seconds: Mapping[str, Any], first: int) -> dict[str, ArrowColumn]:
     parts = {name: column.slice(first, batch.num_rows) for name, column in seconds.items()}
     return {name: ArrowColumn.of(batch.column(name), parts.get(name)) for name in names}
@@ -293,6 +342,7 @@ class _RowGroup(NamedTuple):
     file_index: int
     index_in_file: int
     num_rows: int
+    num_bytes: int
 
 
 def _check_columns(path: str, schema: Any, columns: list[str] | None, types: dict[str, Any], first_path: str) -> None:

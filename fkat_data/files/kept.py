@@ -59,6 +59,10 @@ class LastUsed(Generic[_Kept]):
             place = self._kept[key] = _MadeOnce[_Kept]() if place is None else place
         return place.get(make)
 
+    def __contains__(self, key: object) -> bool:
+        """Return whether an object is kept, or is being made."""
+        return key in self._kept and self._process_id == os.getpid()
+
     def __reduce__(self) -> tuple[type["LastUsed[_Kept]"], tuple[int]]:
         return type(self), (self._num_kept,)
 

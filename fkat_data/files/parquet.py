@@ -3,13 +3,14 @@
 Needs the extra ``parquet``.
 """
 
+import copy
 import os
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from hashlib import blake2s
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import numpy.typing as npt
 
@@ -17,6 +18,7 @@ from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoun
 from fkat_data.files.arrow import ArrowValues
 from fkat_data.files.arrow_extensions import ExtensionCheck, extensions_of
 from fkat_data.files.arrow_times import columns_of_int96, known_type
+from fkat_data.files.column_chunks import HeldRanges, chunk_span, chunk_spans
 from fkat_data.files.mapping import mapped, mapped_span
 from fkat_data.files.opening import (
     FileVersion,
@@ -199,10 +201,7 @@ def _group(file: str, group: Any, num_leaves: list[int]) -> list[int]:
             chunk = group.column(index)
             if chunk.file_path:
                 raise ShardCorruptError(file, f"its columns are in another file, {chunk.file_path!r}")
-            start = chunk.data_page_offset
-            if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < start:
-                start = chunk.dictionary_page_offset
-            spans.append((start, start + chunk.total_compressed_size))
+            spans.append(chunk_span(chunk))
         edges += [min(start for start, _ in spans), max(stop for _, stop in spans)]
         leaf += count
     return edges
@@ -484,10 +483,13 @@ class WholeFile:
         self.path = path
         local = local_path(path)
         self._version: FileVersion | None = None
+        self._remote: tuple[RangedFile, HeldRanges] | None = None
         try:
             if local is None:
                 file = RangedFile(path, storage_options)
-                self._source: Callable[[], Any] = _sources(file.read, file.size_bytes)
+                tail = HeldRanges.tail(file)
+                self._remote = file, tail
+                self._source: Callable[[], Any] = _sources(tail.read, file.size_bytes)
             else:
                 source = _arrow.memory_map(local)
                 self._version = FileVersion.of(source.fileno())
@@ -507,6 +509,8 @@ class WholeFile:
             _check_kind(path, storage_options)
             raise unreadable(path, "not a Parquet file", error) from error
         self._int96: frozenset[str] = columns_of_int96(parquet)
+        if self._remote is not None:
+            self._leaf_columns: list[str] = [leaf[0] for leaf in parquet.reader.column_paths]
         self._metadata: Any = parquet.metadata
         metadata = self._metadata
         self.num_rows: list[int] = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
@@ -526,8 +530,35 @@ class WholeFile:
 
     def _reader(self) -> Any:
         """Return pyarrow's reader of the file, for one thread: it keeps what it has fetched for the call in work."""
-        # Only files of some writers have checksums of their pages.
-        return _parquet.ParquetFile(self._source(), metadata=self._metadata, page_checksum_verification=True)
+        # Only files of some writers have checksums of their pages. What is in memory need not be read across gaps.
+        options = {} if self._remote is None else {"pre_buffer": False}
+        return _parquet.ParquetFile(self._source(), metadata=self._metadata, page_checksum_verification=True, **options)
+
+    def with_columns(self, group_index: int, names: Collection[str]) -> Self:
+        """Return a file that has some columns of a row group in memory: a remote one fetches them now, a local one maps them.
+
+        Raises:
+            ShardCorruptError: The file has become shorter.
+            OSError: The file cannot be read.
+        """
+        if self._remote is None:
+            return self
+        file, tail = self._remote
+        found = copy.copy(self)
+        found._source = _sources(HeldRanges(file, self._spans(group_index, names), tail).read, file.size_bytes)  # noqa: SLF001 - a copy of this one
+        return found
+
+    def num_bytes(self, group_index: int, names: Collection[str]) -> int:
+        """Return the bytes of some columns of a row group that ``with_columns`` fetches."""
+        return 0 if self._remote is None else sum(stop - start for start, stop in self._spans(group_index, names))
+
+    def _spans(self, group_index: int, names: Collection[str]) -> list[tuple[int, int]]:
+        if self._remote is None:
+            return []
+        file, tail = self._remote
+        leaves = [leaf for leaf, name in enumerate(self._leaf_columns) if name in names]
+        end = bytes(tail.read(file.size_bytes - _TAIL_BYTES, file.size_bytes))
+        return chunk_spans(self._metadata, group_index, leaves, file.size_bytes, end)
 
     def in_seconds(self, group_index: int, names: Collection[str]) -> dict[str, Any]:
         """Return those of some columns of a row group that have times of 96 bits, these as seconds."""

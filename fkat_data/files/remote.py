@@ -23,6 +23,8 @@ _LONGEST_REQUEST_BYTES = 8 << 20
 #: What is fetched ahead of a reader that goes on in order, and the most of it by one request.
 _AHEAD_BYTES, _PIECE_BYTES = 16 << 20, 4 << 20
 _SMALLEST_PIECE_BYTES = 64 << 10
+#: How far a reader in order goes back: what it has got the beginning of, it reads again as a whole.
+_OVERLAP_BYTES = 4 << 10
 
 
 class RemoteFile:
@@ -100,11 +102,15 @@ class RemoteFile:
                 self._last = start, stop
             if self._ahead is None:
                 return None
+            is_over = True  # after an error, too
             try:
-                return [self._ahead.read(*span) for span in joined]
-            except BaseException:
-                self._ahead = None
-                raise
+                found = [self._ahead.read(*span) for span in joined]
+                is_over = stop >= self.size_bytes
+                return found
+            finally:
+                if is_over:
+                    self._ahead.close()
+                    self._ahead = None
         finally:
             self._order_lock.release()
 
@@ -225,7 +231,9 @@ class _Piece:
 
 def _follows(last: Span, span: Span) -> bool:
     """Return whether a range goes on about where the last one ended."""
-    return last[0] < span[0] <= last[1] + max(last[1] - last[0], span[1] - span[0])
+    size = last[1] - last[0]
+    is_behind = last[1] - min(size // 2, _OVERLAP_BYTES) <= span[0] and last[1] < span[1]
+    return is_behind and span[0] <= last[1] + max(size, span[1] - span[0])
 
 
 def joined_spans(spans: Sequence[Span], hop_bytes: int) -> list[Span]:

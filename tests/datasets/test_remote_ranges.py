@@ -5,15 +5,20 @@ import json
 import random
 import tarfile
 import threading
+import time
 
 import fsspec
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from counting_files import CountingFileSystem
 
 from fkat_data.datasets import (
     IterableJsonDataset,
+    IterableParquetDataset,
     JsonDataset,
+    ParquetDataset,
     TarDataset,
     TokenDocuments,
     TokenWindows,
@@ -128,6 +133,54 @@ def test_batches_in_order_are_read_ahead_and_each_byte_comes_once(kind, store):
     store.requests.clear()
     assert list(map(str, in_order(dataset))) == expected
     assert store.num_bytes() < 1.1 * len(store.files["file"])
+
+
+ROWS_OF_A_GROUP = 40
+
+
+@pytest.fixture
+def table(store):
+    """Parquet of 60 columns and ten row groups, and the bytes of each column chunk."""
+    content = io.BytesIO()
+    numbers = {f"c{column:02}": np.random.default_rng(column).random(10 * ROWS_OF_A_GROUP) for column in range(60)}
+    pq.write_table(pa.table(numbers), content, row_group_size=ROWS_OF_A_GROUP, use_dictionary=False)
+    store.files["file"] = content.getvalue()
+    return numbers, pq.read_metadata(content).row_group(3).column(7).total_compressed_size
+
+
+def test_a_row_group_is_fetched_by_the_columns_that_are_read(store, table):
+    numbers, chunk_bytes = table
+    dataset = ParquetDataset("counting://file", ["c07"], row_groups_kept=10)
+    chosen = random.Random(0).sample(range(len(dataset)), 20)
+    store.requests.clear()
+    assert [dataset[index]["c07"] for index in chosen] == [numbers["c07"][index] for index in chosen]
+    num_groups = len({index // ROWS_OF_A_GROUP for index in chosen})
+    assert store.num_bytes() <= 2 * num_groups * chunk_bytes
+
+
+def test_the_row_groups_of_a_batch_are_fetched_at_once_and_neighbouring_columns_together(store, table):
+    numbers, chunk_bytes = table
+    dataset = ParquetDataset("counting://file", ["c07", "c08", "c09"])
+    store.requests.clear()
+    store.meeting = threading.Barrier(3)
+    indices = [70, 10, 150]
+    assert [row["c08"] for row in dataset.__getitems__(indices)] == [numbers["c08"][index] for index in indices]
+    assert len(store.requests) == 3
+    assert store.num_bytes() < 3 * 3.1 * chunk_bytes
+
+
+def test_row_groups_in_order_are_fetched_once_and_ahead(store, table):
+    numbers, chunk_bytes = table
+    dataset = IterableParquetDataset("counting://file", ["c30"])
+    rows = iter(dataset)
+    next(rows)
+    for _ in range(6000):
+        if len(store.requests) == 3:  # the footer, this row group, and the next
+            break
+        time.sleep(0.01)
+    assert len(store.requests) == 3
+    assert [row["c30"] for row in rows] == numbers["c30"].tolist()[1:]
+    assert store.num_bytes() <= 10 * chunk_bytes + (64 << 10)
 
 
 def read_through():
