@@ -191,3 +191,50 @@ def save_kept(path: Path, version: int, content: Any, **facts: str) -> None:
 
 def _digest(body: bytes) -> str:
     return blake2s(body, digest_size=16).hexdigest()
+
+
+def found_below(file_system: Any, root: str, maxdepth: int | None = None) -> dict[str, dict[str, Any]]:
+    """Return what ``find`` of a file system of fsspec finds, with details; a folder that cannot be listed is an error.
+
+    By itself, fsspec leaves out such a folder in silence, whatever the store has answered.
+
+    Args:
+        file_system: The file system.
+        root: The folder in it, or a file.
+        maxdepth: How many folders deep; None: all.
+
+    Raises:
+        Exception: What listing a folder raises, but for one below that is gone by then.
+    """
+    from fsspec.asyn import AsyncFileSystem  # noqa: PLC0415 - only remote places need it
+    from fsspec.spec import AbstractFileSystem  # noqa: PLC0415 - as above
+
+    kind, of_async = cast("tuple[Any, Any]", (type(file_system), AsyncFileSystem))
+    if issubclass(kind, of_async):
+        # Others override them.
+        goes_by_folders = kind._find is of_async._find and kind._walk is of_async._walk  # noqa: SLF001 - see above
+    else:
+        find, walk = (getattr(getattr(file_system, name), "__func__", None) for name in ("find", "walk"))
+        goes_by_folders = (find, walk) == (AbstractFileSystem.find, AbstractFileSystem.walk)
+    if not goes_by_folders:
+        # Some have no maxdepth.
+        return file_system.find(root, detail=True, **({} if maxdepth is None else {"maxdepth": maxdepth}))
+    found: dict[str, dict[str, Any]] = {}
+    folders = [(str(root).rstrip("/"), 1)]
+    while folders:
+        folder, depth = folders.pop()
+        try:
+            listing: list[dict[str, Any]] = file_system.ls(folder, detail=True)
+        except genuine(FileNotFoundError, NotADirectoryError):
+            if depth > 1:
+                continue
+            if not file_system.isfile(folder):
+                raise
+            listing = [file_system.info(folder)]
+        for entry in listing:
+            name = str(entry["name"]).rstrip("/")
+            if entry["type"] != "directory":
+                found[entry["name"]] = entry
+            elif name != folder and depth != maxdepth:
+                folders.append((name, depth + 1))
+    return dict(sorted(found.items()))

@@ -158,16 +158,20 @@ def html_table(title: str, rows: Iterable[tuple[str, str]]) -> str:
     return f"<table><caption>{escape(title)}</caption><tbody>{cells}</tbody></table>"
 
 
+def without_secrets(location: str) -> str:
+    """Return a path as it is, and a URL without its user and its query."""
+    head, separator, rest = location.partition("://")
+    if not separator:
+        return location
+    # An unescaped password may hold any character.
+    return f"{head}://{rest.split('?')[0].split('#')[0].rpartition('@')[2]}"
+
+
 def place_of(location: object) -> str | None:
     """Return the end of a path or a URL, without what may be secret in a URL: its user and its query; None for None."""
     if location is None:
         return None
-    text = str(location)
-    if "://" in text:
-        head, _, rest = text.partition("://")
-        rest = rest.split("?")[0].split("#")[0]
-        # An unescaped password may hold any character.
-        text = f"{head}://{rest.rpartition('@')[2]}"
+    text = without_secrets(str(location))
     return text if len(text) <= _PLACE_CHARACTERS else f"…{text[1 - _PLACE_CHARACTERS :]}"
 
 

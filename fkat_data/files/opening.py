@@ -1,9 +1,11 @@
 """Open files by path or URI: whole, by ranges, or as decompressed text; and tell their versions apart."""
 
+import errno
 import os
 import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, cast
 
@@ -13,9 +15,10 @@ from fkat_data.files.counted_file import VERSIONS
 from fkat_data.files.kept import LastUsed
 from fkat_data.files.remote import RemoteFile, Span
 from fkat_data.files.signatures import START_BYTES, check_text, compression_of, decompressed
+from fkat_data.files.store_errors import NoRangesError, read_in_order, store_error, store_errors
 from fkat_data.interruption import genuine, suppress
 from fkat_data.location import file_system_of, is_chain, path_of, resolved
-from fkat_data.wording import place_of
+from fkat_data.wording import without_secrets
 
 Locations: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 """Paths or URIs of one or more files."""
@@ -67,7 +70,7 @@ def local_path(path: str) -> str | None:
 
 def shown_path(path: str) -> str:
     """Return a path as it is, and a URI without what may be secret in it, for messages."""
-    return path if local_path(path) is not None else str(place_of(path))
+    return path if local_path(path) is not None else without_secrets(path)
 
 
 def open_uri(uri: str, storage_options: Mapping[str, Any]) -> RemoteFile:
@@ -80,18 +83,26 @@ def open_uri(uri: str, storage_options: Mapping[str, Any]) -> RemoteFile:
     Raises:
         ConfigurationError: No installed file system opens ``uri``, or it is a folder.
         ShardNotFoundError: The file does not exist.
-        OSError: Any other error of the file system.
+        DownloadError: Any other error of the file system.
     """
+    file_system, name = _file_system(uri, storage_options)
     try:
-        file_system, name = file_system_of(uri, storage_options)
-    except genuine(ValueError, ImportError) as error:
-        raise ConfigurationError("paths", uri, f"a URI that fsspec can open: {error}") from error
-    try:
-        return RemoteFile(file_system, name, is_chained=is_chain(uri), hop_bytes=_HOP_IN_STORE_BYTES)
+        with store_errors(uri):
+            return RemoteFile(file_system, name, uri, is_chained=is_chain(uri), hop_bytes=_HOP_IN_STORE_BYTES)
     except genuine(FileNotFoundError) as error:
         raise (is_folder(uri) if _has_folder(file_system, name) else not_found(uri)) from error
     except genuine(IsADirectoryError) as error:
         raise is_folder(uri) from error
+
+
+def _file_system(uri: str, storage_options: Mapping[str, Any]) -> tuple[Any, str]:
+    """Return the file system of a URI, and the name of the file in it; raise as ``open_uri``."""
+    try:
+        return file_system_of(uri, storage_options)
+    except genuine(ValueError, TypeError, ImportError) as error:
+        raise ConfigurationError("paths", shown_path(uri), f"a URI that fsspec can open: {error}") from error
+    except genuine(Exception) as error:
+        raise store_error(uri, error) from error
 
 
 def _has_folder(file_system: Any, name: str) -> bool:
@@ -168,6 +179,13 @@ def changed(path: str, reason: str = "it was written again while it was in use")
     return ShardCorruptError(path, f"the file has changed: {reason}; make the dataset again, or restore the file")
 
 
+def named(error: OSError, path: str) -> OSError:
+    """Return an error of the operating system with the file in it, which reads of a descriptor do not name."""
+    if error.filename is None and error.errno is not None:
+        error.filename = path
+    return error
+
+
 #: What is read in the time that another reading takes to begin: of a local file, and of others.
 _HOP_BYTES, _HOP_IN_STORE_BYTES = 16 << 10, 2 << 20
 
@@ -217,7 +235,10 @@ class RangedFile:
             return self._whole(self._opened.read([(start, stop)])[0], start, stop)
         file, parts = self._opened.fileno(), list[bytes]()
         while start < stop:
-            parts.append(os.pread(file, stop - start, start))
+            try:
+                parts.append(os.pread(file, stop - start, start))
+            except genuine(OSError) as error:
+                raise named(error, self._path) from None
             start += len(parts[-1])
             if not parts[-1]:
                 raise self._shorter(start)
@@ -250,8 +271,11 @@ class RangedFile:
             read: What ``together`` has returned for this range.
         """
         file, count = self._opened, buffer.nbytes
-        if not count or (isinstance(file, Descriptor) and os.preadv(file.fileno(), (buffer,), start) == count):
-            return
+        try:
+            if not count or (isinstance(file, Descriptor) and os.preadv(file.fileno(), (buffer,), start) == count):
+                return
+        except genuine(OSError) as error:
+            raise named(error, self._path) from None
         memoryview(buffer).cast("B")[:] = read(start, start + count)
 
     def version(self) -> FileVersion:
@@ -269,6 +293,8 @@ class RangedFile:
 
 
 _CHUNK_BYTES = 1 << 20
+#: Of these stores alone, some have no ranges.
+_WEB = ("http://", "https://")
 
 
 class TextFile:
@@ -299,10 +325,15 @@ class TextFile:
             ConfigurationError: The file is no text, by its first bytes; it is zstd but zstandard is not installed; or no file
                 system opens the URI.
         """
-        file = RangedFile(self.path, self._storage_options)
+        try:
+            file = RangedFile(self.path, self._storage_options)
+        except NoRangesError:
+            self.version_read = FileVersion(0)
+            yield from self._text(self._in_order(0))
+            return
         file.read_in_order()
         self.version_read = before = file.version()
-        for chunk in self._text(file):
+        for chunk in self._text(self._stored(file)):
             if file.version() != before:
                 break
             yield chunk
@@ -350,23 +381,40 @@ class TextFile:
         return {**self.__dict__, "_decompressed": None}
 
     def _open_for_offsets(self) -> RangedFile | None:
-        """Return the file if it is plain; else decompress it."""
-        file = RangedFile(self.path, self._storage_options)
-        if compression_of(shown_path(self.path), _start_of(file)) is None:
-            return file
-        with tempfile.TemporaryFile(buffering=0) as text:
+        """Return the file if it is plain, and its server has ranges; else write its text to a temporary file."""
+        with suppress(NoRangesError):
+            file = RangedFile(self.path, self._storage_options)
+            if compression_of(shown_path(self.path), _start_of(file)) is None:
+                if self.path.startswith(_WEB):
+                    file.read(max(0, file.size_bytes - 1), file.size_bytes)
+                return file
+        with _temporary_file(self.path) as text:
             for chunk in self.chunks():
-                view = memoryview(chunk)
-                while view:
-                    view = view[text.write(view) :]
+                _write(text, chunk, self.path)
             self._decompressed, self._version_of_text = Descriptor(os.dup(text.fileno())), self.version_read
         return None
 
-    def _text(self, file: RangedFile) -> Iterator[bytes]:
-        start, size_bytes = _start_of(file), file.size_bytes
-        stored = (file.read(at, min(size_bytes, at + _CHUNK_BYTES)) for at in range(0, size_bytes, _CHUNK_BYTES))
+    def _stored(self, file: RangedFile) -> Iterator[bytes]:
+        at, size_bytes = 0, file.size_bytes
+        try:
+            while at < size_bytes:
+                chunk = file.read(at, min(size_bytes, at + _CHUNK_BYTES))
+                at += len(chunk)
+                yield chunk
+        except NoRangesError:
+            yield from self._in_order(at)
+
+    def _in_order(self, start: int) -> Iterator[bytes]:
+        file_system, name = _file_system(self.path, self._storage_options)
+        return read_in_order(self.path, file_system, name, start, _CHUNK_BYTES)
+
+    def _text(self, stored: Iterator[bytes]) -> Iterator[bytes]:
+        first = b""
+        while len(first) < START_BYTES and (chunk := next(stored, b"")):
+            first += chunk
+        stored = chain([first] if first else [], stored)
         shown = shown_path(self.path)
-        compression = compression_of(shown, start)
+        compression = compression_of(shown, first[:START_BYTES])
         if compression is None:
             yield from stored
             return
@@ -376,6 +424,47 @@ class TextFile:
                 check_text(shown, text[:START_BYTES])
                 is_first = False
             yield text
+
+
+#: No room on the disk, or in the user's share of it, or a file that is too large for the file system.
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def _temporary_file(path: str) -> Any:
+    """Return a file without a name for a text.
+
+    Raises:
+        ConfigurationError: No file can be made there.
+    """
+    try:
+        return tempfile.TemporaryFile(buffering=0)
+    except genuine(OSError) as error:
+        raise _no_room(path, 0, error) from error
+
+
+def _write(file: Any, chunk: bytes, path: str) -> None:
+    try:
+        view = memoryview(chunk)
+        while view:
+            view = view[file.write(view) :]
+    except genuine(OSError) as error:
+        if error.errno not in _NO_ROOM:
+            raise named(error, path) from None
+        raise _no_room(path, file.tell(), error) from error
+
+
+def _no_room(path: str, num_bytes: int, error: OSError) -> ConfigurationError:
+    try:
+        folder = tempfile.gettempdir()
+    except genuine(FileNotFoundError):
+        folder = "<no directory that can be written>"
+    return ConfigurationError(
+        "TMPDIR",
+        folder,
+        f"a directory with room for the text of {shown_path(path)}, of which {num_bytes:,} bytes were written "
+        f"({error.strerror or error}): set TMPDIR to a larger one, or decompress the file; "
+        "fkat_data.datasets.IterableJsonDataset needs no such room",
+    )
 
 
 def _start_of(file: RangedFile) -> bytes:

@@ -9,6 +9,7 @@ from operator import itemgetter
 from typing import Any, TypeAlias, cast
 
 from fkat_data.background import BackgroundCall, in_parallel
+from fkat_data.files.store_errors import settings_of, store_errors
 from fkat_data.observe.stages import reading
 
 Span: TypeAlias = tuple[int, int]
@@ -36,6 +37,7 @@ class RemoteFile:
     Args:
         file_system: The file system, of fsspec.
         name: The file's name there.
+        uri: The file, for messages.
         is_chained: Whether the file system reads by another one, and may have a cache of its own.
         hop_bytes: A gap between two ranges that is smaller is read, too, unless it is larger than the second range.
 
@@ -48,15 +50,16 @@ class RemoteFile:
         details: What the store said of it then.
     """
 
-    def __init__(self, file_system: Any, name: str, *, is_chained: bool, hop_bytes: int) -> None:
+    def __init__(self, file_system: Any, name: str, uri: str, *, is_chained: bool, hop_bytes: int) -> None:
         # Imported here, because only remote files need it and a worker must start quickly.
         from fsspec.spec import AbstractBufferedFile  # noqa: PLC0415 - see above
 
         with reading():
-            self._file: Any = file_system.open(name, "rb")
+            self._file: Any = file_system.open(name, "rb", **settings_of(file_system))
             self.size_bytes: int = self._file.seek(0, os.SEEK_END)
         details: Any = getattr(self._file, "details", None)
         self.details: Mapping[str, Any] = cast("Mapping[str, Any]", details) if isinstance(details, Mapping) else {}
+        self._uri = uri
         self._hop_bytes = hop_bytes
         # What each file of a store has below its cache: it compares the version, where the store can. A chain's is kept.
         has_ranges = not is_chained and isinstance(self._file, AbstractBufferedFile)
@@ -78,10 +81,10 @@ class RemoteFile:
         """Return the bytes of ranges; fewer where the file has become shorter.
 
         Raises:
-            OSError: The store does not deliver them.
+            DownloadError: The store does not deliver them.
         """
         joined = joined_spans(spans, self._hop_bytes)
-        with reading():
+        with reading(), store_errors(self._uri):
             fetched = self._from_ahead(joined) or self._fetched(joined)
         if len(spans) == len(joined) == 1:
             return fetched

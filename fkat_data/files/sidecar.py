@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import numpy.typing as npt
 
-from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
+from fkat_data.errors import ConfigurationError, DownloadError, ShardCorruptError, ShardNotFoundError
 from fkat_data.files.opening import FileVersion, RangedFile, local_path
 from fkat_data.interruption import genuine
 from fkat_data.location import file_system_of, is_chain, replacing
@@ -104,9 +104,9 @@ def read_sidecar(path: str, kind: str, storage_options: Mapping[str, Any]) -> Si
         return Sidecar(np.load(BytesIO(beside.read(0, beside.size_bytes)), allow_pickle=False), facts, now)
     except genuine(ShardNotFoundError):
         return None
-    except genuine(OSError, ValueError, KeyError, TypeError, struct.error, ShardCorruptError) as error:
+    except genuine(OSError, ValueError, KeyError, TypeError, struct.error, ShardCorruptError, DownloadError) as error:
         # Stores call what is not there so, too, to those who may not list.
-        level = logging.INFO if isinstance(error, PermissionError) else logging.WARNING
+        level = logging.INFO if isinstance(error.__cause__ or error, PermissionError) else logging.WARNING
         _logger.log(level, "%s cannot be read, and the file that it is about is read instead: %s", place, error)
         return None
 

@@ -356,6 +356,10 @@ def decompress_file(compression: str, source: Path, target: Path, raw: FileInfo)
         with temporary.open("xb") as output:
             decompress_into(compression, source, output, raw)
         temporary.replace(target)
+    except genuine(OSError) as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(target)
+        raise
     finally:
         with suppress(FileNotFoundError):
             temporary.unlink()

@@ -11,7 +11,7 @@ from fkat_data.arguments import boolean, integer
 from fkat_data.errors import ConfigurationError
 from fkat_data.folders import data_names, files_below, marks_of_folders, say_partitions
 from fkat_data.interruption import genuine
-from fkat_data.location import file_system_of, is_chain, path_of
+from fkat_data.location import file_system_of, found_below, is_chain, path_of
 from fkat_data.patterns import literal_where
 from fkat_data.samplers.sequence import SequenceShardSampler, merge_uris
 from fkat_data.wording import add_note, place_of
@@ -156,9 +156,7 @@ def _remote_files(file_system: Any, root: str, uri: str, *, recursive: bool) -> 
     # fsspec keeps file systems for the life of the process, with their listings. List what is there now.
     file_system.invalidate_cache(root)
     try:
-        # Some file systems' find() has no maxdepth.
-        depth = {} if recursive else {"maxdepth": 1}
-        entries: dict[str, dict[str, Any]] = file_system.find(root, detail=True, **depth)
+        entries = found_below(file_system, root, None if recursive else 1)
     except genuine(FileNotFoundError):
         raise _not_found(uri, root) from None
     except Exception as error:

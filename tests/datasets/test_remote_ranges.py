@@ -23,7 +23,7 @@ from fkat_data.datasets import (
     TokenDocuments,
     TokenWindows,
 )
-from fkat_data.errors import ShardCorruptError
+from fkat_data.errors import DownloadError, ShardCorruptError
 
 NUM_SAMPLES = 200
 
@@ -198,7 +198,7 @@ def test_a_file_that_is_read_through_is_fetched_once(files, read, store):
     assert store.num_bytes() < 1.1 * len(store.files["file"])
 
 
-@pytest.mark.parametrize(("answer", "error"), [(b"x" * 50_000, OSError), (b"", ShardCorruptError)])
+@pytest.mark.parametrize(("answer", "error"), [(b"x" * 50_000, DownloadError), (b"", ShardCorruptError)])
 def test_a_store_that_sends_other_bytes_than_those_asked_for_is_an_error(store, answer, error, monkeypatch):
     store.files.update(lines())
     dataset = JsonDataset("counting://file")

@@ -1,12 +1,15 @@
 """A file is what its first bytes say: compressions are read, and what is no text is never taken for lines."""
 
 import bz2
+import contextlib
 import gzip
 import io
 import json
 import lzma
+import resource
 import struct
 import tarfile
+import tempfile
 
 import cramjam
 import numpy as np
@@ -25,6 +28,8 @@ from fkat_data.datasets import (
     TokenWindows,
 )
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardError
+from fkat_data.files.shard import FileInfo
+from fkat_data.files.stored import decompress_file
 from fkat_data.streaming import StreamingDataset
 from fkat_data.tools import convert
 
@@ -271,3 +276,36 @@ def test_a_stream_of_json_lines_says_what_reads_them(tmp_path):
             StreamingDataset(local=str(local), batch_size=1)
     with pytest.raises(ShardError, match=r"\*\.xz.*a pattern of files ends with one of \.parquet"):
         StreamingDataset(local=str(tmp_path / "*.xz"), batch_size=1)
+
+
+@contextlib.contextmanager
+def files_of_at_most(num_bytes):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_no_room_for_a_text_names_the_file_and_the_directory_and_what_to_do(tmp_path, monkeypatch):
+    path = tmp_path / "rows.jsonl.gz"
+    path.write_bytes(gzip.compress(LINES * 100))
+    dataset = JsonDataset(str(path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with (
+        files_of_at_most(10_000),
+        pytest.raises(ConfigurationError, match=rf"TMPDIR = '{tmp_path}'.*rows\.jsonl\.gz.*IterableJsonDataset"),
+    ):
+        dataset[0]
+    assert dataset[0] == ROWS[0]
+    again = JsonDataset(str(path))
+    monkeypatch.setattr(tempfile, "tempdir", "/nonexistent")
+    with pytest.raises(ConfigurationError, match=r"TMPDIR = '/nonexistent'.*rows\.jsonl\.gz"):
+        again[0]
+
+
+def test_no_room_for_a_decompressed_shard_names_the_file(tmp_path):
+    (tmp_path / "source").write_bytes(gzip.compress(bytes(100_000)))
+    with files_of_at_most(10_000), pytest.raises(OSError, match=r"target'"):
+        decompress_file("gz", tmp_path / "source", tmp_path / "target", FileInfo("target", 100_000))

@@ -11,6 +11,7 @@ from glob import escape
 from hashlib import blake2s
 from pathlib import Path
 from typing import Any, NamedTuple, Self, cast
+from urllib.parse import unquote
 
 from fkat_data import arguments
 from fkat_data.distributed import first_value, rank_and_world_size
@@ -132,7 +133,9 @@ def split_location(location: str) -> tuple[str, FilePattern] | None:
     if listed_format(path) is None:
         return None
     if scheme in _WEB:
-        path = escape(unescaped(path))  # a web server lists nothing: there are no patterns
+        # A web server lists nothing: there are no patterns. Its client percent-encodes the name of a file.
+        directory, slash, name = path.rpartition("/")
+        path = f"{escape(unescaped(directory))}{slash}{escape(unquote(unescaped(name)))}"
     directory, slash, _ = path[: wildcard_at(path)].rpartition("/")
     pattern = path[len(directory) + len(slash) :]
     directory = unescaped(directory)

@@ -12,7 +12,7 @@ from fsspec.registry import known_implementations
 
 from fkat_data.background import in_thread
 from fkat_data.errors import ConfigurationError
-from fkat_data.location import file_system_of, is_chain
+from fkat_data.location import file_system_of, found_below, is_chain
 from fkat_data.streaming.store.attempts import Redaction
 from fkat_data.streaming.store.bucket import BucketClient
 from fkat_data.streaming.store.client import ChangedError, Client, ContentError, ListedFile, joined_version
@@ -63,8 +63,7 @@ class FilesystemClient:
         def look() -> list[ListedFile]:
             filesystem, directory = self._at("")
             filesystem.invalidate_cache()
-            find: Callable[..., dict[str, Any]] = filesystem.find
-            found = find(directory + prefix.rpartition("/")[0], detail=True)
+            found = found_below(filesystem, directory + prefix.rpartition("/")[0])
             files = {str(path).lstrip("/").removeprefix(directory.lstrip("/")): info for path, info in found.items()}
             return [
                 ListedFile(name, int(info.get("size") or 0), joined_version(_version(info), _time(info)))

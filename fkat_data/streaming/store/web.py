@@ -8,6 +8,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 import fsspec
 
 from fkat_data.background import in_loop
+from fkat_data.errors import ConfigurationError
 from fkat_data.interruption import genuine
 from fkat_data.machine import required
 from fkat_data.streaming.store.client import (
@@ -20,6 +21,7 @@ from fkat_data.streaming.store.client import (
     joined_version,
     range_header,
 )
+from fkat_data.wording import without_secrets
 
 #: The most bytes that are lost when a connection breaks.
 _BUFFER_BYTES = 128 << 10
@@ -126,6 +128,8 @@ def status_error(response: Any) -> StatusError:
     return StatusError(response.status, response.reason or "", response.headers.get("Retry-After", ""))
 
 
+#: What the names of compressed shards end with.
+_COMPRESSED = (".br", ".bz2", ".gz", ".snappy", ".zstd", ".zst")
 _NO_SUCH_METHOD = (405, 501)
 _RANGE_FAILED = (412, 416)
 _NO_SUCH_FILE = 404
@@ -203,12 +207,31 @@ class WebClient:
                 return []
             if response.status not in (200, 206):
                 raise status_error(response)
+            self._check_encoding(response, name)
             size_bytes = response.headers.get("Content-Length", "")
             if not size_bytes.isdecimal():
                 raise TransferError("the server reports no size of the file")
             return [ListedFile(name, int(size_bytes), content_version(response))]
         finally:
             response.close()
+
+    def _check_encoding(self, response: Any, name: str) -> None:
+        """Check that a server sends a file that no index describes as it is stored.
+
+        A server may call an encoding what the file's name says. Where an index says size and hash, these decide.
+
+        Raises:
+            ConfigurationError: It does not.
+        """
+        encoding = response.headers.get("Content-Encoding", "").strip().lower()
+        if encoding in ("", "identity") or name.lower().endswith(_COMPRESSED):
+            return
+        raise ConfigurationError(
+            "remote",
+            without_secrets(_joined(self._url, name)),
+            f"a file that the server sends as it is; it sends Content-Encoding: {encoding}, though no encoding was asked "
+            "for: switch this off for such files, or store them without it",
+        )
 
     async def _send(self, method: str, name: str, headers: Mapping[str, str]) -> Any:
         return await self._session.send(method, _joined(self._url, name), headers)

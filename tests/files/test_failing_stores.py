@@ -1,0 +1,274 @@
+"""Whatever a store raises, at any of its calls, arrives as an error of this library that names the file."""
+
+import contextlib
+import gzip
+import io
+import itertools
+import json
+import tarfile
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
+
+from fkat_data.datasets import (
+    IterableJsonDataset,
+    IterableParquetDataset,
+    JsonDataset,
+    ParquetDataset,
+    TarDataset,
+    TokenDocuments,
+    TokenWindows,
+)
+from fkat_data.errors import DownloadError, FkatDataError, ShardNotFoundError
+from fkat_data.samplers import FsShardSampler
+from fkat_data.streaming import Stream, StreamingDataset
+
+ROWS = [{"number": number, "text": f"row {number}"} for number in range(40)]
+LINES = b"".join(json.dumps(row).encode() + b"\n" for row in ROWS)
+
+
+class Plan:
+    """Which call of the store fails, and how."""
+
+    failing_call = 0
+    error = None
+    num_calls = 0
+
+    @classmethod
+    def set(cls, failing_call, error):
+        cls.failing_call, cls.error, cls.num_calls = failing_call, error, 0
+
+    @classmethod
+    def step(cls):
+        cls.num_calls += 1
+        if cls.num_calls == cls.failing_call:
+            raise cls.error()
+
+
+class FailingFile(AbstractBufferedFile):
+    def _fetch_range(self, start, end):
+        Plan.step()
+        return self.fs.contents[self.path][start:end]
+
+
+class FailingStore(AbstractFileSystem):
+    """A store of bytes, each of whose calls may fail."""
+
+    protocol = "failing"
+    contents = {}  # noqa: RUF012 - of all stores: a store is made by each opening
+
+    def info(self, path, **_):
+        Plan.step()
+        path = self._strip_protocol(path)
+        if path not in self.contents:
+            if any(name.startswith(f"{path}/") for name in self.contents):
+                return {"name": path, "size": 0, "type": "directory"}
+            raise FileNotFoundError(path)
+        return {"name": path, "size": len(self.contents[path]), "type": "file", "ETag": f"e{len(self.contents[path])}"}
+
+    def ls(self, path, detail=True, **_):
+        Plan.step()
+        root = f"{self._strip_protocol(path).strip('/')}/"
+        found = {}
+        for name, content in self.contents.items():
+            first, slash, _ = name.removeprefix(root).partition("/")
+            if name.startswith(root):
+                kind = "directory" if slash else "file"
+                found[root + first] = {"name": root + first, "size": 0 if slash else len(content), "type": kind}
+        return list(found.values()) if detail else list(found)
+
+    def cat_file(self, path, start=None, end=None, **_):
+        Plan.step()
+        path = self._strip_protocol(path)
+        if path not in self.contents:
+            raise FileNotFoundError(path)
+        return self.contents[path][start:end]
+
+    def _open(self, path, mode="rb", block_size=None, **settings):
+        Plan.step()
+        settings = {name: settings[name] for name in ("cache_type", "cache_options") if name in settings}
+        return FailingFile(self, path, mode, block_size or 1 << 20, **settings)
+
+
+def tar():
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        for number in range(5):
+            member = tarfile.TarInfo(f"{number}.txt")
+            member.size = 5
+            archive.addfile(member, io.BytesIO(b"hello"))
+    return file.getvalue()
+
+
+def parquet():
+    file = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(ROWS), file, row_group_size=20)
+    return file.getvalue()
+
+
+def megatron():
+    tokens = np.arange(100, dtype=np.uint16)
+    header = b"MMIDIDX\x00\x00" + (1).to_bytes(8, "little") + b"\x08" + (2).to_bytes(8, "little") * 2
+    header = (
+        b"MMIDIDX\x00\x00" + (1).to_bytes(8, "little") + b"\x08" + (2).to_bytes(8, "little") + (3).to_bytes(8, "little")
+    )
+    arrays = [np.array([40, 60], "<i4"), np.array([0, 80], "<i8"), np.array([0, 1, 2], "<i8")]
+    return tokens.tobytes(), header + b"".join(array.tobytes() for array in arrays)
+
+
+TOKENS, INDEX = megatron()
+NUMPY = io.BytesIO()
+np.save(NUMPY, np.arange(100, dtype=np.uint16))
+CONTENTS = {
+    "bucket/rows.jsonl": LINES,
+    "bucket/rows.jsonl.gz": gzip.compress(LINES),
+    "bucket/rows.jsonl.zst": zstandard.compress(LINES),
+    "bucket/rows.parquet": parquet(),
+    "bucket/rows.tar": tar(),
+    "bucket/tokens.bin": TOKENS,
+    "bucket/tokens.idx": INDEX,
+    "bucket/tokens.npy": NUMPY.getvalue(),
+}
+
+
+@pytest.fixture(autouse=True)
+def store():
+    fsspec.register_implementation("failing", FailingStore, clobber=True)
+    FailingStore.contents = dict(CONTENTS)
+    yield
+    Plan.set(0, None)
+
+
+def by_index(kind, *arguments):
+    def read(url, _):
+        dataset = kind(url, *arguments)
+        return [str(dataset[index]) for index in (len(dataset) - 1, 0, 1)]
+
+    return read
+
+
+def in_order(kind):
+    return lambda url, _: [str(sample) for sample in kind(url)]
+
+
+def stream(**settings):
+    def read(url, folder):
+        made = Stream(remote=url, local=str(folder), download_retry=0, **settings)
+        dataset = StreamingDataset(streams=[made], batch_size=1)
+        return [str(dataset[index]) for index in (0, len(dataset) - 1)]
+
+    return read
+
+
+READERS = {
+    "lines by index": (by_index(JsonDataset), "rows.jsonl"),
+    "lines of gzip by index": (by_index(JsonDataset), "rows.jsonl.gz"),
+    "lines in order": (in_order(IterableJsonDataset), "rows.jsonl"),
+    "lines of zstd in order": (in_order(IterableJsonDataset), "rows.jsonl.zst"),
+    "Parquet by index": (by_index(ParquetDataset), "rows.parquet"),
+    "Parquet in order": (in_order(IterableParquetDataset), "rows.parquet"),
+    "tar": (by_index(TarDataset), "rows.tar"),
+    "windows": (by_index(TokenWindows, 10), "tokens.npy"),
+    "windows with an index": (by_index(TokenWindows, 10), "tokens.bin"),
+    "documents": (by_index(TokenDocuments), "tokens.bin"),
+    "stream of Parquet": (stream(), "rows.parquet"),
+    "stream of tar": (stream(), "rows.tar"),
+    "stream of tokens": (stream(tokens={"window_size": 10}), "tokens.npy"),
+}
+
+
+class StrangeError(Exception):
+    """What no library of ours knows."""
+
+
+ERRORS = {
+    "broken connection": lambda: OSError(104, "Connection reset by peer"),
+    "words alone": lambda: OSError("the store said no"),  # gcsfs
+    "time": TimeoutError,
+    "permission": lambda: PermissionError("Forbidden"),
+    "value": lambda: ValueError("strange answer"),
+    "key": lambda: KeyError("Contents"),
+    "another": lambda: StrangeError("of the client"),
+    "no words": RuntimeError,
+}
+
+
+def outcome(read, name, folder, call, error):
+    """Return what a reader gives where a call of the store fails, or the error of this library that it raises."""
+    Plan.set(call, error)
+    try:
+        return read(f"failing://bucket/{name}", folder)
+    except FkatDataError as caught:
+        return caught
+
+
+#: Each reader with an error of each kind of handling, and some readers with all.
+CASES = [
+    (reader, error)
+    for reader in READERS
+    for error in ERRORS
+    if error in ("words alone", "another") or reader in ("lines in order", "Parquet by index")
+]
+
+
+@pytest.mark.parametrize(("reader", "error"), CASES)
+def test_each_call_of_a_store_that_fails_is_an_error_with_the_file_or_does_no_harm(tmp_path, reader, error):
+    read, name = READERS[reader]
+    Plan.set(0, None)
+    expected = read(f"failing://bucket/{name}", tmp_path / "first")
+    num_errors = 0
+    for call in itertools.count(1):
+        found = outcome(read, name, tmp_path / str(call), call, ERRORS[error])
+        if isinstance(found, FkatDataError):
+            num_errors += 1
+            assert isinstance(found, DownloadError), found
+            assert name.partition(".")[0] in str(found), found
+            continue
+        assert found == expected
+        if Plan.num_calls < call:
+            break
+    assert num_errors > 0
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_file_that_vanishes_between_two_calls_is_named(tmp_path, reader):
+    read, name = READERS[reader]
+    for call in itertools.count(1):
+        found = outcome(read, name, tmp_path / str(call), call, FileNotFoundError)
+        if Plan.num_calls < call:
+            break
+        if isinstance(found, FkatDataError):
+            # Without its index, a file of tokens is another one.
+            assert isinstance(found, ShardNotFoundError) or name == "tokens.bin", found
+            assert name.partition(".")[0] in str(found), found
+
+
+def test_an_error_keeps_what_the_store_has_raised_and_no_secret_of_the_url():
+    Plan.set(1, lambda: PermissionError("403 for failing://user:secret@bucket/rows.jsonl?sig=secret"))
+    with pytest.raises(DownloadError, match=r"(?s)failing://bucket/rows\.jsonl.*PermissionError: 403") as caught:
+        list(IterableJsonDataset("failing://user:secret@bucket/rows.jsonl?sig=secret"))
+    assert "secret" not in str(caught.value)
+    assert isinstance(caught.value.__cause__, PermissionError)
+    assert caught.value.is_refused
+
+
+@pytest.mark.parametrize("error", ["broken connection", "permission", "another"])
+def test_a_listing_is_whole_or_an_error(error):
+    FailingStore.contents = {f"bucket/{folder}/{name}.jsonl": LINES for folder in "ab" for name in "12"}
+    Plan.set(0, None)
+    expected = list(FsShardSampler("failing://bucket"))
+    assert len(expected) == 4
+    for call in itertools.count(1):
+        Plan.set(call, ERRORS[error])
+        found = None
+        with contextlib.suppress(type(ERRORS[error]())):
+            found = list(FsShardSampler("failing://bucket"))
+        assert found in (None, expected)
+        if Plan.num_calls < call:
+            break
+    assert call > 2
