@@ -168,6 +168,12 @@ def data_names(names: Iterable[str], pattern: str = "") -> list[str]:
     return [name for name in there if is_shown(name, pattern) and not _is_beside_data(name, there, pattern)]
 
 
+def without_sidecars(names: Iterable[str]) -> list[str]:
+    """Return files without those that this library has written beside others of them."""
+    there = dict.fromkeys(names)
+    return [name for name in there if not (name.endswith(_SIDECARS) and name.rpartition(".")[0] in there)]
+
+
 def sample_names(names: Iterable[str]) -> list[str]:
     """Return the names of files that are samples: of those that begin with an underscore, all that are not marks."""
     there = set(names)

@@ -88,11 +88,14 @@ def open_uri(uri: str, storage_options: Mapping[str, Any]) -> RemoteFile:
     file_system, name = _file_system(uri, storage_options)
     try:
         with store_errors(uri):
-            return RemoteFile(file_system, name, uri, is_chained=is_chain(uri), hop_bytes=_HOP_IN_STORE_BYTES)
+            file = RemoteFile(file_system, name, uri, is_chained=is_chain(uri), hop_bytes=_HOP_IN_STORE_BYTES)
     except genuine(FileNotFoundError) as error:
         raise (is_folder(uri) if _has_folder(file_system, name) else not_found(uri)) from error
     except genuine(IsADirectoryError) as error:
         raise is_folder(uri) from error
+    if not file.size_bytes and _has_folder(file_system, name):
+        raise is_folder(uri)  # tools write an empty object for each folder
+    return file
 
 
 def _file_system(uri: str, storage_options: Mapping[str, Any]) -> tuple[Any, str]:
@@ -106,7 +109,7 @@ def _file_system(uri: str, storage_options: Mapping[str, Any]) -> tuple[Any, str
 
 
 def _has_folder(file_system: Any, name: str) -> bool:
-    """Return whether a store has files below a name that is no file's."""
+    """Return whether a store has files below a name."""
     with suppress(Exception):  # the file is missing, whatever the store answers to this
         return bool(file_system.isdir(name))
     return False

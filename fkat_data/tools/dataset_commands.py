@@ -29,6 +29,7 @@ from fkat_data.files.verification import (
     summary_of,
     verify_dataset,
 )
+from fkat_data.folders import without_sidecars
 from fkat_data.location import machine_path
 from fkat_data.streaming.reading import NO_DATASET, Stream, no_stream, sources_of
 from fkat_data.streaming.writing import IndexLocation, merge_index
@@ -163,6 +164,8 @@ def index_command(
     Exit code 0: written. 2: failed.
     """
     console = terminal()
+    # A shell's pattern names what an earlier call has written, too.
+    files = without_sidecars(files)
     with exit_on_failure(console, "not all files were indexed"), long_work(console, "indexing"):
         if lengths is not None:
             named_function("--lengths", lengths)

@@ -53,6 +53,12 @@ def test_a_program_that_opens_indexed_files_reads_none_of_them_and_packs_by_thei
     assert sum(length for length in lengths) <= 64 * len(packed)
 
 
+def test_what_an_earlier_call_has_written_is_not_indexed(processes, files):
+    index(files[0])
+    assert "indexed 300 lines of 1 file" in index(*sorted(str(path) for path in Path().glob("a.jsonl*")))
+    assert not Path("a.jsonl.lines.lines").exists()
+
+
 @pytest.mark.parametrize("how", ["longer", "other lines", "touched", "cut off", "no sidecar"])
 def test_a_sidecar_of_another_file_says_nothing(processes, files, how, caplog):
     index(files[0])

@@ -293,6 +293,9 @@ def test_an_empty_object_that_stands_for_a_folder_is_no_file(tmp_path, processes
         }.items():
             dataset = StreamingDataset(remote=root + place, storage_options=options, batch_size=1)
             assert values(dataset[index] for index in range(len(dataset))) == [1] * count
+        for dataset in (ParquetDataset, JsonDataset, IterableParquetDataset):
+            with pytest.raises(ConfigurationError, match="it is a folder"):
+                list(dataset(f"{root}/x.parquet", storage_options=options))
 
 
 @pytest.mark.parametrize("way", HERE)
