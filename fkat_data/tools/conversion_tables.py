@@ -349,7 +349,8 @@ def _plain_leaf(kind: Any, value: Any) -> Any:
 
 
 def _is_list(kind: Any) -> bool:
-    return _types.is_list(kind) or _types.is_large_list(kind) or _types.is_fixed_size_list(kind)
+    # Views of lists among them, which older versions of pyarrow lack.
+    return hasattr(kind, "value_field")
 
 
 def time_texts(column: Any) -> list[str | None]:

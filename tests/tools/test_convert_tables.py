@@ -374,6 +374,12 @@ def test_nanoseconds_within_other_values_are_kept(tmp_path):
     assert converted(tmp_path / "a.parquet", tmp_path / "out") == {"a": ("json", [expected])}
 
 
+def test_views_of_lists_are_lists(tmp_path):
+    column = pa.array([[dt.date(2024, 2, 29), None], None, []], pa.list_view(pa.date32()))
+    pq.write_table(pa.table({"a": column}), tmp_path / "a.parquet")
+    assert converted(tmp_path / "a.parquet", tmp_path / "out") == {"a": ("json", [["2024-02-29", None], None, []])}
+
+
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
 def test_extensions_keep_their_shape_and_their_type(tmp_path, kind):
     tensor = pa.fixed_shape_tensor(pa.float32(), [2, 3], permutation=[1, 0])
