@@ -12,11 +12,11 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator,
 from contextlib import closing, contextmanager
 from decimal import Decimal, InvalidOperation
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, cast
 
 from fkat_data.datasets import IterableJsonDataset
-from fkat_data.errors import ShardCorruptError
+from fkat_data.errors import ConfigurationError, ShardCorruptError
 from fkat_data.files.opening import TextFile
 
 
@@ -190,7 +190,7 @@ class SeparatedSource(RowSource):
 
     def names(self) -> Iterable[str]:
         """Return the names in the header."""
-        with self._errors():
+        with self._errors(_Place()):
             return list(self._reader().fieldnames or ())
 
     def rows(self, columns: Mapping[str, str]) -> Iterator[dict[str, Any]]:
@@ -226,14 +226,17 @@ class SeparatedSource(RowSource):
         return parser_of(encoding, exact_int, FloatTexts().parse)
 
     def _texts(self) -> Generator[dict[str, str]]:
-        with self._errors():
+        place = _Place()
+        with self._errors(place):
             reader = self._reader()
             self._check_names(reader.fieldnames or ())
+            place.next(reader)
             for number, row in enumerate(reader, start=1):
+                place.next(reader)
                 found = cast("dict[str | None, str | None]", row)
                 if None in found or None in found.values():
-                    place = f"row {number} (from 1, without the header)"
-                    reason = f"{place} has fewer or more values than the header: {found}"[:_LONGEST_REASON]
+                    named = f"row {number} (from 1, without the header)"
+                    reason = f"{named} has fewer or more values than the header: {found}"[:_LONGEST_REASON]
                     raise ShardCorruptError(self.name, reason)
                 yield cast("dict[str, str]", found)
 
@@ -242,16 +245,30 @@ class SeparatedSource(RowSource):
         return csv.DictReader(_lines_of(self.name), delimiter=self._separator, strict=True)
 
     @contextmanager
-    def _errors(self) -> Generator[None]:
+    def _errors(self, place: "_Place") -> Generator[None]:
         try:
             yield
         except csv.Error as error:
-            raise ShardCorruptError(self.name, str(error)) from error
+            advice = "a value that begins with a quote ends with one, and each quote within it is doubled"
+            raise ShardCorruptError(self.name, f"{place.text}: {error}; {advice}", place.text) from error
 
     def _check_names(self, names: Sequence[str]) -> None:
         for name, count in Counter(names).items():
             if count > 1:
                 raise ShardCorruptError(self.name, f"column {name!r} comes {count} times")
+
+
+class _Place:
+    """Where the next row of separated values begins."""
+
+    def __init__(self) -> None:
+        self.text = "the header"
+        self._num_rows = 0
+
+    def next(self, reader: "csv.DictReader[str]") -> None:
+        """Go on to the row behind what a reader has read."""
+        self._num_rows += 1
+        self.text = f"row {self._num_rows} (from 1, without the header), which begins in line {reader.line_num + 1}"
 
 
 _LINE = re.compile(r"[^\r\n]*(?:\r\n?|\n)")
@@ -262,18 +279,27 @@ def _lines_of(path: str) -> Iterator[str]:
 
     Raises:
         ShardNotFoundError: The file does not exist.
-        ShardCorruptError: Compressed bytes are invalid, or the text is not UTF-8.
-        ConfigurationError: The file is no text; or it is zstd, and zstandard is not installed.
+        ShardCorruptError: Compressed bytes are invalid.
+        ConfigurationError: The file is no text, or none in UTF-8; or it is zstd, and zstandard is not installed.
     """
-    rest = ""
-    try:
-        for piece in codecs.iterdecode(TextFile(path, {}).chunks(), "utf-8-sig"):
-            text = rest + piece
-            end = max(text.rfind("\n"), text.rfind("\r")) + 1
-            yield from _LINE.findall(text[:end])
-            rest = text[end:]
-    except UnicodeDecodeError as error:
-        raise ShardCorruptError(path, str(error)) from error
+    rest, num_bytes, num_lines = "", 0, 0
+    decoder = codecs.getincrementaldecoder("utf-8-sig")()
+    for chunk in chain(TextFile(path, {}).chunks(), [b""]):
+        num_bytes += len(chunk)
+        try:
+            text = rest + decoder.decode(chunk, final=not chunk)
+        except UnicodeDecodeError as error:
+            line = num_lines + 1 + error.object.count(b"\n", 0, error.start)
+            found = f"byte {error.object[error.start]:#x} at byte {num_bytes - len(error.object) + error.start:,}"
+            expected = (
+                f"text in UTF-8; line {line} (from 1) has {found}, which is none: if the text is of another encoding, "
+                "write it as UTF-8 first, such as with `iconv -f LATIN1 -t UTF-8 FILE`"
+            )
+            raise ConfigurationError("paths", path, expected) from error
+        end = max(text.rfind("\n"), text.rfind("\r")) + 1
+        num_lines += text.count("\n", 0, end)
+        yield from _LINE.findall(text[:end])
+        rest = text[end:]
     if rest:
         yield rest
 

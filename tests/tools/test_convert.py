@@ -312,7 +312,32 @@ BAD_FILES = [
     ("rows.jsonl.gz", b"nonsense", ShardCorruptError, "rows.jsonl.gz': "),
     ("rows.csv.zst", zstandard.compress(b"a\n" + b"1\n" * 9)[:-6], ShardCorruptError, "in the middle of a frame"),
     ("rows.csv", b"a,b\n1\n", ShardCorruptError, "fewer or more values than the header"),
-    ("rows.csv", b"a\n1\n\xff\n", ShardCorruptError, "rows.csv': "),
+    (
+        "rows.csv",
+        b"a\n1\n\xff\n",
+        ConfigurationError,
+        "rows.csv': expected text in UTF-8; line 3 (from 1) has byte 0xff",
+    ),
+    ("rows.csv", b"\xef\xbb\xbfa\n" + "été\n".encode() * 300_000 + b"\xe9", ConfigurationError, "at byte 1,800,005, "),
+    (
+        "rows.csv",
+        b'a,b\n"1\n",2\n"x" y,3\n',
+        ShardCorruptError,
+        "row 2 (from 1, without the header), which begins in line 4: ',' expected after '\"'; a value that begins with",
+    ),
+    (
+        "rows.csv",
+        b'a\n1\n"open\n2\n',
+        ShardCorruptError,
+        "rows.csv': row 2 (from 1, without the header), which begins in line 3: unexpected end of data",
+    ),
+    (
+        "rows.tsv",
+        b'a\tb"\n"c',
+        ShardCorruptError,
+        "rows.tsv': row 1 (from 1, without the header), which begins in line 2",
+    ),
+    ("rows.csv", b'"a\n1\n', ShardCorruptError, "rows.csv': the header: unexpected end of data"),
     (
         "rows.csv",
         b"a\n" + b"1\n" * 1_000 + b"7.0\n",
