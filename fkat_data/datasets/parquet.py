@@ -27,7 +27,7 @@ from fkat_data.files.opening import (
     shown_path,
 )
 from fkat_data.files.parquet import WholeFile
-from fkat_data.files.row_groups import is_damage, unreadable
+from fkat_data.files.row_groups import unreadable
 from fkat_data.interruption import genuine
 from fkat_data.machine import required
 from fkat_data.observe.stages import reading
@@ -205,8 +205,6 @@ class ParquetDataset(_ParquetFiles, IndexedFiles):
                 seconds = file.in_seconds(group.index_in_file, names)
             columns = {name: ArrowColumn.of(table.column(name), seconds.get(name)) for name in names}
         except genuine(_arrow.ArrowException, OSError) as error:
-            if not is_damage(error):
-                raise
             raise unreadable(path, f"row group {group.index_in_file}", error) from error
         file.check_decoded(group.index_in_file, table.num_rows)
         return columns
@@ -302,8 +300,6 @@ class IterableParquetDataset(_ParquetFiles, IterableDataset[dict[str, Any]]):
                     seconds = file.in_seconds(group_index, names) if seconds is None else seconds
                 columns = {} if batch is None else _columns_of(batch, names, seconds, num_rows)
             except genuine(_arrow.ArrowException, OSError) as error:
-                if not is_damage(error):
-                    raise
                 raise unreadable(file.path, f"row group {group_index}", error) from error
             if batch is None:
                 file.check_decoded(group_index, num_rows)

@@ -32,7 +32,6 @@ from fkat_data.files.opening import (
 from fkat_data.files.row_groups import (
     encrypted,
     int96_in_seconds,
-    is_damage,
     leaves_of,
     row_batches,
     row_group,
@@ -504,8 +503,6 @@ class WholeFile:
         except genuine(_arrow.ArrowException, OSError, UnicodeDecodeError) as error:
             if local is not None and Path(local).is_dir():
                 raise is_folder(path) from error
-            if not is_damage(error):
-                raise
             _check_kind(path, storage_options)
             raise unreadable(path, "not a Parquet file", error) from error
         self._int96: frozenset[str] = columns_of_int96(parquet)

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
-from fkat_data.errors import ConfigurationError, FkatDataError, ShardCorruptError
+from fkat_data.errors import ConfigurationError, FkatDataError, ShardCorruptError, ShardError, ShardNotFoundError
 from fkat_data.interruption import genuine
 from fkat_data.machine import required
 
@@ -100,16 +100,10 @@ def int96_in_seconds(
     return {name: table.column(name) for name in names}
 
 
-def is_damage(error: Exception) -> bool:
-    """Return whether an error is about the file's bytes, instead of a failure of the network or the disk."""
-    # For some damage, pyarrow raises a bare OSError without errno.
-    return isinstance(error, (_arrow.ArrowException, UnicodeDecodeError)) or (
-        type(error) is OSError and error.errno is None
-    )
-
-
 def unreadable(path: str, place: str, error: Exception) -> FkatDataError:
-    """Return what a reader raises for an error of pyarrow's: a file of a kind that pyarrow does not read is not damaged.
+    """Return what a reader raises for an error of pyarrow's.
+
+    A file of a kind that pyarrow does not read is not damaged, nor is one that the disk or the memory failed for.
 
     Args:
         path: The file.
@@ -118,6 +112,13 @@ def unreadable(path: str, place: str, error: Exception) -> FkatDataError:
     """
     if re.search("encrypt|decrypt", str(error), re.IGNORECASE):
         return encrypted(path)
+    if isinstance(error, FileNotFoundError):
+        return ShardNotFoundError(path, "no such file")
+    if isinstance(error, MemoryError):
+        return ShardError(path, f"{place}: no memory ({error}); fewer columns, or smaller row groups, take less")
+    # For some damage, pyarrow raises a bare OSError without errno.
+    if isinstance(error, OSError) and error.errno is not None:
+        return ShardError(path, f"{place}: {error}")
     if isinstance(error, _arrow.ArrowNotImplementedError) or _UNSUPPORTED.search(str(error)):
         return ConfigurationError("file", path, f"what pyarrow {_arrow.__version__} reads; {place}: {error}")
     return ShardCorruptError(path, f"{place}: {error}", place)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
-from fkat_data.errors import ConfigurationError, ShardCorruptError
+from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardError
 from fkat_data.files.stored import ZSTD_WINDOW_BYTES
 from fkat_data.interruption import genuine
 from fkat_data.machine import required
@@ -184,6 +184,8 @@ def _is_binary(start: bytes) -> bool:
 # What is fed at a time bounds the output: 4 bytes of zstd can expand to 128 KiB, and one of gzip to 1 KiB.
 _ZSTD_PIECE_BYTES, _GZIP_PIECE_BYTES, _PIECE_BYTES = 1 << 10, 16 << 10, 64 << 10
 _MOST_TEXT_BYTES = 1 << 20
+#: What libraries say of memory that they do not get.
+_OF_MEMORY = "not enough memory"
 _WITH_GZIP_HEADER = 16 + zlib.MAX_WBITS
 
 
@@ -246,13 +248,15 @@ def decompressed(path: str, compression: str, stored: Iterable[bytes]) -> Iterat
             piece = chunk[first : first + family.piece_bytes]
             # Tapes fill up a file with zeros; those behind a frame of xz are part of the format.
             while piece := piece if frame or compression == "zstd" else piece.lstrip(b"\0"):
-                frame = frame or family.make()
-                texts = family.texts(frame, piece)
+                texts: Iterator[bytes] | None = None
                 while True:
                     try:
+                        frame = frame or family.make()
+                        texts = texts or family.texts(frame, piece)
                         text = next(texts, None)
                     except genuine(*family.damage) as error:
-                        raise ShardCorruptError(path, f"{compression}: {error}") from error
+                        kind = ShardError if _OF_MEMORY in str(error) else ShardCorruptError
+                        raise kind(path, f"{compression}: {error}") from error
                     if text is None:
                         break
                     if text:

@@ -14,11 +14,11 @@ from uuid import UUID
 
 import numpy as np
 
-from fkat_data.errors import SampleError, ShardCorruptError, ShardNotFoundError
+from fkat_data.errors import SampleError, ShardCorruptError
 from fkat_data.files.arrow import ArrowColumn, ArrowValues
 from fkat_data.files.arrow_extensions import ExtensionCheck, TensorShape, extensions_of
 from fkat_data.files.arrow_times import columns_of_int96, is_beyond_nanoseconds, is_restored
-from fkat_data.files.row_groups import int96_in_seconds, is_damage, leaves_of, row_batches, unreadable
+from fkat_data.files.row_groups import int96_in_seconds, leaves_of, row_batches, unreadable
 from fkat_data.machine import required
 from fkat_data.tools.conversion_texts import RowSource
 from fkat_data.wording import made_from_text
@@ -465,11 +465,7 @@ class TableSource(RowSource):
         """Name the file in pyarrow's errors."""
         try:
             yield
-        except FileNotFoundError as error:
-            raise ShardNotFoundError(self.name, "no such file") from error
         except (_arrow.ArrowException, OSError) as error:
-            if not is_damage(error):
-                raise
             raise unreadable(self.name, "it cannot be read", error) from error
 
     @abstractmethod

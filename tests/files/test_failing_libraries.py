@@ -1,0 +1,178 @@
+"""Whatever pyarrow and zstandard raise, at any of their calls, arrives as an error of this library that names the file."""
+
+import errno
+import itertools
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+
+from fkat_data.datasets import IterableJsonDataset, IterableParquetDataset, JsonDataset, ParquetDataset
+from fkat_data.errors import FkatDataError, ShardCorruptError, ShardError
+from fkat_data.streaming import StreamingDataset
+from fkat_data.tools import convert
+
+ROWS = [{"number": number, "text": f"row {number}"} for number in range(40)]
+
+
+class Plan:
+    """Which call of the library fails, and how."""
+
+    def __init__(self):
+        self.failing_call, self.num_calls, self.error = 0, 0, None
+
+    def set(self, failing_call, error):
+        self.failing_call, self.num_calls, self.error = failing_call, 0, error
+
+    def step(self):
+        self.num_calls += 1
+        if self.num_calls == self.failing_call:
+            raise self.error()
+
+
+class Calls:
+    """An object of a library, each of whose calls may fail."""
+
+    def __init__(self, inner, plan):
+        self._inner, self._plan = inner, plan
+
+    def __getattr__(self, name):
+        found = getattr(self._inner, name)
+        if not callable(found):
+            return found
+
+        def call(*arguments, **options):
+            self._plan.step()
+            result = found(*arguments, **options)
+            return map(self._next, result) if hasattr(result, "__next__") else result
+
+        return call
+
+    def _next(self, item):
+        self._plan.step()
+        return item
+
+
+@pytest.fixture
+def plan(monkeypatch):
+    plan = Plan()
+
+    class File(pq.ParquetFile):
+        def __init__(self, *arguments, **options):
+            plan.step()
+            super().__init__(*arguments, **options)
+            self.reader = Calls(self.reader, plan)
+
+    def failing(function):
+        def call(*arguments, **options):
+            plan.step()
+            return function(*arguments, **options)
+
+        return call
+
+    class Decompressor:
+        def __init__(self, **options):
+            self._made = zstandard.backend_c.ZstdDecompressor(**options)
+
+        def decompressobj(self):
+            plan.step()
+            return Calls(self._made.decompressobj(), plan)
+
+    monkeypatch.setattr(pq, "ParquetFile", File)
+    monkeypatch.setattr(pq, "read_metadata", failing(pq.read_metadata))
+    monkeypatch.setattr(pa, "memory_map", failing(pa.memory_map))
+    monkeypatch.setattr(zstandard, "ZstdDecompressor", Decompressor)
+    return plan
+
+
+def by_index(kind):
+    def read(path, _):
+        dataset = kind(path)
+        return [dataset[index] for index in (len(dataset) - 1, 0, 1)]
+
+    return read
+
+
+def in_order(kind):
+    return lambda path, _: list(kind(path))
+
+
+def stream(path, _):
+    dataset = StreamingDataset(local=path, batch_size=1)
+    return [dict(dataset[index]) for index in (0, len(dataset) - 1)]
+
+
+def converted(path, folder):
+    return convert(path, str(folder))
+
+
+def parquet(folder):
+    pq.write_table(pa.Table.from_pylist(ROWS), folder / "rows.parquet", row_group_size=20)
+    return "rows.parquet"
+
+
+def lines(folder):
+    text = b"".join(json.dumps(row).encode() + b"\n" for row in ROWS)
+    (folder / "rows.jsonl.zst").write_bytes(zstandard.compress(text))
+    return "rows.jsonl.zst"
+
+
+READERS = {
+    "Parquet by index": (by_index(ParquetDataset), parquet),
+    "Parquet in order": (in_order(IterableParquetDataset), parquet),
+    "stream of Parquet": (stream, parquet),
+    "convert of Parquet": (converted, parquet),
+    "lines by index": (by_index(JsonDataset), lines),
+    "lines in order": (in_order(IterableJsonDataset), lines),
+    "convert of lines": (converted, lines),
+}
+DAMAGE = {
+    "invalid": lambda: pa.ArrowInvalid("Couldn't deserialize thrift"),
+    "words alone": lambda: OSError("Corrupt snappy compressed data"),
+}
+OTHERS = {
+    "not implemented": lambda: pa.ArrowNotImplementedError("a type"),
+    "memory": lambda: pa.ArrowMemoryError("malloc of size 1 failed"),
+    "disk": lambda: OSError(errno.EIO, "Input/output error"),
+}
+
+
+def outcome(read, path, folder):
+    try:
+        return read(str(path), folder)
+    except FkatDataError as caught:
+        return caught
+
+
+@pytest.mark.parametrize("error", [*DAMAGE, *OTHERS, "zstandard"])
+@pytest.mark.parametrize("reader", READERS)
+def test_each_call_of_a_library_that_fails_is_an_error_with_the_file(tmp_path, reader, error, plan):
+    read, make = READERS[reader]
+    if (make is lines) != (error == "zstandard"):
+        return
+    make_error = (DAMAGE | OTHERS).get(error, lambda: zstandard.ZstdError("Data corruption detected"))
+    path = tmp_path / make(tmp_path)
+    expected = read(str(path), tmp_path / "first")
+    num_errors = 0
+    for call in itertools.count(1):
+        plan.set(call, make_error)
+        found = outcome(read, path, tmp_path / str(call))
+        if isinstance(found, FkatDataError):
+            num_errors += 1
+            assert path.name in str(found), found
+            # Only what another copy of the file may mend is called corrupt.
+            assert isinstance(found, ShardCorruptError) == (error not in OTHERS), found
+            continue
+        assert found == expected
+        if plan.num_calls < call:
+            break
+    assert num_errors > 0 or error == "not implemented"
+
+
+def test_no_memory_says_what_takes_less(tmp_path, plan):
+    path = tmp_path / parquet(tmp_path)
+    plan.set(4, OTHERS["memory"])
+    with pytest.raises(ShardError, match=r"rows\.parquet.*memory.*row groups"):
+        list(IterableParquetDataset(str(path)))
