@@ -21,6 +21,7 @@ from fkat_data.loader.observation import DeliveryProgress, Observation
 from fkat_data.loader.prefetch import Arrival, Prefetcher, Raised, ShardEnd
 from fkat_data.observe.sink import EventSink
 from fkat_data.plan.place import Position
+from fkat_data.seeding import microbatch_seed
 from fkat_data.types import Microbatch
 
 _logger = logging.getLogger(__name__)
@@ -328,5 +329,6 @@ class Delivery:
             return
         self.is_over = True
         self._leave_workers()
-        if self._is_first:
+        # A shard without a microbatch, which a factory has made a loader of, is no fault.
+        if self._is_first and microbatch_seed() is None:
             _logger.warning("epoch %d has no microbatch on this rank: no sample, or nothing made of them", self._epoch)

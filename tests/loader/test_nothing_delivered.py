@@ -1,12 +1,13 @@
 """An epoch of which nothing was delivered begins again, whatever was read of it: that nothing was is a step of 0."""
 
+import logging
 from functools import partial
 
 import pytest
 from loader_examples import make
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from fkat_data import DataLoader
+from fkat_data import DataLoader, ShardedDataLoader
 
 #: Samples below are left out, or raise; the first shards have none.
 FIRST = 4
@@ -200,3 +201,33 @@ def test_an_iteration_that_begins_ends_what_can_be_taken_back():
         assert (loader.epoch, loader.step) == (1, 0)
         next(iterator)
         assert loader.take_back()
+
+
+def of_indices(count):
+    return DataLoader(range(count), 2)
+
+
+def in_turn(count):
+    return DataLoader(InTurn(count), 2)
+
+
+class InTurn(IterableDataset):
+    def __init__(self, count):
+        self.count = count
+
+    def __iter__(self):
+        return iter(range(self.count))
+
+
+@pytest.mark.parametrize("factory", [of_indices, in_turn])
+def test_an_empty_shard_that_a_loader_of_ours_reads_is_no_warning_and_an_empty_epoch_is_one(factory, caplog):
+    caplog.set_level(logging.WARNING, "fkat_data")
+    with ShardedDataLoader(1, [0, 4, 0, 0, 6], factory, multiprocessing=False) as loader:
+        assert [len(list(loader)) for _ in range(2)] == [5, 5]
+    assert not caplog.records
+    with ShardedDataLoader(1, [0, 0], factory, multiprocessing=False) as loader:
+        assert list(loader) == []
+    assert [record.message[:26] for record in caplog.records] == ["epoch 0 has no microbatch "]
+    caplog.clear()
+    assert list(factory(0)) == []
+    assert "epoch 0 has no microbatch" in caplog.text

@@ -176,9 +176,13 @@ class Chain:
             self.has_ended = has_ended
             return
         if self.face.steps_are_strands:
-            steps = (sum(step for _, step in each) for each in (places, self.places()))
-            expect(*steps, "the steps of other ranks, together")
+            # A rank whose strands have all ended is in the next epoch.
+            self.has_ended = [place == (self.epoch + 1, 0) for place in self.places()]
+            if not any(self.has_ended):
+                steps = (sum(step for _, step in each) for each in (places, self.places()))
+                expect(*steps, "the steps of other ranks, together")
             self.own = None
+            self.settle()
             return
         if len({*self.places()}) > 1:
             raise DifferenceError(f"other ranks begin at {self.places()}")
