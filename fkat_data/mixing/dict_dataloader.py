@@ -214,6 +214,25 @@ class DictDataLoader(Described, Closing):
             source.forget_pass()
         self._end_epoch()
 
+    def take_back(self) -> bool:
+        """Count the last microbatch as not delivered, for a caller that has lost it: the next call delivers it again.
+
+        Returns:
+            False if there was another call for a microbatch, or an iteration, since; or if the source has no
+            ``take_back()`` itself: nothing changes then.
+        """
+        self._settle()
+        before = self._draft.before_last
+        if before is None or before[0] != self._iterations.newest:
+            return False
+        _, _, _, sources = before
+        givers = (source for name, source in self._sources.items() if source.has_given_since(sources[name]))
+        if not all(source.take_back(sources[source.name]) for source in givers):
+            return False
+        self._draft.begin(before)
+        self._settle()
+        return True
+
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go to a saved position: the next iteration begins at the first microbatch that was not delivered before it.
 
@@ -260,6 +279,7 @@ class DictDataLoader(Described, Closing):
     def _next(self) -> Microbatch:
         self._settle()
         if self._schedule.epoch != self._begun_epoch:
+            self._draft.before_last = None
             raise StopIteration
         self._draft.begin(self._snapshot())
         return self._take()
@@ -304,7 +324,7 @@ class DictDataLoader(Described, Closing):
                 source.release()
             self._draft.end()
             return
-        counts, schedule, sources = snapshot
+        _, counts, schedule, sources = snapshot
         self._num_delivered, self._is_loaded, self._begun_epoch = counts
         self._schedule.restore(schedule)
         for name, source in self._sources.items():
@@ -313,6 +333,7 @@ class DictDataLoader(Described, Closing):
 
     def _snapshot(self) -> tuple[Any, ...]:
         return (
+            self._iterations.newest,
             (self._num_delivered, self._is_loaded, self._begun_epoch),
             self._schedule.snapshot(),
             {name: source.snapshot() for name, source in self._sources.items()},
@@ -408,9 +429,12 @@ class _Draft:
 
         None where an interrupted call was undone, too: what it took from a source without a state is still to be delivered.
         """
+        self.before_last: tuple[Any, ...] | None = None
+        """A snapshot from before the call that has delivered last; None: another call has begun since."""
 
     def begin(self, snapshot: tuple[Any, ...]) -> None:
         """Begin a call."""
+        self.before_last = None
         self.snapshot = snapshot
 
     def end(self) -> None:
@@ -421,9 +445,11 @@ class _Draft:
         """Let what was changed stay, and return the microbatch: the last thing that a call does."""
         snapshot = self.snapshot
         try:
+            self.before_last = snapshot
             self.snapshot = _DELIVERED
             return microbatch  # noqa: TRY300 - a tracing debugger may raise here, after the count
         except BaseException:
+            self.before_last = None
             self.snapshot = snapshot
             raise
 

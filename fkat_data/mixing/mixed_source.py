@@ -151,6 +151,20 @@ class MixedSource:
             take_back()
             self._fetched.clear()
 
+    def has_given_since(self, snapshot: tuple[Any, ...]) -> bool:
+        """Return whether a microbatch was taken since a snapshot."""
+        return self.seen.delivered != snapshot[2].delivered
+
+    def take_back(self, snapshot: tuple[Any, ...]) -> bool:
+        """Have the loader give again what was taken since a snapshot; ``restore`` undoes the rest.
+
+        Returns:
+            False if it cannot: nothing has changed then.
+        """
+        *_, held = snapshot[3]
+        take_back = getattr(self.loader, "take_back", None)
+        return held is not None or (callable(take_back) and bool(take_back()))
+
     def release(self) -> None:
         """Forget the last microbatch: the caller has it."""
         self._fetched.clear()

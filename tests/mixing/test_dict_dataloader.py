@@ -513,3 +513,65 @@ def test_after_an_epoch_that_is_left_a_loaded_source_begins_again_though_nothing
     assert next(iter(second)) == ("a", [1])
     leave(second)
     assert list(second) == epochs[1]
+
+
+def mixture_of(on_exhausted, counts=(5, 2, 0)):
+    def of(name, count):
+        if name == "s1":  # with an empty shard behind the last microbatch
+            return make([f"list-x-{count}", "list-y-0"])
+        return fkat_data.DataLoader(range(count), 1, shuffle=count > 0, seed=3, collate_fn=list)
+
+    sources = {f"s{place}": of(f"s{place}", count) for place, count in enumerate(counts)}
+    return DictDataLoader(sources, RoundRobin(list(sources)), None, on_exhausted=on_exhausted)
+
+
+def labelled(microbatch):
+    name, inner = microbatch
+    return name, plain(inner)
+
+
+@pytest.mark.parametrize("on_exhausted", ON_EXHAUSTED)
+def test_a_microbatch_that_is_taken_back_comes_again(on_exhausted):
+    undisturbed = mixture_of(on_exhausted)
+    epochs = [list(map(labelled, undisturbed)) for _ in range(3)]
+    for cut in range(1, len(epochs[0]) + 1):
+        mixture, resumed = mixture_of(on_exhausted), mixture_of(on_exhausted)
+        iterator = iter(mixture)
+        found = [labelled(next(iterator)) for _ in range(cut - 1)]
+        place = mixture.epoch, mixture.step, mixture.delivered, mixture.statistics().seen
+        lost = labelled(next(iterator))
+        assert mixture.take_back()
+        assert not mixture.take_back()
+        assert (mixture.epoch, mixture.step, mixture.delivered, mixture.statistics().seen) == place
+        resumed.load_state_dict(copy.deepcopy(mixture.state_dict()))
+        assert list(map(labelled, resumed)) == epochs[0][cut - 1 :]
+        if cut == 1:
+            iterator = iter(mixture)  # the same epoch
+        rest = list(map(labelled, iterator))
+        assert rest[0] == lost
+        assert [*found, *rest] == epochs[0]
+        for each in (mixture, resumed):
+            assert [list(map(labelled, each)) for _ in range(2)] == epochs[1:]
+
+
+def test_only_what_was_just_delivered_is_taken_back_and_only_by_a_source_that_can():
+    mixture = mixture_of("drop")
+    assert not mixture.take_back()
+    for change in (iter, DictDataLoader.end_epoch, DictDataLoader.close, list):
+        iterator = iter(mixture)
+        next(iterator)
+        change(mixture)
+        assert not mixture.take_back()
+    state = mixture.state_dict()
+    next(iter(mixture))
+    mixture.load_state_dict(state)
+    assert not mixture.take_back()
+    plain_ones = DictDataLoader({"a": Numbers("a", 3)}, RoundRobin(["a"]))
+    iterator = iter(plain_ones)
+    assert [next(iterator)["number"], plain_ones.take_back(), next(iterator)["number"]] == ["a0", False, "a1"]
+    assert plain_ones.step == 2
+    outer = DictDataLoader({"inner": mixture}, RoundRobin(["inner"]), None)
+    iterator = iter(outer)
+    first = next(iterator)
+    assert outer.take_back()
+    assert next(iterator) == first

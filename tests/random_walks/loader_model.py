@@ -89,6 +89,9 @@ class LoaderModel:
         self.place = Place(epoch + 1, ended=epoch) if is_last else Place(epoch, step)
         return found
 
+    def fail(self):
+        """``next(iterator)``, which raises an error of the dataset: nothing has changed."""
+
     def take_back(self):
         """``loader.take_back()``: return whether something was."""
         if self._undo is None:
@@ -157,6 +160,7 @@ class MixtureModel:
         self.is_loaded = self.is_over = False
         self.left, self.exhausted = set(sources), set()
         self.iterating = None
+        self._undo = None  # what was before the last call, if that was a delivery
 
     @property
     def step(self):
@@ -194,8 +198,10 @@ class MixtureModel:
             source.model.load(source.model.save())
             source.is_under_way, source.is_loaded = False, True
         self.is_loaded, self.iterating = True, None
+        self._undo = None
 
     def begin(self):
+        self._undo = None
         if self.step and not self.is_loaded:
             self._leave()
         for source in self.sources.values():
@@ -204,6 +210,8 @@ class MixtureModel:
         self.iterating = self.epoch
 
     def take(self):
+        self._undo, undo = None, {**vars(self), "sources": copy.deepcopy(self.sources)}
+        undo |= {"left": {*self.left}, "exhausted": {*self.exhausted}, "_undo": None}
         if self.epoch != self.iterating:
             self.iterating = None
             return None
@@ -212,19 +220,25 @@ class MixtureModel:
             self._end()
             self.iterating = None
         else:
-            self.is_loaded = False
+            self.is_loaded, self._undo = False, undo
         return found
 
+    def fail(self):
+        self._undo = None
+
     def take_back(self):
-        return False
+        if self._undo is None:
+            return False
+        vars(self).update(self._undo)
+        return True
 
     def end_epoch(self):
         if self.step:
             self._leave()
-            self.iterating = None
+            self.iterating = self._undo = None
 
     def stop(self):
-        self.iterating = None
+        self.iterating = self._undo = None
         for source in self.sources.values():
             source.model.stop()
             source.is_under_way = False

@@ -339,6 +339,7 @@ class Walk:
             self.iterator = None
         elif ended is not None:
             self.note("    next(iterator)  # raises")
+            self.model.fail()
         return ended is FailedError
 
 
