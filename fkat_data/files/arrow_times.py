@@ -5,7 +5,7 @@ Spark, Hive and Impala write, has nanoseconds of any year, of which pyarrow wrap
 """
 
 import datetime as dt
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -37,17 +37,18 @@ def python_form(array: Any) -> tuple[Any, Callable[[Any], Any] | None]:
     return array.cast(_as_integers(array.type)), _restored(array.type)
 
 
-def columns_of_int96(parquet: Any) -> frozenset[str]:
+def columns_of_int96(parquet: Any, leaves: Sequence[int] | None = None) -> frozenset[str]:
     """Return the names of a Parquet file's columns that are, or have within them, times of 96 bits.
 
     Args:
         parquet: pyarrow's open file.
+        leaves: The column chunks to look at; None: all.
     """
     schema = parquet.schema
     # Names are ambiguous: "a.b" is a column, and also the field "b" of a column "a".
     paths: list[list[str]] = parquet.reader.column_paths
-    kinds = [schema.column(index).physical_type for index in range(len(paths))]
-    return frozenset(path[0] for path, kind in zip(paths, kinds, strict=True) if kind == "INT96")
+    chosen = range(len(paths)) if leaves is None else leaves
+    return frozenset(paths[index][0] for index in chosen if schema.column(index).physical_type == "INT96")
 
 
 def is_beyond_nanoseconds(seconds: Any) -> bool:

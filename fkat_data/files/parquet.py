@@ -360,8 +360,10 @@ class ParquetReader(PartReader):
             # Pages that have a checksum are compared with it; the others cost nothing.
             with _parquet.ParquetFile(source(), metadata=self._metadata, page_checksum_verification=True) as file:
                 if self._leaves is None:
-                    self._leaves = leaves_of(file, self._names)
-                    self._int96 = columns_of_int96(file).intersection(self._names)
+                    leaves = leaves_of(file, self._names)
+                    # First: another thread that finds the leaves takes both.
+                    self._int96 = columns_of_int96(file, leaves)
+                    self._leaves = leaves
                 table = row_group(file, self._group, self._leaves)
             # A process that writes into the file changes what is mapped.
             self._check_version()
