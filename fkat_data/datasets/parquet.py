@@ -1,6 +1,5 @@
 """Read rows of Parquet files as tensors, by index or sequentially, one row group at a time."""
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -13,10 +12,11 @@ from torch.utils.data import IterableDataset, get_worker_info
 from fkat_data import arguments
 from fkat_data.background import BackgroundCall, in_parallel
 from fkat_data.datasets.item_index import DatasetOfFiles, IndexedFiles, counted, counted_from_starts, in_parts
-from fkat_data.errors import ConfigurationError, ShardCorruptError
+from fkat_data.errors import ShardCorruptError, ShardError
 from fkat_data.files.arrow import ArrowColumn, rows_of
 from fkat_data.files.arrow_extensions import ExtensionCheck, extensions_of
 from fkat_data.files.column_chunks import in_slices
+from fkat_data.files.column_types import ColumnTypes, SampleType, fitted
 from fkat_data.files.counted_file import CountedFile
 from fkat_data.files.kept import LastUsed
 from fkat_data.files.opening import (
@@ -28,7 +28,7 @@ from fkat_data.files.opening import (
 )
 from fkat_data.files.parquet import WholeFile
 from fkat_data.files.row_groups import unreadable
-from fkat_data.interruption import genuine
+from fkat_data.interruption import genuine, suppress
 from fkat_data.machine import required
 from fkat_data.observe.stages import reading
 
@@ -94,10 +94,10 @@ class ParquetDataset(_ParquetFiles, IndexedFiles):
         row_groups_kept: Number of decoded row groups to keep in memory, at least 1.
 
     Raises:
-        ConfigurationError: ``paths`` is empty, or a file lacks a column.
+        ConfigurationError: ``paths`` is empty, a file lacks a column, or the samples of a column are of another type than
+            in the files before.
         ShardNotFoundError: A file does not exist.
-        ShardCorruptError: A file is not a Parquet file, has two of the columns under one name, or its column types
-            differ from those of the first file.
+        ShardCorruptError: A file is not a Parquet file, or has two of the columns under one name.
     """
 
     # In the class itself: a subclass may have other samples.
@@ -117,17 +117,18 @@ class ParquetDataset(_ParquetFiles, IndexedFiles):
         self._decoded_groups: LastUsed[dict[str, ArrowColumn]] = LastUsed(self.row_groups_kept)
         self._groups: list[_RowGroup] = []
         self._footers: list[int] = []
-        types: dict[str, Any] = {}
+        of_all = ColumnTypes(self.columns)
         extensions = ExtensionCheck()
         for file_index, path in enumerate(self.paths):
             file = WholeFile(path, self.storage_options)
             self._files.get(file_index, partial(_same, file))
             self._footers.append(file.digest())
-            _check_columns(path, file.schema, self.columns, types, self.paths[0])
-            extensions.check(path, {name: extensions_of(file.schema.field(name)) for name in types})
+            of_all.add(path, file.columns)
+            extensions.check(path, {name: extensions_of(file.schema.field(name)) for name in of_all.types})
             sizes = (file.num_bytes(number, self.columns or file.names) for number in range(len(file.num_rows)))
             groups = zip(file.num_rows, sizes, strict=True)
             self._groups += [_RowGroup(file_index, number, *group) for number, group in enumerate(groups)]
+        self._types = of_all.types
         # _ends[g]: rows up to and including row group g.
         self._ends = np.cumsum([group.num_rows for group in self._groups], dtype=np.int64)
 
@@ -203,7 +204,9 @@ class ParquetDataset(_ParquetFiles, IndexedFiles):
             with _reading(path):
                 table = file.row_group(group.index_in_file, names)
                 seconds = file.in_seconds(group.index_in_file, names)
-            columns = {name: ArrowColumn.of(table.column(name), seconds.get(name)) for name in names}
+            columns = {
+                name: ArrowColumn.of(fitted(table.column(name), self._types[name]), seconds.get(name)) for name in names
+            }
         except genuine(_arrow.ArrowException, OSError) as error:
             raise unreadable(path, f"row group {group.index_in_file}", error) from error
         file.check_decoded(group.index_in_file, table.num_rows)
@@ -227,10 +230,11 @@ class IterableParquetDataset(_ParquetFiles, IterableDataset[dict[str, Any]]):
         rows_at_once: Number of rows to decode at a time, at least 1.
 
     Raises:
-        ConfigurationError: An argument is invalid; during iteration, if a file lacks a column.
+        ConfigurationError: An argument is invalid; during iteration, if a file lacks a column or the
+            samples of a column are of another type than in the files before.
         ShardNotFoundError: During iteration, if a file does not exist.
-        ShardCorruptError: During iteration, if a file is not a Parquet file, a row group cannot be decoded, two of the
-            columns share a name, or the column types differ from those of the first file.
+        ShardCorruptError: During iteration, if a file is not a Parquet file, a row group cannot be decoded, or two of the
+            columns share a name.
     """
 
     # In the class itself: a subclass may have other samples.
@@ -272,22 +276,28 @@ class IterableParquetDataset(_ParquetFiles, IterableDataset[dict[str, Any]]):
         """Yield this worker's rows: their file, their row group, the number of the first one there, and the rows."""
         info = get_worker_info()
         worker, num_workers = (0, 1) if info is None else (info.id, info.num_workers)
-        types: dict[str, Any] = {}
+        of_all = ColumnTypes(self.columns)
+        # What a number of one file is depends on all files.
+        for path in self.paths if len(self.paths) > 1 else ():
+            with suppress(ShardError, OSError):  # raised when this file's turn comes
+                of_all.add(path, WholeFile(path, self.storage_options).columns)
         num_groups = 0  # in the files before
         for path in self.paths:
             file = WholeFile(path, self.storage_options)
-            _check_columns(path, file.schema, self.columns, types, self.paths[0])
-            found = {name: extensions_of(file.schema.field(name)) for name in types}
+            of_all.add(path, file.columns)
+            found = {name: extensions_of(file.schema.field(name)) for name in of_all.types}
             self._extensions.check(path, found, is_logged=worker == 0)
             own = range((worker - num_groups) % num_workers, len(file.num_rows), num_workers)
             for group_index, fetched in _fetched_in_turn(file, own, self.columns or file.names):
                 first = 0
-                for rows in self._decoded(fetched, group_index):
+                for rows in self._decoded(fetched, group_index, of_all.types):
                     yield path, group_index, first, rows
                     first += len(rows)
             num_groups += len(file.num_rows)
 
-    def _decoded(self, file: "WholeFile", group_index: int) -> Iterator[list[dict[str, Any]]]:
+    def _decoded(
+        self, file: "WholeFile", group_index: int, types: Mapping[str, SampleType]
+    ) -> Iterator[list[dict[str, Any]]]:
         names: list[str] = self.columns or file.names
         batches = file.row_batches(group_index, names, self.rows_at_once)
         num_rows = 0  # decoded so far
@@ -298,7 +308,7 @@ class IterableParquetDataset(_ParquetFiles, IterableDataset[dict[str, Any]]):
                 with _reading(file.path):
                     batch = next(batches, None)
                     seconds = file.in_seconds(group_index, names) if seconds is None else seconds
-                columns = {} if batch is None else _columns_of(batch, names, seconds, num_rows)
+                columns = {} if batch is None else _columns_of(batch, types, seconds, num_rows)
             except genuine(_arrow.ArrowException, OSError) as error:
                 raise unreadable(file.path, f"row group {group_index}", error) from error
             if batch is None:
@@ -329,9 +339,11 @@ def _fetched_in_turn(
         yield group_index, fetched
 
 
-def _columns_of(batch: Any, names: list[str], seconds: Mapping[str, Any], first: int) -> dict[str, ArrowColumn]:
+def _columns_of(
+    batch: Any, types: Mapping[str, SampleType], seconds: Mapping[str, Any], first: int
+) -> dict[str, ArrowColumn]:
     parts = {name: column.slice(first, batch.num_rows) for name, column in seconds.items()}
-    return {name: ArrowColumn.of(batch.column(name), parts.get(name)) for name in names}
+    return {name: ArrowColumn.of(fitted(batch.column(name), kind), parts.get(name)) for name, kind in types.items()}
 
 
 class _RowGroup(NamedTuple):
@@ -339,21 +351,6 @@ class _RowGroup(NamedTuple):
     index_in_file: int
     num_rows: int
     num_bytes: int
-
-
-def _check_columns(path: str, schema: Any, columns: list[str] | None, types: dict[str, Any], first_path: str) -> None:
-    names: list[str] = schema.names
-    for name, count in Counter(names).items():
-        if count > 1 and (columns is None or name in columns):
-            reason = f"column {name!r} comes {count} times; choose columns without it with columns=[...]"
-            raise ShardCorruptError(path, reason, f"column {name!r}")
-    present: dict[str, Any] = dict(zip(names, schema.types, strict=True))
-    for name in columns or types or present:
-        if name not in present:
-            raise ConfigurationError("columns", name, f"columns of {path}: {', '.join(present)}")
-        expected = types.setdefault(name, present[name])
-        if present[name] != expected:
-            raise ShardCorruptError(path, f"column {name!r} is {present[name]} here and {expected} in {first_path}")
 
 
 def _place(path: str, group_index: int, row: int) -> str:

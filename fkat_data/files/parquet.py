@@ -19,6 +19,7 @@ from fkat_data.files.arrow import ArrowValues
 from fkat_data.files.arrow_extensions import ExtensionCheck, extensions_of
 from fkat_data.files.arrow_times import columns_of_int96, known_type
 from fkat_data.files.column_chunks import HeldRanges, chunk_span, chunk_spans
+from fkat_data.files.column_types import ColumnTypes, SampleType, encoding_of, fitted, sample_type
 from fkat_data.files.mapping import mapped, mapped_span
 from fkat_data.files.opening import (
     FileVersion,
@@ -100,7 +101,7 @@ def describe(file: StoredBytes) -> dict[str, Any]:
     extensions = {field.name: found for field in schema if (found := extensions_of(field))}
     return {
         "footer": [start, start + len(footer)],
-        "columns": [[name, str(kind), _size_bytes(kind)] for name, kind in fields],
+        "columns": [[name, str(kind), _size_bytes(kind), sample_type(kind)] for name, kind in fields],
         "groups": groups,
     } | ({"extensions": extensions} if extensions else {})
 
@@ -110,16 +111,21 @@ def entries_of(
 ) -> list[ShardEntry]:
     """Return a shard for each row group that has rows; see ``formats``."""
     entries: list[ShardEntry] = []
-    types: dict[str, str] = {}
-    chosen: tuple[Column, ...] = ()
+    of_all = ColumnTypes(columns)
     extensions = ExtensionCheck()
     for file in files:
+        of_all.add(file.name, [(name, text, kind) for name, text, _, kind in file.description["columns"]])
+        of_columns: dict[str, list[str]] = file.description.get("extensions", {})
+        extensions.check(file.name, {name: of_columns[name] for name in of_all.types if name in of_columns})
+    # In the order of the first file, whatever the order of the chosen ones.
+    types = {name: of_all.types[name] for name, *_ in files[0].description["columns"] if name in of_all.types}
+    chosen: tuple[Column, ...] = ()
+    for file in files:
         description = file.description
-        present = {name: (index, kind, size) for index, (name, kind, size) in enumerate(description["columns"])}
-        _check_columns(file.name, {name: kind for name, (_, kind, _) in present.items()}, columns, types, files[0].name)
-        of_columns: dict[str, list[str]] = description.get("extensions", {})
-        extensions.check(file.name, {name: of_columns[name] for name in types if name in of_columns})
-        found = tuple(Column(name, present[name][1], present[name][2]) for name in types)
+        present: dict[str, tuple[Any, ...]] = {
+            name: (index, *facts) for index, (name, *facts) in enumerate(description["columns"])
+        }
+        found = tuple(_column(name, present[name], kind) for name, kind in types.items())
         # Shards with equal columns share one object.
         chosen = chosen if found == chosen else found
         positions = [present[name][0] for name in types]
@@ -206,32 +212,10 @@ def _group(file: str, group: Any, num_leaves: list[int]) -> list[int]:
     return edges
 
 
-def _check_columns(
-    file: str, present: Mapping[str, str], columns: tuple[str, ...] | None, types: dict[str, str], first: str
-) -> None:
-    """Check that a file has the columns of the first file, with the same types; ``types`` collects them."""
-    if not types:
-        unknown = [name for name in columns or () if name not in present]
-        if unknown:
-            raise ConfigurationError("columns", unknown[0], f"columns of {file}: {', '.join(present)}")
-        types.update({name: kind for name, kind in present.items() if columns is None or name in columns})
-    for name, kind in types.items():
-        if present.get(name) != kind:
-            found = f"is {present[name]}" if name in present else "is missing"
-            raise ShardCorruptError(
-                file,
-                f"column {name!r} {found}: expected {kind}, as in {first}",
-                f"column {name!r}",
-                kind,
-                present.get(name),
-            )
-    more = [] if columns else [name for name in present if name not in types]
-    if more:
-        raise ShardCorruptError(
-            file,
-            f"column {more[0]!r} is not in {first}; choose the columns that all files have with columns=[...]",
-            f"column {more[0]!r}",
-        )
+def _column(name: str, described: Sequence[Any], of_all: SampleType) -> Column:
+    """Return a column of a file's shards: as the file has it, unless other files need another type of numbers."""
+    _, text, size_bytes, own = described
+    return Column(name, text, size_bytes) if own == of_all else Column(name, encoding_of(of_all))
 
 
 def _joined(ranges: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
@@ -291,7 +275,8 @@ class ParquetReader(PartReader):
         self._names = [column.name for column in entry.columns]
         self._leaves: list[int] | None = None
         self._int96: frozenset[str] = frozenset()
-        self._key = (str(path), self._group, tuple(self._names))
+        self._encodings = {column.name: column.encoding for column in entry.columns}
+        self._key = (str(path), self._group, tuple(self._encodings.items()))
         if entry.raw_meta is None:
             # Of the whole file, thousands of row groups would take all addresses that a process has.
             start = min((start for start, _ in origin.ranges), default=0)
@@ -373,7 +358,10 @@ class ParquetReader(PartReader):
                         self._name, f"rows of column {name!r}", str(self.num_samples), len(table.column(name))
                     )
             seconds = int96_in_seconds(source, self._metadata, self._group, self._int96)
-            columns = {name: ArrowValues(table.column(name), seconds.get(name)) for name in self._names}
+            columns = {
+                name: ArrowValues(fitted(table.column(name), kind), seconds.get(name))
+                for name, kind in self._encodings.items()
+            }
         except genuine(_arrow.ArrowException, OSError, KeyError) as error:
             raise unreadable(self._name, "cannot be decoded", error) from error
         return columns, sum(values.size_bytes for values in columns.values())
@@ -477,6 +465,7 @@ class WholeFile:
         path: Where it is.
         schema: pyarrow's schema.
         names: The names of its columns.
+        columns: Name, Arrow type and type of samples of each column.
         num_rows: The number of rows of each row group.
     """
 
@@ -498,6 +487,9 @@ class WholeFile:
             parquet = _parquet.ParquetFile(self._source())
             self.schema: Any = parquet.schema_arrow
             self.names: list[str] = self.schema.names
+            self.columns: list[tuple[str, str, SampleType]] = [
+                (field.name, str(field.type), sample_type(known_type(field.type))) for field in self.schema
+            ]
         except ShardNotFoundError:
             raise
         except genuine(FileNotFoundError) as error:
@@ -512,6 +504,8 @@ class WholeFile:
             self._leaf_columns: list[str] = [leaf[0] for leaf in parquet.reader.column_paths]
         self._metadata: Any = parquet.metadata
         metadata = self._metadata
+        if self._footer_bytes() - metadata.serialized_size == _SIGNATURE_BYTES:
+            raise encrypted(path)
         self.num_rows: list[int] = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
         if sum(self.num_rows) != metadata.num_rows or min(self.num_rows, default=0) < 0:
             expected = f"{metadata.num_rows} together, as the footer says of the file"
@@ -563,11 +557,16 @@ class WholeFile:
         """Return those of some columns of a row group that have times of 96 bits, these as seconds."""
         return int96_in_seconds(self._source, self._metadata, group_index, self._int96.intersection(names))
 
+    def _footer_bytes(self) -> int:
+        source = self._source()
+        source.seek(-_TAIL_BYTES, os.SEEK_END)
+        return int.from_bytes(source.read(_TAIL_BYTES)[:4], "little")
+
     def digest(self) -> int:
         """Return a number that differs where the footer does."""
         source = self._source()
         end = source.seek(-_TAIL_BYTES, os.SEEK_END)
-        source.seek(end - int.from_bytes(source.read(_TAIL_BYTES)[:4], "little"))
+        source.seek(end - self._footer_bytes())
         return zlib.crc32(source.read(end - source.tell()))
 
     def check(self) -> None:

@@ -1,9 +1,11 @@
 """Sound files as other programs write them: each way to read gives the samples, or refuses the file by its name."""
 
 import base64
+import datetime as dt
 import io
 import itertools
 import tarfile
+from decimal import Decimal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -174,3 +176,114 @@ def test_row_groups_with_more_than_2_gib_of_nested_texts_are_read(tmp_path, read
     rows = list(itertools.islice(found, 3)) if reader == "iterable" else [found[row] for row in (0, 1, 2)]
     assert [row["row"] for row in rows] == [0, 1, 2]
     assert all(row["nested"] == {"text": "x" * (1 << 20), "list": ["x" * (1 << 20)]} for row in rows)
+
+
+FILE_READERS = {
+    "map-style": lambda folder: list(ParquetDataset(sorted(folder.glob("*.parquet")))),
+    "map-style at once": lambda folder: ParquetDataset(sorted(folder.glob("*.parquet"))).__getitems__([0, 1]),
+    "iterable": lambda folder: list(IterableParquetDataset(sorted(folder.glob("*.parquet")))),
+    "stream": streamed,
+}
+#: The same samples, as several writers hold them.
+ONE_TYPE = {
+    "texts": [
+        pa.array(["a"]),
+        pa.array(["b"], pa.large_string()),
+        pa.array(["c"], pa.string_view()),
+        pa.array(["d"]).dictionary_encode(),
+        pa.nulls(1),
+    ],
+    "bytes": [pa.array([b"a"]), pa.array([b"b"], pa.large_binary()), pa.array([b"c"], pa.binary(1))],
+    "integers": [pa.array([1], pa.int8()), pa.array([2], pa.int64()), pa.array([3], pa.uint32()), pa.nulls(1)],
+    "floats": [pa.array([1], pa.float16()), pa.array([2.5], pa.float64()), pa.array([0.1], pa.float32())],
+    "lists of numbers": [
+        pa.array([[1]], pa.list_(pa.field("element", pa.int32(), nullable=False))),
+        pa.array([[2]], pa.large_list(pa.int64())),
+        pa.array([[]], pa.list_(pa.null())),
+    ],
+    "fixed lists": [
+        pa.array([[1, 2]], pa.list_(pa.int16(), 2)),
+        pa.array([[3, 4]], pa.list_(pa.int32(), 2)),
+        pa.nulls(1),
+    ],
+    "lists of texts": [
+        pa.array([["a"]]),
+        pa.array([["b"]], pa.large_list(pa.large_string())),
+        pa.array([[]], pa.list_(pa.null())),
+    ],
+    "structs": [
+        pa.array([{"a": "x", "b": 1}]),
+        pa.array([{"b": 1, "a": "y"}], pa.struct([("b", pa.int32()), ("a", pa.large_string())])),
+        pa.array([{"a": None, "b": 1}], pa.struct([("a", pa.null()), ("b", pa.int64())])),
+    ],
+    "times": [
+        pa.array([dt.datetime(2024, 1, 1)], pa.timestamp("us", "UTC")),  # noqa: DTZ001
+        pa.array([dt.datetime(2024, 1, 2)], pa.timestamp("ms", "+00:00")),  # noqa: DTZ001
+    ],
+    "dates": [pa.array([dt.date(2024, 1, 1)], pa.date32()), pa.array([dt.date(2024, 1, 2)], pa.date64())],
+    "decimals": [pa.array([Decimal("1.5")], pa.decimal128(5, 2)), pa.array([Decimal("2.25")], pa.decimal128(12, 4))],
+}
+
+
+def write_files(folder, columns):
+    folder.mkdir()
+    for number, column in enumerate(columns):
+        table = pa.table({"x": column, "row": pa.array([number])})
+        pq.write_table(table, folder / f"{number}.parquet")
+    return folder
+
+
+def plain(value):
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def kinds_of(rows):
+    """What a microbatch of the values would be made of: an array's numbers need one dtype."""
+    return {
+        str(getattr(row["x"], "dtype", type(row["x"])))
+        for row in rows
+        if row["x"] is not None and plain(row["x"]) != []
+    }
+
+
+@pytest.mark.parametrize("reader", FILE_READERS)
+@pytest.mark.parametrize("case", ONE_TYPE)
+@pytest.mark.parametrize("is_reversed", [False, True])
+def test_files_of_several_writers_are_one_dataset_where_their_samples_are_of_one_type(
+    tmp_path, reader, case, is_reversed
+):
+    columns = ONE_TYPE[case][::-1] if is_reversed else ONE_TYPE[case]
+    rows = FILE_READERS[reader](write_files(tmp_path / "data", columns))
+    expected = [column.to_pylist()[0] for column in columns]
+    assert [plain(row["x"]) for row in rows] == expected[: len(rows)]
+    assert len(kinds_of(rows)) == 1
+
+
+SEVERAL_TYPES = {
+    "text and number": ([pa.array(["a"]), pa.array([1])], "string", "int64"),
+    "integer and float": ([pa.array([1]), pa.array([1.5])], "int64", "double"),
+    "signed and unsigned": ([pa.array([1], pa.int64()), pa.array([1], pa.uint64())], "int64", "uint64"),
+    "text and bytes": ([pa.array(["a"]), pa.array([b"a"])], "string", "binary"),
+    "zones": (
+        [pa.array([1], pa.timestamp("us", "UTC")), pa.array([1], pa.timestamp("us", "Asia/Tokyo"))],
+        "UTC",
+        "Tokyo",
+    ),
+    "nanoseconds": ([pa.array([1], pa.timestamp("ns")), pa.array([1], pa.timestamp("us"))], r"\[ns", r"\[us"),
+    "structs": ([pa.array([{"a": 1}]), pa.array([{"b": 1}])], "struct<a", "struct<b"),
+    "shapes": (
+        [pa.array([[1]], pa.list_(pa.int64(), 1)), pa.array([[1, 2]], pa.list_(pa.int64(), 2))],
+        r"\[1\]",
+        r"\[2\]",
+    ),
+}
+
+
+@pytest.mark.parametrize("reader", FILE_READERS)
+@pytest.mark.parametrize("case", SEVERAL_TYPES)
+def test_files_whose_samples_are_of_several_types_are_refused_with_both_files_and_types(tmp_path, reader, case):
+    columns, first, second = SEVERAL_TYPES[case]
+    folder = write_files(tmp_path / "data", columns)
+    expected = rf"columns = 'x'.*is .*{second}.* in .*1\.parquet, and .*{first}.* in .*0\.parquet"
+    with pytest.raises(ConfigurationError, match=expected):
+        FILE_READERS[reader](folder)

@@ -198,7 +198,7 @@ def digest_of(content: bytes) -> str:
 
 _logger = logging.getLogger(__name__)
 
-_VERSION = 3
+_VERSION = 4
 #: Files that are described at a time.
 _NUM_THREADS = 16
 #: What is read in the time that another reading takes to begin: of a local file, and from a store.
@@ -234,8 +234,9 @@ class Generated(NamedTuple):
         """Return the shards.
 
         Raises:
-            ConfigurationError: A chosen column does not exist, or files of tokens and ``tokens`` are not together.
-            ShardCorruptError: The columns of a file differ from those of the first.
+            ConfigurationError: A chosen column does not exist, the samples of a column are not of one type in all files, or
+                files of tokens and ``tokens`` are not together.
+            ShardCorruptError: A file of tokens contradicts its index.
         """
         check_windowing(self.windowing, self.format, self.files[0].name)
         kind = describing(self.format)
