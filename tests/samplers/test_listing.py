@@ -1,15 +1,19 @@
 import re
+import tempfile
 import zipfile
 from pathlib import Path
 
 import fsspec
 import pytest
+from archive_examples import archive
 from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 from omegaconf import OmegaConf
 
 from fkat_data.errors import ConfigurationError
 from fkat_data.samplers import FsShardSampler
+from fkat_data.streaming import LocalDataset
 from fkat_data.streaming.store import open_store
+from fkat_data.tools import convert
 
 TREE = ["b.bin", "a.bin", "notes.txt", "deep/c.bin", "deep/er/d.bin"]
 HIDDEN = ["_SUCCESS", ".a.bin.crc", "_temporary/e.bin", "deep/.git/f.bin", "_delta_log/0.json", "_delta_log/.0.json"]
@@ -117,6 +121,29 @@ def test_folders_that_may_not_be_read_are_refused_unless_they_hold_no_data(forbi
         with pytest.raises(PermissionError, match=folder) as caught:
             listed(root)
         assert "let this user read the folder" in caught.value.__notes__[0]
+
+
+def of_stream(pattern):
+    return [int(sample["cls"]) for sample in LocalDataset(pattern, columns=["cls"])]
+
+
+def of_conversion(pattern):
+    with tempfile.TemporaryDirectory() as out:
+        convert(pattern, out)
+        return [sample["cls"] for sample in LocalDataset(out)]
+
+
+@pytest.mark.parametrize("read", [of_stream, of_conversion])
+def test_a_pattern_looks_into_no_folder_that_it_does_not_reach(forbidden, read):
+    root, forbid = forbidden
+    for number, name in enumerate(["a.tar", "open/deep/b.tar"]):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(archive([("0.cls", b"%d" % number)]))
+    forbid("more")
+    assert read(root / "*.tar") == [0]
+    assert read(root / "o*" / "**" / "*.tar") == [1]
+    with pytest.raises(PermissionError, match="closed/more"):
+        read(root / "**" / "*.tar")
 
 
 def test_a_relative_path_becomes_absolute(tree, monkeypatch):

@@ -307,14 +307,14 @@ class GeneratedIndex:
 
     @property
     def _location(self) -> str:
-        return f"{self._url}/{self._pattern.text}".rstrip("/")
+        return f"{self._url}/{self._pattern.name or self._pattern.text}".rstrip("/")
 
     @property
     def _url(self) -> str:
         return self._store.url.rstrip("/")
 
     def _listed(self) -> list[ListedFile]:
-        listed = self._store.listing(self._pattern.prefix)
+        listed = self._store.listing(self._pattern.prefix, self._pattern.may_be_in)
         pattern = self._pattern.among([file.name for file in listed])
         if any(file.name == f"{pattern.name}/{INDEX_NAME}" for file in listed):
             raise ConfigurationError("remote", self._location, "a slash at its end, because it has an index.json")

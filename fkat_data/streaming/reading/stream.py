@@ -22,7 +22,7 @@ from fkat_data.files.tar import DecoderName, checked_decode
 from fkat_data.files.token_shards import TokenWindowing, checked_windowing
 from fkat_data.interruption import genuine
 from fkat_data.location import path_of, resolved
-from fkat_data.patterns import compiled, is_shown_file, literal_where, unescaped, wildcard_at
+from fkat_data.patterns import compiled, is_shown_file, literal_where, may_be_above, unescaped, wildcard_at
 from fkat_data.streaming.order.weights import StreamWeight
 from fkat_data.streaming.store.store import open_store
 from fkat_data.wording import Described, place_of
@@ -72,6 +72,10 @@ class FilePattern(NamedTuple):
             return any(name == part or name.startswith(f"{part}/") for name in names)
 
         return FilePattern(literal_where(self.text, exists))
+
+    def may_be_in(self, folder: str) -> bool:
+        """Return whether files in a folder, or in one below it, may be some of them."""
+        return not self.text or self.name is not None or may_be_above(folder, self.text)
 
     def matches(self, name: str) -> bool:
         """Return whether a file is one of them. A wildcard matches no name that begins with a dot or an underscore.

@@ -1,7 +1,7 @@
 """Read files of a directory of this machine."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -40,13 +40,18 @@ class DirectoryClient:
 
         return in_thread(look, timeout_s)
 
-    def listing(self, prefix: str, timeout_s: float) -> list[ListedFile]:
+    def listing(self, prefix: str, timeout_s: float, enters: Callable[[str], bool] | None = None) -> list[ListedFile]:
         """Return the files whose names begin with ``prefix``; see ``Client``. Symbolic links are followed.
 
-        Left out are ``lost+found``, and hidden folders that may not be read, unless ``prefix`` names them.
+        Left out are ``lost+found``, and hidden folders that may not be read, unless ``prefix`` names them. ``enters``
+        says whether to list a folder, given its name; None: all are listed.
         """
         folder, slash, beginning = prefix.rpartition("/")
-        walk = files_of_folders(str(self._directory / folder), beginning)
+
+        def is_entered(name: str) -> bool:
+            return enters is None or enters(folder + slash + name)
+
+        walk = files_of_folders(str(self._directory / folder), beginning, is_entered)
         found: list[ListedFile] = []
         while (files := in_thread(partial(_next, walk), timeout_s)) is not None:
             found += (file._replace(name=folder + slash + file.name) for file in files)

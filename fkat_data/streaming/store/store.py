@@ -159,7 +159,7 @@ class Store:
         found = self._transfer_ranges(Origin(name, size_bytes, version, ((start, stop),)), buffer)
         return buffer.getvalue(), found
 
-    def listing(self, prefix: str = "") -> list[ListedFile]:
+    def listing(self, prefix: str = "", enters: Callable[[str], bool] | None = None) -> list[ListedFile]:
         """Return the files whose names begin with ``prefix``, at any depth, sorted by name.
 
         Empty objects that stand for folders are left out.
@@ -167,13 +167,18 @@ class Store:
         Args:
             prefix: The beginning of the names; "": all files. A web server lists nothing: it knows the one file that
                 ``prefix`` names.
+            enters: Whether to list a folder, given its name, in a directory of this machine; None: all are listed.
 
         Raises:
             Exception: What ``version`` raises, with the time for each answer.
         """
-        found: list[ListedFile] = self._answered(
-            prefix.rstrip("/") or "(listing)", lambda client: client.listing(prefix, self._timeout_s)
-        )
+
+        def ask(client: Client) -> list[ListedFile]:
+            if isinstance(client, DirectoryClient):
+                return client.listing(prefix, self._timeout_s, enters)
+            return client.listing(prefix, self._timeout_s)
+
+        found: list[ListedFile] = self._answered(prefix.rstrip("/") or "(listing)", ask)
         marks: set[str] = set() if self.is_local else marks_of_folders({file.name: file.size_bytes for file in found})
         return sorted(file for file in found if file.name not in marks)
 
