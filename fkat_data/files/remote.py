@@ -6,14 +6,12 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from operator import itemgetter
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 from fkat_data.background import BackgroundCall, in_parallel
+from fkat_data.files.signed_requests import SignedRequests, Span
 from fkat_data.files.store_errors import settings_of, store_errors
 from fkat_data.observe.stages import reading
-
-Span: TypeAlias = tuple[int, int]
-"""The first byte of a range, and the one behind its last."""
 
 #: What fsspec's file systems implement to read a range of a file.
 _REQUEST = "_fetch_range"
@@ -67,6 +65,7 @@ class RemoteFile:
         # Other file systems share a connection, or a position.
         is_parallel = has_ranges and (getattr(file_system, "async_impl", False) or "hf" in file_system.protocol)
         self._num_requests = _NUM_REQUESTS if is_parallel else 1
+        self._signed = SignedRequests.of(file_system, name, self.details) if has_ranges else None
         self._turn = nullcontext() if is_parallel else threading.Lock()
         self._order_lock = threading.Lock()
         self._last: Span | None = None
@@ -131,11 +130,26 @@ class RemoteFile:
             for start, stop in spans
             for begin in range(start, stop, _LONGEST_REQUEST_BYTES)
         ]
-        if self._num_requests == 1 or len(requests) == 1:
-            contents = iter([self._answer(*request) for request in requests])
-        else:
-            contents = iter(in_parallel(lambda request: self._answer(*request), requests, self._num_requests))
+        contents = iter(self._signed_answers(requests) if self._signed is not None else self._answers(requests))
         return [_joined([next(contents) for _ in range(start, stop, _LONGEST_REQUEST_BYTES)]) for start, stop in spans]
+
+    def _signed_answers(self, requests: Sequence[Span]) -> list[bytes]:
+        """Return what signed requests bring, and what they do not bring by others, which retry and say what is wrong."""
+        signed = self._signed
+        found = [None] * len(requests) if signed is None else signed.contents(requests)
+        missing = [request for request, content in zip(requests, found, strict=True) if content is None]
+        if not missing:
+            return cast("list[bytes]", found)
+        others = iter(self._answers(missing))
+        if signed is not None and len(missing) == len(requests):
+            signed.refuse()
+            self._signed = None
+        return [next(others) if content is None else content for content in found]
+
+    def _answers(self, requests: Sequence[Span]) -> list[bytes]:
+        if self._num_requests == 1 or len(requests) == 1:
+            return [self._answer(*request) for request in requests]
+        return in_parallel(lambda request: self._answer(*request), requests, self._num_requests)
 
     def _answer(self, start: int, stop: int) -> bytes:
         parts: list[bytes] = []
