@@ -18,7 +18,7 @@ from measure import Settings, machine
 #: By name: the module, whose ``run`` takes the settings and returns tables.
 BENCHMARKS = {
     **{name: name for name in ("shared", "scaling", "latency", "start", "overlap", "state", "formats")},
-    **{name: name for name in ("remote", "plans", "tokens", "language", "elsewhere")},
+    **{name: name for name in ("remote", "ranges", "plans", "tokens", "language", "elsewhere")},
     "import": "changed_import",
     "cache": "cache_limits",
     "peers": "throughput",

@@ -3,21 +3,18 @@
 A trial is a cold epoch, starting with the construction of the dataset, and a warm one.
 """
 
-import contextlib
 import importlib
 import os
-import subprocess
-import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from format_contestants import BATCH_SIZE, write_mds
 from measure import Settings, Table, cells, of_contestants
 from stand_ins import imported
+from store_server import served
 
 _COUNT = 40_000
 _PEER = "mosaicml-streaming"
@@ -31,7 +28,7 @@ def trial(folder: str, count: int, contestant: str, bytes_per_s: float, latency_
     data = Path(folder, f"remote-{count}")
     if not data.is_dir():
         write_mds(data, "tokens", count, size_limit=_SHARD_BYTES)
-    with _served(data, bytes_per_s, latency_s) as port, tempfile.TemporaryDirectory(dir=folder) as local:
+    with served(data, bytes_per_s, latency_s) as port, tempfile.TemporaryDirectory(dir=folder) as local:
         os.environ |= {
             "S3_ENDPOINT_URL": f"http://127.0.0.1:{port}",
             "AWS_ACCESS_KEY_ID": "anyone",
@@ -77,17 +74,6 @@ def _epoch(loader: Any, count: int, began_s: float) -> tuple[float, float]:
     if num_samples < count:
         raise RuntimeError(f"{num_samples} of {count} samples")
     return first_s, time.perf_counter() - began_s
-
-
-@contextlib.contextmanager
-def _served(data: Path, bytes_per_s: float, latency_s: float) -> Iterator[int]:
-    program = Path(__file__).with_name("store_server.py")
-    command = [sys.executable, str(program), str(data), str(bytes_per_s), str(latency_s)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-        try:
-            yield int(server.stdout.readline() if server.stdout else 0)
-        finally:
-            server.kill()
 
 
 def run(settings: Settings) -> list[Table]:

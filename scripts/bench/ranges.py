@@ -1,0 +1,177 @@
+"""Measure random reads of a remote file, and reading it in order, against a local one.
+
+A trial reads from files on this machine, or over S3 or HTTP from a store on loopback that waits 10 ms before each answer.
+Shuffled: a DataLoader with 2 workers and microbatches of 32. In order: one pass in the caller's process, from a store
+that sends 100 MB/s. *Fetched* is what 20 samples at random cost, one by one, over what they hold; of Parquet, over the
+column chunks that hold them.
+"""
+
+import io
+import itertools
+import json
+import random
+import tarfile
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from measure import Settings, Table, in_turn, medians
+from store_server import served
+
+from fkat_data import DataLoader
+from fkat_data.datasets import (
+    IterableJsonDataset,
+    IterableParquetDataset,
+    JsonDataset,
+    ParquetDataset,
+    TarDataset,
+    TokenWindows,
+)
+
+_COUNT = 40_000
+_BATCH_SIZE = 32
+_SHUFFLED_S = 4.0
+_LATENCY_S, _LINK_BYTES_PER_S, _FAST_BYTES_PER_S = 0.01, 100e6, 10e9
+_ROWS_OF_A_GROUP = 1000
+
+
+class _Workload(NamedTuple):
+    write: Callable[[Path, int], None]
+    open: Callable[..., Any]
+    open_in_order: Callable[..., Any]
+    sample_bytes: int
+
+
+def _write_lines(path: Path, count: int) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps({"n": n, "text": f"{n:09} " * 98}) + "\n" for n in range(count))
+
+
+def _write_tar(path: Path, count: int) -> None:
+    content = np.random.default_rng(0).bytes(15_000)
+    with tarfile.open(path, "w") as archive:
+        for number in range(count // 8):
+            member = tarfile.TarInfo(f"{number:06}.bin")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+
+
+def _write_parquet(path: Path, count: int) -> None:
+    columns = {f"c{column:02}": np.random.default_rng(column).random(count) for column in range(60)}
+    pq.write_table(pa.table(columns), path, row_group_size=_ROWS_OF_A_GROUP, use_dictionary=False)
+
+
+def _write_tokens(path: Path, count: int) -> None:
+    np.random.default_rng(0).integers(0, 50_000, count * 512, dtype=np.uint16).tofile(path)
+
+
+_WORKLOADS = {
+    "lines": _Workload(_write_lines, JsonDataset, IterableJsonDataset, 1000),
+    "tar": _Workload(_write_tar, TarDataset, TarDataset, 15_000),
+    "parquet": _Workload(
+        _write_parquet, lambda path, **options: ParquetDataset(path, ["c07"], **options), IterableParquetDataset, 0
+    ),
+    "windows": _Workload(
+        _write_tokens,
+        *(2 * (lambda path, **options: TokenWindows(path, 2048, dtype="uint16", **options),)),
+        4096,
+    ),
+}
+_NAMES = {
+    "lines": "JSON lines of 1 KB",
+    "tar": "tar, members of 15 KB",
+    "parquet": "Parquet, one column of 60",
+    "windows": "windows of 2,048 tokens",
+}
+_PLACES = ("local", "s3", "http")
+
+
+def trial(folder: str, workload: str, count: int, place: str) -> dict[str, Any]:
+    data = Path(folder, f"{workload}-{count}")
+    if not data.is_dir():
+        data.mkdir()
+        _WORKLOADS[workload].write(data / "file", count)
+    if place == "local":
+        return {"samples_per_s": _shuffled(workload, str(data / "file"), {})}
+    with served(data, _FAST_BYTES_PER_S, _LATENCY_S) as port:
+        uri, options = _uri(place, port)
+        found = {"fetched": _fetched(workload, uri, options, port), "samples_per_s": _shuffled(workload, uri, options)}
+    with served(data, _LINK_BYTES_PER_S, _LATENCY_S) as port:
+        began_s = time.perf_counter()
+        for _ in _in_order(workload, *_uri(place, port)):
+            pass
+        num_bytes = (data / "file").stat().st_size
+        return {**found, "of_link": num_bytes / (time.perf_counter() - began_s) / _LINK_BYTES_PER_S}
+
+
+def _uri(place: str, port: int) -> tuple[str, dict[str, Any]]:
+    if place == "http":
+        return f"http://127.0.0.1:{port}/bucket/file", {}
+    endpoint = {"key": "anyone", "secret": "nothing", "endpoint_url": f"http://127.0.0.1:{port}"}
+    return "s3://bucket/file", {"storage_options": endpoint}
+
+
+def _shuffled(workload: str, path: str, options: dict[str, Any]) -> float:
+    dataset = _WORKLOADS[workload].open(path, **options)
+    loader = DataLoader(dataset, batch_size=_BATCH_SIZE, shuffle=True, num_workers=2)
+    batches = iter(itertools.chain.from_iterable(itertools.repeat(loader)))
+    for _ in range(8):
+        next(batches)  # workers start, and files are opened
+    began_s, num_batches = time.perf_counter(), 0
+    while time.perf_counter() < began_s + _SHUFFLED_S:
+        next(batches)
+        num_batches += 1
+    return num_batches * _BATCH_SIZE / (time.perf_counter() - began_s)
+
+
+def _fetched(workload: str, uri: str, options: dict[str, Any], port: int) -> float:
+    dataset = _WORKLOADS[workload].open(uri, **options)
+    dataset[0]
+    chosen = random.Random(0).sample(range(len(dataset)), 20)
+    _num_sent(port)
+    for index in chosen:
+        dataset[index]
+    # Of random numbers, a column chunk is as large as they are.
+    chunks = 8 * _ROWS_OF_A_GROUP * len({index // _ROWS_OF_A_GROUP for index in chosen})
+    return _num_sent(port) / (20 * _WORKLOADS[workload].sample_bytes or chunks)
+
+
+def _num_sent(port: int) -> int:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/sent") as answer:
+        return int(answer.read())
+
+
+def _in_order(workload: str, uri: str, options: dict[str, Any]) -> Any:
+    dataset = _WORKLOADS[workload].open_in_order(uri, **options)
+    if not hasattr(dataset, "__getitems__"):
+        yield from dataset
+        return
+    if workload != "tar":  # of which the constructor reads all, in order
+        for start in range(0, len(dataset), _BATCH_SIZE):
+            yield dataset.__getitems__(range(start, min(start + _BATCH_SIZE, len(dataset))))
+
+
+def run(settings: Settings) -> list[Table]:
+    """Read each kind of file from this machine and from both kinds of stores, in turn."""
+    count = settings.count(_COUNT, at_least=4000)
+    rows: list[list[str]] = []
+    with tempfile.TemporaryDirectory(prefix="fkat_data_bench_") as folder:
+        for workload in settings.wanted_workloads(_WORKLOADS) or _WORKLOADS:
+            places = {
+                place: {"folder": folder, "workload": workload, "count": count, "place": place} for place in _PLACES
+            }
+            found = in_turn(settings, "ranges", places)
+            local = medians(found["local"])("samples_per_s")
+            for place in ("s3", "http"):
+                number = medians(found[place])
+                speed = number("samples_per_s")
+                speeds = [f"{local:,.0f}", f"{speed:,.0f}", f"{speed / local:.3f}"]
+                rows.append([_NAMES[workload], place, *speeds, f"{number('fetched'):.2f}", f"{number('of_link'):.2f}"])
+    headers = ["files", "store", "local, samples/s", "remote", "ratio", "fetched", "in order, of the link"]
+    return [Table("Shuffled, 2 workers, 10 ms before each answer; in order, 100 MB/s", headers, rows)]
