@@ -69,7 +69,8 @@ def exact_form(array: Any, seconds: Any) -> tuple[Any, Callable[[Any], Any]]:
     """Return an array with all of a column's times of 96 bits, and what makes the values of what its ``to_pylist`` gives.
 
     A time that nanoseconds in 64 bits hold is NumPy's, as ``python_form`` has it. Any other is a ``datetime``, as those
-    of a column of microseconds are: NumPy would wrap it where both are made one array.
+    of a column of microseconds are: NumPy would wrap it where both are made one array. In a year that ``datetime`` does
+    not have, it is a ``datetime64[us]``.
 
     Args:
         array: The column.
@@ -128,7 +129,10 @@ def _exact_time(nanoseconds: int, seconds: int) -> Any:
     microseconds, rest = divmod(exact, 1000)
     if rest:
         raise OverflowError(f"a time of {seconds} s since 1970, and of a number of nanoseconds")
-    return _EPOCH + dt.timedelta(microseconds=microseconds)
+    try:
+        return _EPOCH + dt.timedelta(microseconds=microseconds)
+    except OverflowError:  # a year that datetime does not have
+        return np.datetime64(microseconds, "us")
 
 
 def _unless_either(make: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:

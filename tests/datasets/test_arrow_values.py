@@ -11,7 +11,7 @@ import pytest
 
 from fkat_data.datasets import IterableParquetDataset, ParquetDataset
 from fkat_data.errors import ConfigurationError, ShardCorruptError
-from fkat_data.streaming import StreamingDataset
+from fkat_data.streaming import LocalDataset, StreamingDataset
 from fkat_data.tools import convert
 
 NANOSECONDS = 1_700_000_000_123_456_789
@@ -110,6 +110,21 @@ INT96 = {
         ),
     ),
 }
+
+
+def test_a_time_of_96_bits_may_have_a_year_that_python_lacks(tmp_path):
+    path = tmp_path / "rows.parquet"
+    far = np.datetime64("290000-12-31T01:02:03", "us")
+    column = pa.array([int(far.astype(np.int64)), 0, int(np.datetime64("-0044-03-15", "us").astype(int))], pa.int64())
+    table = pa.table({"column": column.cast(pa.timestamp("us"))})
+    pq.write_table(table, path, use_deprecated_int96_timestamps=True)
+    expected = [far, np.datetime64(0, "ns"), np.datetime64("-0044-03-15", "us")]
+    stream = StreamingDataset(local=str(tmp_path), batch_size=1)
+    for rows in (ParquetDataset(str(path)), IterableParquetDataset(str(path)), map(stream.__getitem__, range(3))):
+        assert [row["column"] for row in rows] == expected
+    convert(path, tmp_path / "out")
+    texts = [row["column"] for row in LocalDataset(tmp_path / "out")]
+    assert texts == ["290000-12-31T01:02:03", "1970-01-01T00:00:00", "-044-03-15T00:00:00"]
 
 
 @pytest.mark.parametrize("name", INT96)
