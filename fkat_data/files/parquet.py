@@ -368,7 +368,7 @@ class ParquetReader(PartReader):
 
     def _footer_in(self, path: Path) -> Any:
         try:
-            return _parquet.read_metadata(str(path))
+            return _parquet.read_metadata(_arrow.OSFile(os.fsencode(path)))
         except genuine(_arrow.ArrowException, OSError) as error:
             raise unreadable(self._name, "the footer cannot be read", error) from error
 
@@ -481,7 +481,7 @@ class WholeFile:
                 self._remote = file, tail
                 self._source: Callable[[], Any] = _sources(tail.read, file.size_bytes)
             else:
-                source = _arrow.memory_map(local)
+                source = _arrow.memory_map(os.fsencode(local))  # a name may be no UTF-8
                 self._version = FileVersion.of(source.fileno())
                 self._source = lambda: source
             parquet = _parquet.ParquetFile(self._source())

@@ -3,6 +3,7 @@
 import contextlib
 import datetime as dt
 import json
+import os
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping
@@ -482,14 +483,17 @@ class TableSource(RowSource):
 class ParquetSource(TableSource):
     """A Parquet file."""
 
+    def _file(self) -> Any:
+        return _arrow.OSFile(os.fsencode(self.name))  # a name may be no UTF-8
+
     def _schema(self) -> Any:
-        return _parquet.read_schema(self.name)
+        return _parquet.read_schema(self._file())
 
     def _batches(self, names: list[str]) -> Iterator[tuple[Any, dict[str, Any]]]:
-        with _parquet.ParquetFile(self.name, page_checksum_verification=True) as file:
+        with _parquet.ParquetFile(self._file(), page_checksum_verification=True) as file:
             int96 = columns_of_int96(file).intersection(names)
             for group in range(file.num_row_groups):
-                seconds = int96_in_seconds(lambda: self.name, file.metadata, group, int96)
+                seconds = int96_in_seconds(self._file, file.metadata, group, int96)
                 first = 0
                 for batch in row_batches(file, group, leaves_of(file, names), _ROWS_AT_ONCE):
                     parts = {name: column.slice(first, batch.num_rows) for name, column in seconds.items()}
@@ -521,6 +525,6 @@ class ArrowSource(TableSource):
 
     def _opened(self) -> Any:
         try:
-            return _arrow.ipc.open_stream(_arrow.memory_map(self.name))
+            return _arrow.ipc.open_stream(_arrow.memory_map(os.fsencode(self.name)))
         except _arrow.ArrowInvalid:
-            return _arrow.ipc.open_file(_arrow.memory_map(self.name))
+            return _arrow.ipc.open_file(_arrow.memory_map(os.fsencode(self.name)))

@@ -336,3 +336,14 @@ def test_a_name_that_a_stream_does_not_take_is_no_damage(tmp_path, name):
     assert by_sampler(tmp_path / "data", None) == by_convert(tmp_path / "data", tmp_path / "out") == [1]
     with pytest.raises(ConfigurationError, match="rename"):
         LocalDataset(tmp_path / "data")
+
+
+@pytest.mark.parametrize("way", HERE)
+def test_a_name_that_is_no_text_is_read(tmp_path, way):
+    write(tmp_path / "data" / "a.parquet", 1)
+    name = tmp_path / "data" / os.fsdecode(b"\xff.parquet")
+    try:
+        (tmp_path / "data" / "a.parquet").rename(name)
+    except OSError:
+        pytest.skip("this file system takes names of UTF-8 alone")
+    assert way(tmp_path / "data", tmp_path / "out") == way(name, tmp_path / "other") == [1]
