@@ -341,9 +341,9 @@ def _plain_map(kind: Any, value: Any) -> Any:
 
 
 def _plain_leaf(kind: Any, value: Any) -> Any:
-    if isinstance(value, np.datetime64) and np.datetime_data(value)[0] == "us":
+    if isinstance(value, np.datetime64) and value.dtype == np.dtype("datetime64[us]"):
         # Of a year that datetime does not have.
-        return str(value).removesuffix(".000000")
+        return str(cast("object", value)).removesuffix(".000000")
     if isinstance(value, (np.datetime64, np.timedelta64)):
         microseconds, nanoseconds = divmod(int(value.astype(np.int64)), 1_000)
         return _fine_text(_in_microseconds(kind, [microseconds])[0], nanoseconds)
