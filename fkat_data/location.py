@@ -98,10 +98,11 @@ def resolved(argument: str, location: object, expected: str = "the path or the U
         expected: What the argument must be.
 
     Raises:
-        ConfigurationError: The location is empty, neither a string nor a path, or a URL without ``//``.
+        ConfigurationError: The location is empty, neither a string nor a path, has a zero in it, or is a URL without
+            ``//``.
     """
     text = os.fspath(cast("str | os.PathLike[str]", location)) if isinstance(location, (str, os.PathLike)) else ""
-    if not text or not isinstance(cast("object", text), str):
+    if not text or not isinstance(cast("object", text), str) or "\0" in text:
         raise ConfigurationError(argument, cast("object", location), expected)
     if is_url(text):
         return text

@@ -14,7 +14,7 @@ from typing import Any, Self, TypeAlias
 
 import numpy.typing as npt
 
-from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
+from fkat_data.errors import ShardCorruptError, ShardNotFoundError
 from fkat_data.files.arrow import ArrowValues
 from fkat_data.files.arrow_extensions import ExtensionCheck, extensions_of
 from fkat_data.files.arrow_times import columns_of_int96, known_type
@@ -25,6 +25,7 @@ from fkat_data.files.opening import (
     FileVersion,
     RangedFile,
     changed,
+    check_regular,
     is_folder,
     local_path,
     not_found,
@@ -50,7 +51,7 @@ from fkat_data.files.shard import (
     checked_rows,
     dicts_of,
 )
-from fkat_data.files.signatures import START_BYTES, signature_of
+from fkat_data.files.signatures import START_BYTES, check_kind
 from fkat_data.interruption import genuine
 from fkat_data.machine import required
 
@@ -168,12 +169,14 @@ def _footer_of(file: StoredBytes) -> tuple[int, bytes]:
     size_bytes = file.size_bytes
     least_bytes = len(_MAGIC) + _TAIL_BYTES
     if size_bytes < least_bytes:
+        _check_kind(file.name, file)
         raise ShardCorruptError(file.name, f"not a Parquet file: {size_bytes} bytes, fewer than {least_bytes}")
     first = max(0, size_bytes - _FIRST_READ_BYTES)
     tail = file.read(first, size_bytes)
     if tail[-4:] == _ENCRYPTED:
         raise encrypted(file.name)
     if tail[-4:] != _MAGIC:
+        _check_kind(file.name, file)
         raise ShardCorruptError(
             file.name, f"not a Parquet file, or torn: it ends with {tail[-4:]!r} instead of {_MAGIC!r}"
         )
@@ -481,6 +484,7 @@ class WholeFile:
                 self._remote = file, tail
                 self._source: Callable[[], Any] = _sources(tail.read, file.size_bytes)
             else:
+                check_regular(path, local)
                 source = _arrow.memory_map(os.fsencode(local))  # a name may be no UTF-8
                 self._version = FileVersion.of(source.fileno())
                 self._source = lambda: source
@@ -497,7 +501,7 @@ class WholeFile:
         except genuine(_arrow.ArrowException, OSError, UnicodeDecodeError) as error:
             if local is not None and Path(local).is_dir():
                 raise is_folder(path) from error
-            _check_kind(path, storage_options)
+            _check_kind(shown_path(path), RangedFile(path, storage_options))
             raise unreadable(path, "not a Parquet file", error) from error
         self._int96: frozenset[str] = columns_of_int96(parquet)
         if self._remote is not None:
@@ -596,14 +600,5 @@ class WholeFile:
             raise ShardCorruptError.of_field(self.path, f"rows of row group {group_index}", expected, num_rows)
 
 
-def _check_kind(path: str, storage_options: Mapping[str, Any]) -> None:
-    """Check that a file that is no Parquet file is not known to be of another kind: then it is not damaged.
-
-    Raises:
-        ConfigurationError: It is of another kind.
-    """
-    file = RangedFile(path, storage_options)
-    kind = signature_of(file.read(0, min(START_BYTES, file.size_bytes)))
-    if kind is not None and kind.name != "Parquet":
-        remedy = kind.remedy or "decompress it, or pass it to the reader of what it holds"
-        raise ConfigurationError("paths", shown_path(path), f"Parquet files; the first bytes are {kind.name}: {remedy}")
+def _check_kind(path: str, file: StoredBytes | RangedFile) -> None:
+    check_kind(path, file.read(0, min(START_BYTES, file.size_bytes)), "Parquet")

@@ -17,7 +17,8 @@ from fkat_data.machine import required
 START_BYTES = 512
 #: What the names of compressed files end with.
 COMPRESSED_SUFFIXES = (".gz", ".zst", ".zstd", ".xz", ".lzma", ".bz2")
-_REFUSED_SUFFIXES = {
+#: What those of other compressed files end with, which are refused, and what they are.
+REFUSED_SUFFIXES = {
     ".br": "brotli",
     ".lz4": "lz4",
     ".snappy": "snappy",
@@ -129,12 +130,29 @@ def compression_of(path: str, start: bytes) -> str | None:
     suffix = f".{path.lower().rpartition('.')[2]}"
     if kind is not None and not kind.remedy:
         return kind.name
-    if not start and suffix in (*COMPRESSED_SUFFIXES, *_REFUSED_SUFFIXES):
+    if not start and suffix in (*COMPRESSED_SUFFIXES, *REFUSED_SUFFIXES):
         raise ShardCorruptError(path, "the file is empty, and its name says that it is compressed")
     if kind is None and suffix in COMPRESSED_SUFFIXES and _is_binary(start):
         raise ShardCorruptError.of_field(path, "first bytes", f"those of its name's compression, {suffix}", start[:8])
     check_text(path, start)
     return None
+
+
+def check_kind(path: str, start: bytes, *names: str) -> None:
+    """Check that a file that could not be read is not known to be of another kind: then it is not damaged.
+
+    Args:
+        path: The file, for messages.
+        start: Its first bytes.
+        names: What it should be.
+
+    Raises:
+        ConfigurationError: It is of another kind.
+    """
+    kind = signature_of(start)
+    if kind is not None and kind.name not in names:
+        remedy = kind.remedy or "decompress it, or pass it to the reader of what it holds"
+        raise ConfigurationError("paths", path, f"{names[0]} files; its first bytes are {kind.name}: {remedy}")
 
 
 def check_text(path: str, start: bytes) -> None:
@@ -152,7 +170,7 @@ def check_text(path: str, start: bytes) -> None:
         return
     name, remedy = ("", "a Dataset of your own reads it") if kind is None else (kind.name, kind.remedy)
     if kind is None:
-        named = _REFUSED_SUFFIXES.get(f".{path.lower().rpartition('.')[2]}")
+        named = REFUSED_SUFFIXES.get(f".{path.lower().rpartition('.')[2]}")
         name = f"no text ({start[:8]!r})" if named is None else named
         remedy = remedy if named is None else "decompress it first"
     elif not remedy:

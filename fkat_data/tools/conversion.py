@@ -12,7 +12,7 @@ from fkat_data import arguments
 from fkat_data.datasets import TarDataset
 from fkat_data.errors import ConfigurationError, SampleError, ShardCorruptError, ShardNotFoundError
 from fkat_data.files.formats import FORMATS
-from fkat_data.files.signatures import COMPRESSED_SUFFIXES
+from fkat_data.files.signatures import COMPRESSED_SUFFIXES, REFUSED_SUFFIXES
 from fkat_data.files.tar import DecoderName
 from fkat_data.folders import data_names, files_below, sample_names, say_partitions
 from fkat_data.location import machine_path
@@ -174,7 +174,7 @@ def _matching(pattern: str) -> list[str]:
 
 def _kind_of(name: str) -> str | None:
     suffixes = name.rpartition("/")[2].lower().split(".")[1:]
-    if suffixes and f".{suffixes[-1]}" in COMPRESSED_SUFFIXES:
+    if suffixes and f".{suffixes[-1]}" in (*COMPRESSED_SUFFIXES, *REFUSED_SUFFIXES):
         suffixes = suffixes[:-1]
     last = f".{suffixes[-1]}" if suffixes else None
     return next((name for name, kind in FORMATS.items() if last in kind.suffixes and name in get_args(Kind)), None)

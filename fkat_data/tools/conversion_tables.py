@@ -10,6 +10,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from decimal import Decimal
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 from uuid import UUID
 
@@ -20,6 +21,7 @@ from fkat_data.files.arrow import ArrowColumn, ArrowValues
 from fkat_data.files.arrow_extensions import ExtensionCheck, TensorShape, extensions_of
 from fkat_data.files.arrow_times import columns_of_int96, is_beyond_nanoseconds, is_restored
 from fkat_data.files.row_groups import int96_in_seconds, leaves_of, row_batches, unreadable
+from fkat_data.files.signatures import START_BYTES, check_kind
 from fkat_data.machine import required
 from fkat_data.tools.conversion_texts import RowSource
 from fkat_data.wording import made_from_text
@@ -409,6 +411,9 @@ _NOT_FOR_JSON = ("bytes", "jpeg", "json", "pkl")
 class TableSource(RowSource):
     """A file that pyarrow reads in batches of rows."""
 
+    #: What its first bytes may say that it is.
+    _kinds: tuple[str, ...]
+
     def __init__(self, path: str) -> None:
         self.name = path
 
@@ -470,6 +475,9 @@ class TableSource(RowSource):
         try:
             yield
         except (_arrow.ArrowException, OSError) as error:
+            if Path(self.name).is_file():
+                with Path(self.name).open("rb") as file:
+                    check_kind(self.name, file.read(START_BYTES), *self._kinds)
             raise unreadable(self.name, "it cannot be read", error) from error
 
     @abstractmethod
@@ -482,6 +490,8 @@ class TableSource(RowSource):
 
 class ParquetSource(TableSource):
     """A Parquet file."""
+
+    _kinds = ("Parquet",)
 
     def _file(self) -> Any:
         return _arrow.OSFile(os.fsencode(self.name))  # a name may be no UTF-8
@@ -507,6 +517,8 @@ class ParquetSource(TableSource):
 
 class ArrowSource(TableSource):
     """An Arrow IPC file or stream."""
+
+    _kinds = ("Arrow", "an Arrow stream")
 
     def _schema(self) -> Any:
         with self._opened() as reader:

@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import lzma
+import os
 import resource
 import struct
 import tarfile
@@ -227,13 +228,31 @@ def test_one_damaged_line_at_the_start_is_that_line_alone(tmp_path):
             dataset[0]
 
 
-def test_a_file_of_another_kind_is_no_damaged_parquet_file_or_archive(tmp_path):
+def test_a_file_of_another_kind_is_no_damaged_table_or_archive(tmp_path):
     for make, name in ((gzip.compress, "gzip"), (lzma.compress, "xz"), (numpy, "NumPy")):
-        path = tmp_path / "file"
-        path.write_bytes(make(LINES))
-        for read in (ParquetDataset, lambda path: list(IterableParquetDataset(path)), TarDataset):
-            with pytest.raises(ConfigurationError, match=rf"file.* {name}: "):
-                read(str(path))
+        for suffix in ("parquet", "tar", "arrow"):
+            (tmp_path / f"rows.{suffix}").write_bytes(make(LINES))
+        for read, suffix in [
+            (ParquetDataset, "parquet"),
+            (lambda path: list(IterableParquetDataset(path)), "parquet"),
+            (lambda path: StreamingDataset(local=path, batch_size=1), "parquet"),
+            (converted(tmp_path), "parquet"),
+            (converted(tmp_path), "arrow"),
+            (TarDataset, "tar"),
+            (lambda path: StreamingDataset(local=path, batch_size=1), "tar"),
+            (converted(tmp_path), "tar"),
+        ]:
+            with pytest.raises(ConfigurationError, match=rf"rows\.{suffix}.* {name}: "):
+                read(str(tmp_path / f"rows.{suffix}"))
+
+
+def test_convert_says_what_a_compressed_table_is_that_it_does_not_read(tmp_path):
+    for suffix, content in (("lz4", bytes(cramjam.lz4.compress(TABLE))), ("br", bytes(cramjam.brotli.compress(TABLE)))):
+        (tmp_path / f"rows.csv.{suffix}").write_bytes(content)
+        for path in (tmp_path, tmp_path / f"rows.csv.{suffix}"):
+            with pytest.raises(ConfigurationError, match=rf"rows\.csv\.{suffix}.*(lz4|brotli): decompress it first"):
+                convert(str(path), str(tmp_path / "out" / "data"))
+        (tmp_path / f"rows.csv.{suffix}").unlink()
 
 
 OF_FILES = [
@@ -255,6 +274,15 @@ def test_a_folder_is_refused_with_the_ways_that_read_it(tmp_path, read):
     for path in (str(folder), f"{folder}/", f"file://{folder}", f"local://{folder}"):
         with pytest.raises(ConfigurationError, match=r"folder.*it is a folder: .*FsShardSampler.*StreamingDataset"):
             read(path)
+
+
+@pytest.mark.parametrize("read", OF_FILES)
+def test_a_pipe_is_refused_and_no_reader_waits_for_it(tmp_path, read):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigurationError, match=r"pipe.*a regular file"):
+        read(str(tmp_path / "pipe"))
+    with pytest.raises(ConfigurationError, match="path"):
+        read(f"{tmp_path}/a\0b")
 
 
 def test_a_folder_of_a_store_is_refused_with_the_ways_that_read_it():
