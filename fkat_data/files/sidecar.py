@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fkat_data.errors import ConfigurationError, DownloadError, ShardCorruptError, ShardNotFoundError
-from fkat_data.files.opening import FileVersion, RangedFile, local_path
+from fkat_data.files.opening import FileVersion, RangedFile, local_path, shown_path
 from fkat_data.interruption import genuine
 from fkat_data.location import file_system_of, is_chain, replacing
 
@@ -61,7 +61,8 @@ def write_sidecar(
         storage_options: Options for fsspec, for a file that is not local.
 
     Raises:
-        ConfigurationError: The file's store does not say when its content is another one, or nothing can lie beside it.
+        ConfigurationError: The file's store does not say when its content is another one, nothing can lie beside it, or
+            the store does not take it.
         OSError: It cannot be written.
     """
     place = _beside(path, kind)
@@ -72,9 +73,14 @@ def write_sidecar(
     about = {"version": _VERSION, "size_bytes": before.size_bytes, "time": before.time, **facts}
     text = json.dumps(about).encode()
     if local_path(path) is None:
-        file_system, name = file_system_of(place, storage_options)
-        with file_system.open(name, "wb") as file:  # a store has it as a whole, at the end
-            _write(file, values, text)
+        try:
+            file_system, name = file_system_of(place, storage_options)
+            with file_system.open(name, "wb") as file:  # a store has it as a whole, at the end
+                _write(file, values, text)
+        except genuine(Exception) as error:
+            found = f"{type(error).__name__}: {str(error).replace(place, shown_path(place))}"
+            expected = f"a file beside which this program may write another, in a store that takes writes; {found}"
+            raise ConfigurationError("path", shown_path(path), expected) from error
         return place
     with replacing(Path(place)) as temporary, temporary.open("wb") as file:
         _write(file, values, text)

@@ -27,6 +27,7 @@ from fkat_data.datasets import (
 from fkat_data.errors import DownloadError, FkatDataError, ShardNotFoundError
 from fkat_data.samplers import FsShardSampler
 from fkat_data.streaming import Stream, StreamingDataset
+from fkat_data.tools.dataset_commands import index_file
 
 ROWS = [{"number": number, "text": f"row {number}"} for number in range(40)]
 LINES = b"".join(json.dumps(row).encode() + b"\n" for row in ROWS)
@@ -54,6 +55,24 @@ class FailingFile(AbstractBufferedFile):
     def _fetch_range(self, start, end):
         Plan.step()
         return self.fs.contents[self.path][start:end]
+
+
+class Written(io.BytesIO):
+    """A file that a store has once it is closed."""
+
+    def __init__(self, contents, path):
+        super().__init__()
+        self._contents, self._path = contents, path
+
+    def write(self, content):
+        Plan.step()
+        return super().write(content)
+
+    def close(self):
+        if not self.closed:
+            Plan.step()
+            self._contents[self._path] = self.getvalue()
+        super().close()
 
 
 class FailingStore(AbstractFileSystem):
@@ -91,6 +110,8 @@ class FailingStore(AbstractFileSystem):
 
     def _open(self, path, mode="rb", block_size=None, **settings):
         Plan.step()
+        if mode == "wb":
+            return Written(self.contents, path)
         settings = {name: settings[name] for name in ("cache_type", "cache_options") if name in settings}
         return FailingFile(self, path, mode, block_size or 1 << 20, **settings)
 
@@ -272,3 +293,22 @@ def test_a_listing_is_whole_or_an_error(error):
         if Plan.num_calls < call:
             break
     assert call > 2
+
+
+@pytest.mark.parametrize("error", ["permission", "another"])
+def test_an_index_that_cannot_be_written_beside_a_file_is_an_error_with_the_file(error):
+    sidecar = "bucket/rows.jsonl.lines"
+    for call in itertools.count(1):
+        FailingStore.contents.pop(sidecar, None)
+        Plan.set(call, ERRORS[error])
+        try:
+            assert index_file("failing://bucket/rows.jsonl", None) == len(ROWS)
+        except FkatDataError as caught:
+            found = caught
+        else:
+            assert sidecar in FailingStore.contents
+            if Plan.num_calls < call:
+                break
+            continue
+        assert "failing://bucket/rows.jsonl" in str(found), found
+    assert call > 5
