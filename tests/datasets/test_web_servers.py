@@ -5,6 +5,7 @@ import gzip
 import http.server
 import io
 import json
+import random
 import tarfile
 import threading
 from urllib.parse import unquote
@@ -32,9 +33,9 @@ BLOCK_BYTES = 1000
 OPTIONS = {"block_size": BLOCK_BYTES}
 
 
-def parquet():
+def parquet(rows=ROWS):
     file = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(ROWS), file, compression="none", use_dictionary=False)
+    pq.write_table(pa.Table.from_pylist(rows), file, compression="none", use_dictionary=False)
     return file.getvalue()
 
 
@@ -130,7 +131,9 @@ def test_lines_are_read_of_any_server(server, name, processes):
 def test_a_reader_that_needs_ranges_says_so_with_the_url(server, processes):
     tokens = io.BytesIO()
     np.save(tokens, np.zeros(400_000, np.uint16))
-    files = {"rows.parquet": parquet(), "rows.tar": tar(), "tokens.npy": tokens.getvalue()}
+    # More than is read of a file's end at once.
+    rows = [{"text": random.Random(number).randbytes(2000).hex()} for number in range(100)]
+    files = {"rows.parquet": parquet(rows), "rows.tar": tar(), "tokens.npy": tokens.getvalue()}
     with serving(files, **SERVERS[server]) as (url, _):
         for read, name in [
             (ParquetDataset, "rows.parquet"),
