@@ -5,6 +5,7 @@ Needs the extra ``parquet``.
 
 import copy
 import os
+import re
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
@@ -65,6 +66,9 @@ _ENCRYPTED = b"PARE"
 _TAIL_BYTES = 8
 #: What follows the footer of a file whose columns are encrypted, and whose footer is not.
 _SIGNATURE_BYTES = 28
+#: Writers that left the header of a dictionary out of a column chunk's size, and the room that pyarrow gives such a header.
+_TOO_SHORT = re.compile(r"parquet-mr(?! version (?:[2-9]|1\.(?:[3-9]|\d\d)|1\.2\.(?:9|\d\d)))")
+_PADDING_BYTES = 100
 #: Read at once from the end of a file: nearly all footers are smaller.
 _FIRST_READ_BYTES = 64 << 10
 #: Ranges that are closer than this are fetched together.
@@ -96,9 +100,13 @@ def describe(file: StoredBytes) -> dict[str, Any]:
     names = [name for name, _ in fields]
     if len(set(names)) < len(names):
         raise ShardCorruptError.of_field(file.name, "columns", "names without duplicates", names)
-    groups = [_group(file.name, metadata.row_group(group), num_leaves) for group in range(metadata.num_row_groups)]
+    padding = _PADDING_BYTES if _TOO_SHORT.match(metadata.created_by or "") else 0
+    groups = [
+        _group(file.name, metadata.row_group(group), num_leaves, padding, file.size_bytes)
+        for group in range(metadata.num_row_groups)
+    ]
     for number, (num_rows, *edges) in enumerate(groups):
-        _check_group(file.name, number, num_rows, edges, start)
+        _check_group(file.name, number, num_rows, edges, start + padding)
     extensions = {field.name: found for field in schema if (found := extensions_of(field))}
     return {
         "footer": [start, start + len(footer)],
@@ -199,8 +207,16 @@ def _check_group(file: str, number: int, num_rows: int, edges: list[int], end: i
             raise ShardCorruptError.of_field(file, f"range of row group {number}", expected, (begin, stop))
 
 
-def _group(file: str, group: Any, num_leaves: list[int]) -> list[int]:
-    """Return the number of rows of a row group, then the first byte of each column and the byte after its last."""
+def _group(file: str, group: Any, num_leaves: list[int], padding: int, end: int) -> list[int]:
+    """Return the number of rows of a row group, then the first byte of each column and the byte after its last.
+
+    Args:
+        file: The file.
+        group: The row group, as pyarrow has it.
+        num_leaves: The number of column chunks of each column.
+        padding: How much longer a column chunk may be than it says.
+        end: The size of the file.
+    """
     edges: list[int] = [group.num_rows]
     leaf = 0
     for count in num_leaves:
@@ -210,7 +226,8 @@ def _group(file: str, group: Any, num_leaves: list[int]) -> list[int]:
             if chunk.file_path:
                 raise ShardCorruptError(file, f"its columns are in another file, {chunk.file_path!r}")
             spans.append(chunk_span(chunk))
-        edges += [min(start for start, _ in spans), max(stop for _, stop in spans)]
+        stop = max(stop for _, stop in spans)
+        edges += [min(start for start, _ in spans), max(stop, min(stop + padding, end))]
         leaf += count
     return edges
 
@@ -511,7 +528,8 @@ class WholeFile:
         if self._footer_bytes() - metadata.serialized_size == _SIGNATURE_BYTES:
             raise encrypted(path)
         self.num_rows: list[int] = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
-        if sum(self.num_rows) != metadata.num_rows or min(self.num_rows, default=0) < 0:
+        # Some writers leave the file's number at 0.
+        if metadata.num_rows not in (0, sum(self.num_rows)) or min(self.num_rows, default=0) < 0:
             expected = f"{metadata.num_rows} together, as the footer says of the file"
             raise ShardCorruptError.of_field(path, "rows of the row groups", expected, self.num_rows)
 
