@@ -191,7 +191,7 @@ def test_a_number_says_all_that_its_text_said(texts):
     for text, value in zip(kept, found, strict=True):
         if isinstance(value, int):
             assert str(value) == text
-        elif isinstance(value, float) and repr(value) != text:
+        elif isinstance(value, float) and repr(float(value)) != text:
             assert re.fullmatch(r"-?[0-9]*(\.[0-9]+(e[+-]?[0-9]+)?)?", text, re.ASCII | re.IGNORECASE)
             assert float(text) == value
             if (digits := text.lower().partition("e")[0].partition(".")[2]).endswith("0") and len(digits) > 1:
