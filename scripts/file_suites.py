@@ -31,8 +31,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import torch
 
+from fkat_data import ConfigurationError, SampleError, ShardError
 from fkat_data.datasets import IterableJsonDataset, IterableParquetDataset, JsonDataset, ParquetDataset
-from fkat_data.errors import ConfigurationError, SampleError, ShardError
 from fkat_data.streaming import LocalDataset, StreamingDataset
 from fkat_data.tools import convert
 

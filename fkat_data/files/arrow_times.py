@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from fkat_data.files.arrow_extensions import TensorShape, is_honoured, is_refused
+from fkat_data.interruption import genuine
 from fkat_data.machine import required
 
 # pyarrow ships no types: required() returns Any.
@@ -131,7 +132,7 @@ def _exact_time(nanoseconds: int, seconds: int) -> Any:
         raise OverflowError(f"a time of {seconds} s since 1970, and of a number of nanoseconds")
     try:
         return _EPOCH + dt.timedelta(microseconds=microseconds)
-    except OverflowError:  # a year that datetime does not have
+    except genuine(OverflowError):  # a year that datetime does not have
         return np.datetime64(microseconds, "us")
 
 

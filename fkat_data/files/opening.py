@@ -345,7 +345,7 @@ class TextFile:
         """
         try:
             file = RangedFile(self.path, self._storage_options)
-        except NoRangesError:
+        except genuine(NoRangesError):
             self.version_read = FileVersion(0)
             yield from self._text(self._in_order(0))
             return
@@ -419,7 +419,7 @@ class TextFile:
                 chunk = file.read(at, min(size_bytes, at + _CHUNK_BYTES))
                 at += len(chunk)
                 yield chunk
-        except NoRangesError:
+        except genuine(NoRangesError):
             yield from self._in_order(at)
 
     def _in_order(self, start: int) -> Iterator[bytes]:

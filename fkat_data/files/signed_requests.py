@@ -6,8 +6,8 @@ import time
 import urllib.request
 from collections.abc import Sequence
 from typing import Any, TypeAlias, cast
-from weakref import WeakSet
 
+from fkat_data.dropped import WeakTable
 from fkat_data.interruption import genuine
 
 Span: TypeAlias = tuple[int, int]
@@ -19,7 +19,7 @@ _PARTIAL = 206
 #: Arguments of a client that a signed URL has in it.
 _IN_URL = {"endpoint_url", "region_name", "use_ssl"}
 #: File systems whose stores have refused such a request.
-_refused: "WeakSet[Any]" = WeakSet()
+_refused: WeakTable[int, Any] = WeakTable()
 
 
 class SignedRequests:
@@ -47,7 +47,7 @@ class SignedRequests:
     @classmethod
     def of(cls, file_system: Any, name: str, details: Any) -> "SignedRequests | None":
         """Return the requests; None: the file system is another one, or its options are not in a signed URL."""
-        if "s3" not in file_system.protocol or not details.get("ETag") or file_system in _refused:
+        if "s3" not in file_system.protocol or not details.get("ETag") or _refused.get(id(file_system)) is not None:
             return None
         options = [getattr(file_system, kind, True) for kind in ("config_kwargs", "s3_additional_kwargs", "req_kw")]
         is_simple = not any(options) and set(getattr(file_system, "client_kwargs", {"?"})) <= _IN_URL
@@ -71,7 +71,7 @@ class SignedRequests:
 
     def refuse(self) -> None:
         """Make no more such requests to the store: it answers others."""
-        _refused.add(self._s3)
+        _refused[id(self._s3)] = self._s3
 
     async def _all(self, spans: Sequence[Span]) -> list[bytes | None]:
         session = await self._web.set_session()

@@ -232,7 +232,7 @@ def _is_gzip(head: bytes) -> bool:
         return False
     try:
         return bool(zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(head))
-    except zlib.error:
+    except genuine(zlib.error):
         return False
 
 

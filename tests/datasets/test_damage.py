@@ -140,7 +140,9 @@ def test_no_member_of_a_damaged_archive_is_lost_in_silence(tmp_path, some):
             or rows == right
             or (is_in_content and [row["__key__"] for row in rows] == [row["__key__"] for row in right])
         )
-    assert {rows is None for _, rows in outcomes(tmp_path, content, by_index(TarDataset), cut, some)} == {True}
+    end = 7 * 512  # of the first block of zeros, which is enough
+    for size, rows in outcomes(tmp_path, content, by_index(TarDataset), cut, some):
+        assert rows == (None if size < end else right)
 
 
 def test_an_error_of_a_damaged_row_group_names_the_file_and_the_place(tmp_path):
