@@ -31,6 +31,7 @@ LAYERS = {
     "patterns": 3,
     "registry": 3,
     "sample_errors": 3,
+    "store_errors": 3,
     "tracebacks": 3,
     "distributed": 4,
     "dropped": 4,

@@ -16,9 +16,9 @@ from fkat_data.files.counted_file import VERSIONS
 from fkat_data.files.kept import LastUsed
 from fkat_data.files.remote import RemoteFile, Span
 from fkat_data.files.signatures import START_BYTES, check_text, compression_of, decompressed
-from fkat_data.files.store_errors import NoRangesError, read_in_order, store_error, store_errors
 from fkat_data.interruption import genuine, suppress
 from fkat_data.location import file_system_of, is_chain, path_of, resolved
+from fkat_data.store_errors import NoRangesError, read_in_order, store_error, store_errors
 from fkat_data.wording import without_secrets
 
 Locations: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]

@@ -10,8 +10,8 @@ from typing import Any, cast
 
 from fkat_data.background import BackgroundCall, in_parallel
 from fkat_data.files.signed_requests import SignedRequests, Span
-from fkat_data.files.store_errors import settings_of, store_errors
 from fkat_data.observe.stages import reading
+from fkat_data.store_errors import settings_of, store_errors
 
 #: What fsspec's file systems implement to read a range of a file.
 _REQUEST = "_fetch_range"

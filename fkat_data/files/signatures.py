@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardError
-from fkat_data.files.stored import ZSTD_WINDOW_BYTES
+from fkat_data.files.stored import NO_MEMORY, ZSTD_WINDOW_BYTES
 from fkat_data.interruption import genuine
 from fkat_data.machine import required
 
@@ -202,8 +202,6 @@ def _is_binary(start: bytes) -> bool:
 # What is fed at a time bounds the output: 4 bytes of zstd can expand to 128 KiB, and one of gzip to 1 KiB.
 _ZSTD_PIECE_BYTES, _GZIP_PIECE_BYTES, _PIECE_BYTES = 1 << 10, 16 << 10, 64 << 10
 _MOST_TEXT_BYTES = 1 << 20
-#: What libraries say of memory that they do not get.
-_OF_MEMORY = "not enough memory"
 _WITH_GZIP_HEADER = 16 + zlib.MAX_WBITS
 
 
@@ -273,7 +271,7 @@ def decompressed(path: str, compression: str, stored: Iterable[bytes]) -> Iterat
                         texts = texts or family.texts(frame, piece)
                         text = next(texts, None)
                     except genuine(*family.damage) as error:
-                        kind = ShardError if _OF_MEMORY in str(error) else ShardCorruptError
+                        kind = ShardError if NO_MEMORY in str(error) else ShardCorruptError
                         raise kind(path, f"{compression}: {error}") from error
                     if text is None:
                         break

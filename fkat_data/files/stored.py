@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
+from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardError, ShardNotFoundError
 from fkat_data.files.shard import FileInfo
 from fkat_data.interruption import genuine, suppress
 from fkat_data.machine import required
@@ -210,6 +210,8 @@ def _snappy_chunks(file: BinaryIO, size_bytes: int) -> Iterator[bytes]:
         raise _BrokenError(str(error)) from error
 
 
+#: What zstd says of memory that it does not get.
+NO_MEMORY = "not enough memory"
 #: The largest window that a file of zstd may have, as ``zstd --long=31`` writes it. Only what its text fills is used.
 ZSTD_WINDOW_BYTES = 1 << 31
 
@@ -315,6 +317,7 @@ def decompress_into(compression: str, source: Path, output: BinaryIO, raw: FileI
         ConfigurationError: The compression is unknown, or needs a package that is not installed.
         ShardNotFoundError: ``source`` does not exist.
         ShardCorruptError: ``source`` is invalid, or its content is larger or smaller than the index states.
+        ShardError: There is not enough memory.
         OSError: ``output`` cannot be written.
     """
     family = _family_of(compression)
@@ -328,7 +331,8 @@ def decompress_into(compression: str, source: Path, output: BinaryIO, raw: FileI
                     break
                 output.write(chunk)
     except _BrokenError as error:
-        raise ShardCorruptError(str(source), f"{family}: {error}") from error
+        kind = ShardError if NO_MEMORY in str(error) else ShardCorruptError
+        raise kind(str(source), f"{family}: {error}") from error
     if size_bytes != raw.bytes:
         found = f"<more than {raw.bytes}>" if size_bytes > raw.bytes else size_bytes
         raise ShardCorruptError.of_field(source, "decompressed size in bytes", f"{raw.bytes}, as in the index", found)

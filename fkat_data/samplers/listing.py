@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from fkat_data.arguments import boolean, integer
-from fkat_data.errors import ConfigurationError
+from fkat_data.errors import ConfigurationError, DownloadError, FkatDataError
 from fkat_data.folders import data_names, files_below, marks_of_folders, say_partitions
 from fkat_data.interruption import genuine
 from fkat_data.location import file_system_of, found_below, is_chain, path_of
 from fkat_data.patterns import literal_where
 from fkat_data.samplers.sequence import SequenceShardSampler, merge_uris
-from fkat_data.wording import add_note, place_of
+from fkat_data.store_errors import store_error, store_errors
+from fkat_data.wording import add_note, place_of, without_secrets
 
 
 class FsShardSampler(SequenceShardSampler):
@@ -44,6 +45,7 @@ class FsShardSampler(SequenceShardSampler):
     Raises:
         ConfigurationError: An argument is invalid, ``uri`` does not exist, no file matches, or no installed file
             system opens ``uri``.
+        DownloadError: A store does not list the files.
         PermissionError: A local folder may not be read.
     """
 
@@ -121,8 +123,10 @@ def _files_of_uri(uri: str, *, recursive: bool, storage_options: dict[str, Any])
 
     try:
         file_system, root = file_system_of(uri, storage_options)
-    except genuine(ValueError, ImportError, FileNotFoundError) as error:
-        raise ConfigurationError("uri", uri, f"a URI that fsspec can open: {error}") from error
+    except genuine(ValueError, TypeError, ImportError, FileNotFoundError) as error:
+        raise ConfigurationError("uri", without_secrets(uri), f"a URI that fsspec can open: {error}") from error
+    except genuine(Exception) as error:
+        raise _noted(store_error(uri, error), uri) from error
     if isinstance(file_system, LocalFileSystem):
         path = path_of(uri)  # what it percent-encodes, fsspec takes as it is
         root = root if path is None or not path.is_absolute() else str(path)
@@ -153,20 +157,25 @@ def _enters_none(folder: str) -> bool:
 
 
 def _remote_files(file_system: Any, root: str, uri: str, *, recursive: bool) -> Sequence[str]:
-    # fsspec keeps file systems for the life of the process, with their listings. List what is there now.
-    file_system.invalidate_cache(root)
     try:
-        entries = found_below(file_system, root, None if recursive else 1)
+        with store_errors(uri):
+            # fsspec keeps file systems for the life of the process, with their listings. List what is there now.
+            file_system.invalidate_cache(root)
+            entries = found_below(file_system, root, None if recursive else 1)
+            if not entries and not file_system.exists(root):
+                file_system.info(root)  # to ``exists``, a store that fails has nothing
     except genuine(FileNotFoundError):
         raise _not_found(uri, root) from None
-    except Exception as error:
-        # A store's client names neither the place nor what would help.
-        add_note(error, f"fkat_data: while listing {place_of(uri)!r}; storage_options takes credentials and endpoints")
-        raise
-    if not entries and not file_system.exists(root):
-        raise _not_found(uri, root)
+    except genuine(DownloadError) as error:
+        raise _noted(error, uri)  # noqa: B904 - its cause is the store's own error
     marks = marks_of_folders({name: entry.get("size") for name, entry in entries.items()})
     return [name for name, entry in entries.items() if entry.get("type") != "directory" and name not in marks]
+
+
+def _noted(error: FkatDataError, uri: str) -> FkatDataError:
+    # A store's client does not say what would help.
+    add_note(error, f"fkat_data: while listing {place_of(uri)!r}; storage_options takes credentials and endpoints")
+    return error
 
 
 def _not_found(uri: str, root: str) -> ConfigurationError:

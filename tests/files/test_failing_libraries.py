@@ -3,6 +3,7 @@
 import errno
 import itertools
 import json
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -11,8 +12,10 @@ import zstandard
 
 from fkat_data.datasets import IterableJsonDataset, IterableParquetDataset, JsonDataset, ParquetDataset
 from fkat_data.errors import FkatDataError, ShardCorruptError, ShardError
+from fkat_data.files.verification import first_samples, verify_dataset
 from fkat_data.streaming import StreamingDataset
 from fkat_data.tools import convert
+from fkat_data.tools.dataset_commands import stored_datasets
 
 ROWS = [{"number": number, "text": f"row {number}"} for number in range(40)]
 
@@ -54,6 +57,12 @@ class Calls:
         self._plan.step()
         return item
 
+    def __enter__(self):
+        return Calls(self._inner.__enter__(), self._plan)
+
+    def __exit__(self, *error):
+        return self._inner.__exit__(*error)
+
 
 @pytest.fixture
 def plan(monkeypatch):
@@ -80,6 +89,10 @@ def plan(monkeypatch):
             plan.step()
             return Calls(self._made.decompressobj(), plan)
 
+        def stream_reader(self, *arguments, **options):
+            plan.step()
+            return Calls(self._made.stream_reader(*arguments, **options), plan)
+
     monkeypatch.setattr(pq, "ParquetFile", File)
     monkeypatch.setattr(pq, "read_metadata", failing(pq.read_metadata))
     monkeypatch.setattr(pa, "memory_map", failing(pa.memory_map))
@@ -104,6 +117,19 @@ def stream(path, _):
     return [dict(dataset[index]) for index in (0, len(dataset) - 1)]
 
 
+def shown(path, _):
+    ((folder, entries),) = stored_datasets(Path(path))
+    return first_samples(folder, 3, entries=entries)
+
+
+def verified(path, _):
+    ((folder, entries),) = stored_datasets(Path(path))
+    report = verify_dataset(folder, entries=entries)
+    for problem in report.problems:
+        raise problem
+    return report.num_samples
+
+
 def converted(path, folder):
     return convert(path, str(folder))
 
@@ -119,11 +145,21 @@ def lines(folder):
     return "rows.jsonl.zst"
 
 
+def shards(folder):
+    (folder / "source.jsonl").write_bytes(b"".join(json.dumps(row).encode() + b"\n" for row in ROWS))
+    convert(folder / "source.jsonl", str(folder / "shards"), compression="zstd")
+    return "shards"
+
+
 READERS = {
     "Parquet by index": (by_index(ParquetDataset), parquet),
     "Parquet in order": (in_order(IterableParquetDataset), parquet),
     "stream of Parquet": (stream, parquet),
     "convert of Parquet": (converted, parquet),
+    "inspect of Parquet": (shown, parquet),
+    "verify of Parquet": (verified, parquet),
+    "inspect of shards": (shown, shards),
+    "verify of shards": (verified, shards),
     "lines by index": (by_index(JsonDataset), lines),
     "lines in order": (in_order(IterableJsonDataset), lines),
     "convert of lines": (converted, lines),
@@ -137,6 +173,10 @@ OTHERS = {
     "memory": lambda: pa.ArrowMemoryError("malloc of size 1 failed"),
     "disk": lambda: OSError(errno.EIO, "Input/output error"),
 }
+OF_ZSTANDARD = {
+    "zstandard": lambda: zstandard.ZstdError("Data corruption detected"),
+    "memory of zstandard": lambda: zstandard.ZstdError("Allocation error : not enough memory"),
+}
 
 
 def outcome(read, path, folder):
@@ -146,13 +186,13 @@ def outcome(read, path, folder):
         return caught
 
 
-@pytest.mark.parametrize("error", [*DAMAGE, *OTHERS, "zstandard"])
+@pytest.mark.parametrize("error", [*DAMAGE, *OTHERS, *OF_ZSTANDARD])
 @pytest.mark.parametrize("reader", READERS)
 def test_each_call_of_a_library_that_fails_is_an_error_with_the_file(tmp_path, reader, error, plan):
     read, make = READERS[reader]
-    if (make is lines) != (error == "zstandard"):
+    if (make in (lines, shards)) != (error in OF_ZSTANDARD):
         return
-    make_error = (DAMAGE | OTHERS).get(error, lambda: zstandard.ZstdError("Data corruption detected"))
+    make_error = (DAMAGE | OTHERS | OF_ZSTANDARD)[error]
     path = tmp_path / make(tmp_path)
     expected = read(str(path), tmp_path / "first")
     num_errors = 0
@@ -163,7 +203,7 @@ def test_each_call_of_a_library_that_fails_is_an_error_with_the_file(tmp_path, r
             num_errors += 1
             assert path.name in str(found), found
             # Only what another copy of the file may mend is called corrupt.
-            assert isinstance(found, ShardCorruptError) == (error not in OTHERS), found
+            assert isinstance(found, ShardCorruptError) == (error in DAMAGE or error == "zstandard"), found
             continue
         assert found == expected
         if plan.num_calls < call:

@@ -1,11 +1,12 @@
 """Whatever a store raises, at any of its calls, arrives as an error of this library that names the file."""
 
-import contextlib
 import gzip
 import io
 import itertools
 import json
 import tarfile
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import fsspec
 import numpy as np
@@ -24,9 +25,11 @@ from fkat_data.datasets import (
     TokenDocuments,
     TokenWindows,
 )
-from fkat_data.errors import DownloadError, FkatDataError, ShardNotFoundError
+from fkat_data.errors import ConfigurationError, DownloadError, FkatDataError, ShardNotFoundError
 from fkat_data.samplers import FsShardSampler
 from fkat_data.streaming import Stream, StreamingDataset
+from fkat_data.streaming.writing import MDSWriter, merge_index, write_parallel
+from fkat_data.tools import convert
 from fkat_data.tools.dataset_commands import index_file
 
 ROWS = [{"number": number, "text": f"row {number}"} for number in range(40)]
@@ -107,6 +110,11 @@ class FailingStore(AbstractFileSystem):
         if path not in self.contents:
             raise FileNotFoundError(path)
         return self.contents[path][start:end]
+
+    def rm_file(self, path):
+        Plan.step()
+        if self.contents.pop(self._strip_protocol(path), None) is None:
+            raise FileNotFoundError(path)
 
     def _open(self, path, mode="rb", block_size=None, **settings):
         Plan.step()
@@ -278,21 +286,52 @@ def test_an_error_keeps_what_the_store_has_raised_and_no_secret_of_the_url():
     assert caught.value.is_refused
 
 
-@pytest.mark.parametrize("error", ["broken connection", "permission", "another"])
-def test_a_listing_is_whole_or_an_error(error):
-    FailingStore.contents = {f"bucket/{folder}/{name}.jsonl": LINES for folder in "ab" for name in "12"}
+@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize("options", [{}, {"recursive": False}])
+def test_a_listing_is_whole_or_an_error_with_the_folder(options, error):
+    FailingStore.contents = {f"bucket/{folder}{name}.jsonl": LINES for folder in ("", "a/", "b/") for name in "12"}
     Plan.set(0, None)
-    expected = list(FsShardSampler("failing://bucket"))
-    assert len(expected) == 4
+    expected = list(FsShardSampler("failing://bucket", **options))
+    assert len(expected) == (2 if options else 6)
+    num_errors = 0
     for call in itertools.count(1):
         Plan.set(call, ERRORS[error])
-        found = None
-        with contextlib.suppress(type(ERRORS[error]())):
-            found = list(FsShardSampler("failing://bucket"))
-        assert found in (None, expected)
+        try:
+            found = list(FsShardSampler("failing://bucket", **options))
+        except DownloadError as caught:
+            num_errors += 1
+            found = caught
+        if isinstance(found, DownloadError):
+            assert "failing://bucket" in str(found)
+            assert found.__notes__ == [
+                "fkat_data: while listing 'failing://bucket'; storage_options takes credentials and endpoints"
+            ]
+            continue
+        assert found == expected
         if Plan.num_calls < call:
             break
-    assert call > 2
+    assert num_errors > 0
+
+
+def test_a_folder_that_the_store_does_not_say_anything_of_is_not_called_missing():
+    for call in (1, 2, 3, 4):
+        Plan.set(call, ERRORS["permission"])
+        with pytest.raises((DownloadError, ConfigurationError)) as caught:
+            FsShardSampler("failing://nothing")
+        assert isinstance(caught.value, DownloadError) == (Plan.num_calls == call)
+
+
+def test_a_file_system_that_cannot_be_made_is_an_error_with_the_uri_and_no_secret(monkeypatch):
+    def fail(self, *_, **__):
+        raise Plan.error()
+
+    monkeypatch.setattr(FailingStore, "__init__", fail)
+    for error, expected in (("value", ConfigurationError), ("permission", DownloadError), ("another", DownloadError)):
+        Plan.set(1, ERRORS[error])
+        for read in (FsShardSampler, JsonDataset, ParquetDataset):
+            with pytest.raises(expected, match="failing://bucket/a") as caught:
+                read("failing://user:secret@bucket/a?sig=secret", storage_options={"own": error})
+            assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("error", ["permission", "another"])
@@ -312,3 +351,64 @@ def test_an_index_that_cannot_be_written_beside_a_file_is_an_error_with_the_file
             continue
         assert "failing://bucket/rows.jsonl" in str(found), found
     assert call > 5
+
+
+def write(place, **settings):
+    with MDSWriter(out=f"failing://bucket/{place}", columns={"number": "int"}, retry=1, **settings) as writer:
+        writer.write({"number": 1})
+
+
+def write_parts(_):
+    def make_writer(**settings):
+        return MDSWriter(columns={"number": "int"}, retry=1, **settings)
+
+    with ThreadPoolExecutor(1) as executor:
+        samples = partial(map, lambda number: {"number": number})
+        write_parallel(make_writer, samples, [[1], [2]], out="failing://bucket/parts", executor=executor)
+
+
+def converted(folder):
+    (folder / "rows.jsonl").write_bytes(LINES)
+    convert(folder / "rows.jsonl", "failing://bucket/converted", retry=1)
+
+
+WRITERS = {
+    "a new dataset": lambda _: write("new"),
+    "over another": lambda _: write("one", exist_ok=True),
+    "in parts": write_parts,
+    "an index of all below": lambda _: merge_index("failing://bucket"),
+    "an index of some": lambda _: merge_index(["failing://bucket/two", "failing://bucket/one"], "failing://bucket"),
+    "of other files": converted,
+}
+
+
+def indices():
+    return [name for name in sorted(FailingStore.contents) if name.endswith("index.json") and "attempt" not in name]
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("error", ["permission", "another", "key"])
+def test_each_call_of_a_store_that_is_written_to_is_an_error_with_the_place_or_does_no_harm(tmp_path, writer, error):
+    Plan.set(0, None)
+    write("one")
+    write("two")
+    before = dict(FailingStore.contents)
+    WRITERS[writer](tmp_path)
+    expected = indices()
+    num_errors = 0
+    for call in itertools.count(1):
+        FailingStore.contents = dict(before)
+        Plan.set(call, ERRORS[error])
+        found = None
+        try:
+            WRITERS[writer](tmp_path)
+        except (FkatDataError, PermissionError, StrangeError, KeyError) as caught:
+            found = caught
+        if found is not None:
+            num_errors += 1
+            assert "failing://bucket" in "\n".join([str(found), *getattr(found, "__notes__", ())])
+            continue
+        assert indices() == expected
+        if Plan.num_calls < call:
+            break
+    assert num_errors > 0

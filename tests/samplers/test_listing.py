@@ -9,7 +9,7 @@ from archive_examples import archive
 from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 from omegaconf import OmegaConf
 
-from fkat_data.errors import ConfigurationError
+from fkat_data.errors import ConfigurationError, DownloadError
 from fkat_data.samplers import FsShardSampler
 from fkat_data.streaming import LocalDataset
 from fkat_data.streaming.store import open_store
@@ -300,8 +300,10 @@ def test_a_stores_refusal_says_what_was_listed_and_what_takes_credentials(monkey
         raise PermissionError("Unable to locate credentials")
 
     monkeypatch.setattr(type(fsspec.filesystem("memory")), "find", refuse)
-    with pytest.raises(PermissionError, match="Unable to locate") as raised:
+    with pytest.raises(DownloadError, match=r"memory://bucket/train.*\n.*Unable to locate") as raised:
         FsShardSampler("memory://bucket/train")
+    assert isinstance(raised.value.__cause__, PermissionError)
+    assert raised.value.is_refused
     assert raised.value.__notes__ == [
         "fkat_data: while listing 'memory://bucket/train'; storage_options takes credentials and endpoints"
     ]

@@ -8,7 +8,7 @@ import copy
 import json
 import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeAlias, cast
@@ -17,10 +17,11 @@ from urllib.parse import urlsplit
 from fkat_data.errors import ConfigurationError, ShardError
 from fkat_data.files.index import FORMATS, INDEX_NAME, parse_index
 from fkat_data.files.stored import FAMILIES
-from fkat_data.interruption import suppress
-from fkat_data.location import file_system_of, is_chain, path_of, replacing
+from fkat_data.interruption import genuine, suppress
+from fkat_data.location import file_system_of, found_below, is_chain, path_of, replacing
 from fkat_data.streaming.store.attempts import Redaction
 from fkat_data.streaming.store.store import given_options
+from fkat_data.wording import add_note
 
 
 class LocalDirectory:
@@ -120,8 +121,9 @@ class RemoteDirectory:
         self.path = path
         self._has_bucket = scheme in remote.BUCKET_SCHEMES
         try:
-            self._files, root = file_system_of(url if path is None else str(path), {} if path else options)
-        except (ValueError, ImportError) as error:
+            with self._named():
+                self._files, root = file_system_of(url if path is None else str(path), {} if path else options)
+        except (ValueError, TypeError, ImportError) as error:
             expected = f"a URL that fsspec can open ({self._redaction.text(str(error))})"
             raise ConfigurationError(argument, self.shown, expected) from error
         self._root = root.rstrip("/")
@@ -141,7 +143,8 @@ class RemoteDirectory:
             return
         bucket = self._root.partition("/")[0]
         try:
-            self._files.info(bucket)
+            with self._named():
+                self._files.info(bucket)
         except FileNotFoundError as error:
             raise ConfigurationError(self._argument, self.shown, f"a bucket that exists, unlike {bucket!r}") from error
         except PermissionError:
@@ -156,7 +159,8 @@ class RemoteDirectory:
         """
         self._files.invalidate_cache()
         try:
-            self._files.info(self._path(name))
+            with self._named(name):
+                self._files.info(self._path(name))
         except (FileNotFoundError, NotADirectoryError):
             return False
         return True
@@ -174,18 +178,22 @@ class RemoteDirectory:
         target = self._path(name)
         parent = target.rpartition("/")[0]
         if self.path is None:
-            try:
-                self._files.put_file(local, target)
-            except FileNotFoundError:
-                if self._has_bucket:
-                    raise
-                self._files.makedirs(parent, exist_ok=True)
-                self._files.put_file(local, target)
+            with self._named(name):
+                self._put(local, target, parent)
             return
         # An object store shows only complete files, but a local directory shows a growing one.
         Path(parent).mkdir(parents=True, exist_ok=True)
         with replacing(Path(target)) as temporary:
             shutil.copyfile(local, temporary)
+
+    def _put(self, local: str, target: str, parent: str) -> None:
+        try:
+            self._files.put_file(local, target)
+        except FileNotFoundError:
+            if self._has_bucket:
+                raise
+            self._files.makedirs(parent, exist_ok=True)
+            self._files.put_file(local, target)
 
     def read(self, name: str) -> bytes:
         """Return a file's bytes.
@@ -193,7 +201,8 @@ class RemoteDirectory:
         Raises:
             FileNotFoundError: The file does not exist.
         """
-        return self._files.cat_file(self._path(name))
+        with self._named(name):
+            return self._files.cat_file(self._path(name))
 
     def remove(self, names: Iterable[str]) -> None:
         """Delete the files that exist.
@@ -203,7 +212,7 @@ class RemoteDirectory:
         """
 
         def remove_one(name: str) -> None:
-            with suppress(FileNotFoundError):
+            with suppress(FileNotFoundError), self._named(name):
                 self._files.rm_file(self._path(name))
 
         with ThreadPoolExecutor(_REMOVALS_AT_ONCE, thread_name_prefix="fkat-remove") as threads:
@@ -214,7 +223,8 @@ class RemoteDirectory:
         """Return the names of the files, and of the folders, directly in the directory."""
         self._files.invalidate_cache()
         try:
-            entries = cast("list[dict[str, Any]]", self._files.ls(self._root, detail=True))
+            with self._named():
+                entries = cast("list[dict[str, Any]]", self._files.ls(self._root, detail=True))
         except (FileNotFoundError, NotADirectoryError):
             return [], []
         found: tuple[list[str], list[str]] = ([], [])
@@ -233,11 +243,25 @@ class RemoteDirectory:
         """Return the paths of all files with a base name, relative to this directory, in any order."""
         prefix = f"{self._root}/"
         self._files.invalidate_cache()
-        paths = cast("list[str]", self._files.find(self._root))
+        try:
+            with self._named():
+                paths = list(found_below(self._files, self._root))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
         return [path.removeprefix(prefix) for path in paths if path.rpartition("/")[2] == basename]
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
+
+    @contextlib.contextmanager
+    def _named(self, name: str = "") -> Generator[None]:
+        """Note the place on what the file system raises: its own error names neither that nor what helps."""
+        try:
+            yield
+        except genuine(Exception) as error:
+            place = f"{self.shown}/{name}".rstrip("/")
+            add_note(error, f"fkat_data: of {place}; storage_options takes credentials and endpoints")
+            raise
 
 
 #: Folders of ``write_parallel``'s items; no year and month, such as 202401, has such a name.
