@@ -14,8 +14,8 @@ from fkat_data.interruption import genuine
 
 #: A folder that file systems make for their own repair, and that only the administrator may read. It holds no data.
 LOST_AND_FOUND = "lost+found"
-#: What the names of hidden files and folders begin with.
-HIDDEN = (".", "_")
+#: How the names of hidden files and folders begin. A folder ``_column=value`` of a partition is none, as in Spark.
+_HIDDEN = re.compile(r"\.|_(?!.*=)", re.DOTALL)
 
 _logger = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool | None:
     except genuine(OSError) as error:
         if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
             raise
-    if not entry.name.startswith(HIDDEN):
+    if not _HIDDEN.match(entry.name):
         _logger.warning("%s is left out: the link leads nowhere", entry.path)
     return None
 
@@ -141,7 +141,7 @@ def is_shown(name: str, pattern: str = "") -> bool:
     return all(
         any(part.startswith(first[:1] or "/") and fnmatchcase(part, first) for first in patterns)
         for part in name.split("/")
-        if part.startswith(HIDDEN)
+        if _HIDDEN.match(part)
     )
 
 
@@ -149,10 +149,17 @@ def is_shown(name: str, pattern: str = "") -> bool:
 _SIDECARS = (".lines", ".lengths")
 #: The file that a sidecar was written for may be gone.
 _LINES = re.compile(r"\.(jsonl|ndjson|json)(\.\w+)?$", re.IGNORECASE)
-#: What others write beside data: Hadoop's checksums, and its marks of folders in object stores.
-_OF_OTHERS = (".crc", "_$folder$")
-#: A file that is being written, by ``fkat_data.location.replacing``.
-_UNFINISHED = re.compile(r"\.[0-9a-f]{16}\.tmp$")
+#: What others write beside data: Hadoop's checksums, its marks of folders in object stores, and its uploads under way.
+_OF_OTHERS = (".crc", "_$folder$", "._COPYING_")
+#: What desktops write into folders; they hide the others.
+_OF_DESKTOPS = frozenset({"thumbs.db", "desktop.ini"})
+#: The end of the name of an index, and those of the files that it may be of, instead of its own: Megatron's tokens,
+#: archives, and records of MXNet and TensorFlow.
+_INDEX, _INDEXED = ".idx", ("", ".bin", ".tar", ".rec", ".tfrecord", ".tfrecords")
+#: What datatrove writes beside a file of tokens.
+_OF_TOKENS = (".index", ".metadata", ".loss")
+#: A file that is being written: by ``fkat_data.location.replacing``, and by others under a name with its kind.
+_UNFINISHED = re.compile(r"[^/]\.[^/]+\.tmp$")
 #: What Spark and Hive write about a folder.
 _OF_FOLDERS = frozenset({"_SUCCESS", "_metadata", "_common_metadata"})
 
@@ -186,12 +193,19 @@ def sample_names(names: Iterable[str]) -> list[str]:
 
 
 def _is_beside_data(name: str, there: Collection[str], pattern: str) -> bool:
-    end = next((end for end in (*_SIDECARS, *_OF_OTHERS) if name.endswith(end)), "")
+    end = next((end for end in (*_SIDECARS, *_OF_OTHERS, *_OF_TOKENS, _INDEX) if name.endswith(end)), "")
     about = name.removesuffix(end)
     if end in _SIDECARS and about not in there and not _LINES.search(about):
         end = ""
+    if end in _OF_TOKENS and not (about.endswith(".ds") and about in there):
+        end = ""
+    if end == _INDEX and not any(about + of in there for of in _INDEXED):
+        end = ""
+    last = name.rpartition("/")[2]
     if _UNFINISHED.search(name):
         end = ".tmp"
+    elif last.lower() in _OF_DESKTOPS:
+        end = last
     return bool(end) and not pattern.endswith(end)
 
 

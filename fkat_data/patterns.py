@@ -9,14 +9,8 @@ from fkat_data.interruption import genuine
 
 #: A character that stands for itself, as ``glob.escape`` writes it, or one that stands for others.
 _SPECIAL = re.compile(r"\[([*?\[])\]|[*?\[]")
-#: A wildcard matches no name that begins with a dot or an underscore.
-_SHOWN = r"(?![._])"
-_FOLDERS_AND_FILE = re.compile(rf"(?:{_SHOWN}[^/]+/)*{_SHOWN}[^/]+")
-
-
-def is_shown_file(name: str) -> bool:
-    """Return whether neither a file nor a folder that it is in is hidden."""
-    return _FOLDERS_AND_FILE.fullmatch(name) is not None
+#: A wildcard matches no hidden name: see ``fkat_data.folders``.
+_SHOWN = r"(?!\.|_(?![^/]*=))"
 
 
 def wildcard_at(pattern: str) -> int | None:

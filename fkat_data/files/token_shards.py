@@ -181,6 +181,10 @@ def entries_of(
             raise ConfigurationError("columns", name, f"columns of {files[0].name}: {', '.join(present)}{hint}")
     indices = {file.name: file for file in files if file.name.lower().endswith((_MEGATRON_INDEX, _DATATROVE_INDEX))}
     tokens = [file for file in files if file.name not in indices]
+    if not tokens:
+        raise ConfigurationError(
+            "remote", files[0].name, "files of tokens; this is an index: name the file that it is of"
+        )
     for name in indices.keys() - {index_of(file.name) for file in tokens}:
         raise ShardCorruptError(name, "it is an index, and the stream does not have the file of tokens that it is of")
     return [

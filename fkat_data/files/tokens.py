@@ -196,12 +196,16 @@ def layout_of(path: str, file: TokenBytes) -> Layout | None:
     """Return what the first bytes of a file say of it; None: they are no header.
 
     Raises:
-        ConfigurationError: They are those of a kind of file that has no bare tokens.
+        ConfigurationError: They are those of an index, or of a kind of file that has no bare tokens.
         ShardCorruptError: The header contradicts itself, or does not fit the file; or it holds no tokens.
     """
     head = file.read(0, min(file.size_bytes, _LLM_C_HEADER_BYTES))
     if head.startswith(_MEGATRON):
-        raise ShardCorruptError(path, f"it is an index: the tokens are in {path.removesuffix('.idx')}.bin")
+        shown = shown_path(path)
+        expected = (
+            f"files of tokens; this is an index, and its tokens are in {shown.removesuffix('.idx')}.bin: pass that"
+        )
+        raise ConfigurationError("uris", shown, expected)
     found = _of_numpy(path, file, head) or _of_llm_c(path, file, head)
     kind = None if found else signature_of(head)
     if kind is not None and (_is_gzip(head) or (len(kind.start) >= _SURE_BYTES and kind.start.strip(_PADDING))):

@@ -27,10 +27,12 @@ class FsShardSampler(SequenceShardSampler):
     with a warning. Directories are not shards, nor are the empty objects that represent them.
 
     Hidden files are skipped: any part of their path below ``uri`` starts with ``.`` or ``_``, such as ``_SUCCESS``,
-    ``.part-0.crc`` or ``_temporary/part-0``. ``glob`` includes one if a part of the pattern that starts with the same
-    character matches the hidden part: ``_delta_log/*.json``. What is written beside data is skipped, too, unless
-    ``glob`` ends as it does: ``*.lines`` and ``*.lengths`` of this library, ``*.crc``, ``*_$folder$``. On the local
-    file system, ``lost+found`` is skipped, and so are folders that start with ``.`` and may not be read, with a warning.
+    ``.part-0.crc`` or ``_temporary/part-0``; a folder ``_column=value`` of a partition is not hidden. ``glob`` includes
+    one if a part of the pattern that starts with the same character matches the hidden part: ``_delta_log/*.json``. What
+    is written beside data is skipped, too, unless ``glob`` ends as it does: ``*.lines`` and ``*.lengths`` of this library,
+    ``*.idx`` and ``*.ds.index`` beside the files that they index, ``*.crc``, ``*_$folder$``, and files that are still
+    written (``part-0.parquet.tmp``); ``docs/howto/files.md`` has all. On the local file system, ``lost+found`` is skipped,
+    and so are folders that start with ``.`` and may not be read, with a warning.
 
     Args:
         uri: A directory or a file: a local path, which may be relative or start with ``~``, or a URI such as

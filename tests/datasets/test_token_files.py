@@ -211,7 +211,7 @@ def test_wrong_arguments_name_what_they_should_be(tmp_path):
         ("none.bin", {}, ShardNotFoundError, r"none\.bin"),
         (typed, {"dtype": "int64"}, ConfigurationError, r"dtype = 'int64': expected <u2, which .*numpys\.npy says"),
         ("square.npy", {}, ShardCorruptError, "one dimension"),
-        (pair.replace(".bin", ".idx"), {}, ShardCorruptError, r"is an index: the tokens are in .*megatron\.bin"),
+        (pair.replace(".bin", ".idx"), {}, ConfigurationError, r"is an index, and its tokens are in .*megatron\.bin"),
         ("questions.bin", {}, ShardCorruptError, "questions of an evaluation"),
     ):
         with pytest.raises(error, match=text):

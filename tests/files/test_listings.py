@@ -9,32 +9,48 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from token_writers import bare, datatrove, megatron
 from typer.testing import CliRunner
 
-from fkat_data.datasets import IterableParquetDataset, JsonDataset, ParquetDataset, TokenWindows
+from fkat_data.datasets import IterableParquetDataset, JsonDataset, ParquetDataset, TokenDocuments, TokenWindows
 from fkat_data.errors import ConfigurationError, ShardNotFoundError
 from fkat_data.files.opening import FileVersion
 from fkat_data.samplers import FsShardSampler
-from fkat_data.streaming import LocalDataset, StreamingDataset
+from fkat_data.streaming import LocalDataset, Stream, StreamingDataset
 from fkat_data.tools import app, convert
 
 pytestmark = pytest.mark.usefixtures("own_caches")
 
-#: What is written beside data: by this library, by Spark, Hive and Hadoop, and hidden files.
+#: What is written beside data: by this library, by Spark, Hive and Hadoop, by desktops, and hidden files.
 NO_DATA = [
     "a.parquet.lengths",
     "a.parquet.0123456789abcdef.tmp",
+    "a.parquet.tmp",
+    "c.parquet._COPYING_",
+    "a.parquet.idx",
     "gone.jsonl.gz.lines",
     "_SUCCESS",
     "_metadata",
     "_common_metadata",
+    "_committed_123",
     "a.parquet.crc",
     ".a.parquet.crc",
     "deep_$folder$",
+    "deep/year=2024_$folder$",
     ".hidden.parquet",
+    ".DS_Store",
+    "deep/._a.parquet",
+    "Thumbs.db",
+    "deep/desktop.ini",
     "_temporary/0.parquet",
+    "_temporary/0/task_0/year=2024/0.parquet",
+    ".hive-staging_hive_2024/0.parquet",
+    ".spark-staging-1/year=2024/0.parquet",
+    "__MACOSX/0.parquet",
     "deep/.git/0.parquet",
 ]
+DATA = ["_col=1/a.parquet", "a.parquet", "b.parquet", "deep/c.parquet", "deep/year=2024/d.parquet"]
+DATA += ["year=__HIVE_DEFAULT_PARTITION__/e.parquet"]
 
 
 @pytest.fixture
@@ -103,9 +119,69 @@ def test_what_is_written_beside_data_and_what_is_hidden_is_never_data(tmp_path, 
     data = tmp_path / "data"
     for name in NO_DATA:
         write(data / name, 99)
-    for number, name in enumerate(["a.parquet", "b.parquet", "deep/c.parquet", "deep/er/d.parquet"]):
+    for number, name in enumerate(DATA):
         write(data / name, number)
-    assert way(data, tmp_path / "out") == [0, 1, 2, 3]
+    assert way(data, tmp_path / "out") == [0, 1, 2, 3, 4, 5]
+
+
+def tokens_by_sampler(place, _):
+    return [int(window[0]) for shard in FsShardSampler(place) for window in TokenWindows(shard, 4, dtype="uint16")]
+
+
+def tokens_by_stream(place, out):
+    made = Stream(remote=str(place), local=str(out), tokens={"window_size": 4, "dtype": "uint16"})
+    dataset = StreamingDataset(streams=[made], batch_size=1)
+    return [int(dataset[index]["tokens"][0]) for index in range(len(dataset))]
+
+
+def tokens_by_convert(place, out):
+    convert(place, out)
+    return [int.from_bytes(row["content"][:2], "little") for row in LocalDataset(out)]
+
+
+@pytest.mark.parametrize("way", [tokens_by_sampler, tokens_by_stream, tokens_by_convert])
+@pytest.mark.parametrize("is_remote", [False, True])
+@pytest.mark.parametrize("write_tokens", [bare, megatron, datatrove])
+def test_what_is_written_beside_tokens_is_never_data(tmp_path, way, is_remote, write_tokens):
+    if is_remote and way is tokens_by_convert:
+        pytest.skip("it reads files of this machine")
+    (tmp_path / "data" / "deep").mkdir(parents=True)
+    for number, name in enumerate(("a", "b", "deep/c")):
+        tokens = np.full(4, number, np.uint16)
+        path = write_tokens(tmp_path / "data" / name, tokens, [1, 3])
+        if write_tokens is datatrove:
+            tokens.tofile(path)  # of two bytes each
+            for end in ("metadata", "loss"):
+                path.with_name(f"{path.name}.{end}").write_bytes(b"\x63\0")
+    for name in (".DS_Store", "Thumbs.db", "deep_$folder$", "a.bin.crc", "_SUCCESS", "deep/c.bin.tmp"):
+        (tmp_path / "data" / name).write_bytes(b"\x63\0" * 4)
+    place = remote(tmp_path / "data") if is_remote else tmp_path / "data"
+    assert way(place, tmp_path / "out") == [0, 1, 2]
+
+
+def test_an_index_of_tokens_that_is_named_or_alone_says_what_to_name(tmp_path):
+    megatron(tmp_path / "a", np.arange(4, dtype=np.uint16), [1, 3])
+    assert list(FsShardSampler(tmp_path, "*.idx")) == [f"{tmp_path}/a.idx"]
+    assert list(FsShardSampler(tmp_path / "a.idx")) == [f"{tmp_path}/a.idx"]
+    for _ in range(2):
+        for read in (TokenWindows, TokenDocuments):
+            with pytest.raises(ConfigurationError, match=r"a\.idx.*this is an index.*a\.bin: pass that"):
+                read(f"{tmp_path}/a.idx", *([4] if read is TokenWindows else []))
+        with pytest.raises(ConfigurationError, match=r"a\.idx.*this is an index: name the file"):
+            tokens_by_stream(tmp_path / "a.idx", tmp_path / "out")
+        (tmp_path / "a.bin").unlink(missing_ok=True)
+    assert list(FsShardSampler(tmp_path)) == [f"{tmp_path}/a.idx"]
+    with pytest.raises(ConfigurationError, match=r"a\.idx.*this is an index: name the file"):
+        tokens_by_stream(tmp_path, tmp_path / "out")
+
+
+@pytest.mark.parametrize("of", ["tar", "bin", "rec", "tfrecord"])
+def test_an_index_is_no_shard_beside_what_it_is_of_and_one_without_it_is(tmp_path, of):
+    for name in (f"a.{of}", "a.idx", "b.idx", "c/a.idx", "train-images.idx"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
+    expected = [f"a.{of}", "b.idx", "c/a.idx", "train-images.idx"]
+    assert [str(Path(shard).relative_to(tmp_path)) for shard in FsShardSampler(tmp_path)] == expected
 
 
 @pytest.mark.parametrize("way", HERE)
@@ -257,7 +333,9 @@ def test_an_index_beside_data_changes_no_sampler_and_no_state(tmp_path):
     assert by_convert(tmp_path / "data" / "*", tmp_path / "other") == [1, 1]
 
 
-@pytest.mark.parametrize("name", ["poem.lines", "waist.lengths", "$folder$", "a.tmp"])
+@pytest.mark.parametrize(
+    "name", ["poem.lines", "waist.lengths", "$folder$", "a.tmp", "COPYING", "a.idx", "a.index", "x.loss", "a_b=c"]
+)
 def test_a_name_that_only_looks_like_that_of_an_index_is_data(tmp_path, name):
     (tmp_path / name).write_text("x")
     assert list(FsShardSampler(tmp_path)) == [f"{tmp_path}/{name}"]

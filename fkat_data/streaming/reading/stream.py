@@ -20,9 +20,10 @@ from fkat_data.files.formats import LISTED_SUFFIXES, listed_format
 from fkat_data.files.stored import is_same_place
 from fkat_data.files.tar import DecoderName, checked_decode
 from fkat_data.files.token_shards import TokenWindowing, checked_windowing
+from fkat_data.folders import is_shown
 from fkat_data.interruption import genuine
 from fkat_data.location import path_of, resolved
-from fkat_data.patterns import compiled, is_shown_file, literal_where, may_be_above, unescaped, wildcard_at
+from fkat_data.patterns import compiled, literal_where, may_be_above, unescaped, wildcard_at
 from fkat_data.streaming.order.weights import StreamWeight
 from fkat_data.streaming.store.store import open_store
 from fkat_data.wording import Described, place_of
@@ -89,10 +90,10 @@ class FilePattern(NamedTuple):
         if listed_format(name) is None:
             return False
         if not self.text:
-            return is_shown_file(name)
+            return is_shown(name)
         if self.name is not None:
             below = name.removeprefix(f"{self.name}/")
-            return name == self.name or (below != name and is_shown_file(below))
+            return name == self.name or (below != name and is_shown(below))
         return compiled(self.text).fullmatch(name) is not None
 
 
