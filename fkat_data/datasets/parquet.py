@@ -12,13 +12,14 @@ from torch.utils.data import IterableDataset, get_worker_info
 from fkat_data import arguments
 from fkat_data.background import BackgroundCall, in_parallel
 from fkat_data.datasets.item_index import DatasetOfFiles, IndexedFiles, counted, counted_from_starts, in_parts
-from fkat_data.errors import ShardCorruptError, ShardError
+from fkat_data.errors import ShardError
 from fkat_data.files.arrow import ArrowColumn, rows_of
 from fkat_data.files.arrow_extensions import ExtensionCheck, extensions_of
 from fkat_data.files.column_chunks import in_slices
 from fkat_data.files.column_types import ColumnTypes, SampleType, fitted
 from fkat_data.files.counted_file import CountedFile
 from fkat_data.files.kept import LastUsed
+from fkat_data.files.limits import bad_value
 from fkat_data.files.opening import (
     Locations,
     changed,
@@ -94,10 +95,10 @@ class ParquetDataset(_ParquetFiles, IndexedFiles):
         row_groups_kept: Number of decoded row groups to keep in memory, at least 1.
 
     Raises:
-        ConfigurationError: ``paths`` is empty, a file lacks a column, or the samples of a column are of another type than
-            in the files before.
+        ConfigurationError: ``paths`` is empty, a file lacks a column or has two of its name, or the samples of a column
+            are of another type than in the files before.
         ShardNotFoundError: A file does not exist.
-        ShardCorruptError: A file is not a Parquet file, or has two of the columns under one name.
+        ShardCorruptError: A file is not a Parquet file.
     """
 
     # In the class itself: a subclass may have other samples.
@@ -137,8 +138,9 @@ class ParquetDataset(_ParquetFiles, IndexedFiles):
 
         Raises:
             IndexError: An index is out of range.
-            ShardCorruptError: A row group cannot be decoded or has other rows than the footer says, a value is one that
-                Python cannot hold, or the file has changed.
+            ShardCorruptError: A row group cannot be decoded or has other rows than the footer says, or the file has
+                changed.
+            ConfigurationError: A value is one that Python cannot hold.
         """
         rows = counted_from_starts(indices, len(self), "row")
         parts = list(in_parts(rows, self._ends))
@@ -230,11 +232,10 @@ class IterableParquetDataset(_ParquetFiles, IterableDataset[dict[str, Any]]):
         rows_at_once: Number of rows to decode at a time, at least 1.
 
     Raises:
-        ConfigurationError: An argument is invalid; during iteration, if a file lacks a column or the
-            samples of a column are of another type than in the files before.
+        ConfigurationError: An argument is invalid; during iteration, if a file lacks a column or has two of its name, the
+            samples of a column are of another type than in the files before, or Python cannot hold a value.
         ShardNotFoundError: During iteration, if a file does not exist.
-        ShardCorruptError: During iteration, if a file is not a Parquet file, a row group cannot be decoded, or two of the
-            columns share a name.
+        ShardCorruptError: During iteration, if a file is not a Parquet file, or a row group cannot be decoded.
     """
 
     # In the class itself: a subclass may have other samples.
@@ -367,16 +368,15 @@ def _check_values(
     """Find the value that Python cannot hold.
 
     Raises:
-        ShardCorruptError: One of the rows has one.
+        ConfigurationError: One of the rows has one.
+        ShardCorruptError: One of the rows has a text that is none.
     """
     for row in cast("list[int]", rows.tolist()):
         for name, column in columns.items():
             try:
                 column.values_at(np.array([row]))
             except genuine(_arrow.ArrowException, ValueError, OverflowError) as error:
-                place = f"row group {group_index}, row {first + row}, column {name!r}"
-                reason = f"{place}: a value that Python cannot hold ({error}); choose other columns with columns=[...]"
-                raise ShardCorruptError(path, reason, place) from error
+                raise bad_value(path, f"row group {group_index}, row {first + row}", name, error) from error
 
 
 def _reading(path: str) -> AbstractContextManager[None]:

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, cast
 
 import numpy as np
 
-from fkat_data.errors import ConfigurationError, ShardCorruptError
+from fkat_data.errors import ConfigurationError
 from fkat_data.files.opening import shown_path
 from fkat_data.machine import required
 
@@ -129,14 +129,13 @@ class ColumnTypes:
 
         Raises:
             ConfigurationError: It lacks a column, has one that the first lacks, or samples that are no type together with
-                those of the files before.
-            ShardCorruptError: It has two columns of one name.
+                those of the files before; or it has two columns of one name.
         """
         shown = shown_path(file)
         for name, count in Counter(name for name, *_ in present).items():
             if count > 1 and (self._columns is None or name in self._columns):
-                reason = f"column {name!r} comes {count} times; choose columns without it with columns=[...]"
-                raise ShardCorruptError(file, reason, f"column {name!r}")
+                expected = f"names that a file has once; in {shown} it comes {count} times"
+                raise ConfigurationError("columns", name, f"{expected}: choose the others with columns=[...]")
         of_file = {name: (text, kind) for name, text, kind in present}
         if self._first_file is None:
             self._first_file = shown

@@ -268,8 +268,8 @@ class JsonEncoding(Encoding):
         """Return the value."""
         try:
             return json.loads(str(data, "utf-8"))
-        except genuine(RecursionError):
-            raise EncodingError("the JSON is nested too deeply") from None
+        except genuine(RecursionError) as error:
+            raise EncodingError("the JSON is nested too deeply") from error
 
 
 class PickleEncoding(Encoding):

@@ -11,10 +11,11 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import numpy.typing as npt
 
-from fkat_data.errors import ShardCorruptError
+from fkat_data.errors import ConfigurationError, ShardCorruptError
 from fkat_data.files.encoding import EncodingError
+from fkat_data.files.limits import beyond_limit, limit_of
 from fkat_data.files.mapping import mapped, offsets_of
-from fkat_data.files.opening import FileVersion
+from fkat_data.files.opening import FileVersion, shown_path
 from fkat_data.files.shard import (
     ReadOptions,
     ShardEntry,
@@ -62,7 +63,9 @@ class SplitReader(ABC):
             if not line.endswith(self._newline):
                 raise ValueError(f"the line does not end with {self._newline!r}")
             sample = self._parsed(line[: -len(self._newline)])
-        except genuine(ValueError) as error:
+        except genuine(ValueError, RecursionError) as error:
+            if limit := limit_of(error):
+                raise beyond_limit(str(self._path), f"row {row}", limit) from error
             raise ShardCorruptError(str(self._path), f"row {row}: {error}", f"row {row}") from error
         return sample if self._is_whole else {name: sample[name] for name in self._names}
 
@@ -97,6 +100,7 @@ class SplitReader(ABC):
 
         Raises:
             ValueError: The line is invalid.
+            RecursionError: It is nested too deeply.
         """
 
 
@@ -116,10 +120,7 @@ class JSONReader(SplitReader):
         return b""
 
     def _parsed(self, line: bytes) -> dict[str, Any]:
-        try:
-            value = json.loads(line)
-        except genuine(RecursionError):
-            raise EncodingError("the JSON is nested too deeply") from None
+        value = json.loads(line)
         if not isinstance(value, dict):
             raise EncodingError("not a JSON object")
         sample = cast("dict[str, Any]", value)
@@ -161,11 +162,14 @@ def parsed(path: str, line: int, offset: int, text: bytes) -> Any:
 
     Raises:
         ShardCorruptError: It is no JSON.
+        ConfigurationError: It exceeds a limit of Python's.
     """
     try:
         return json.loads(text)
     except genuine(ValueError, RecursionError) as error:
         place = f"line {line} (from 0, blank lines not counted), at byte {offset} of the text"
+        if limit := limit_of(error):
+            raise beyond_limit(path, place, limit) from error
         found = f"{error.msg} at character {error.pos}" if isinstance(error, json.JSONDecodeError) else str(error)
         # A file of one JSON document over several lines fails in the first.
         advice = "" if line else "; each line must be a JSON value of its own"
@@ -209,7 +213,7 @@ class LineIndex(NamedTuple):
             max_anchors: Maximum number of anchors; beyond it, every second one is dropped.
 
         Raises:
-            ShardCorruptError: A line is longer than ``max_line_bytes``.
+            ConfigurationError: A line is longer than ``max_line_bytes``.
         """
         anchors, stride, num_lines, num_bytes = array("q"), 1, 0, 0
         checksum = 0
@@ -262,7 +266,7 @@ def lines_of(path: str, chunks: Iterable[bytes], max_line_bytes: int) -> Iterato
         max_line_bytes: Maximum length of a line in bytes.
 
     Raises:
-        ShardCorruptError: A line is longer than ``max_line_bytes``.
+        ConfigurationError: A line is longer than ``max_line_bytes``.
     """
     for offset, text in _whole_lines(path, chunks, max_line_bytes):
         begins: list[int] = _begins(text).tolist()  # empty if all lines are blank
@@ -280,8 +284,10 @@ def _whole_lines(path: str, chunks: Iterable[bytes], max_line_bytes: int) -> Ite
             yield offset, text[:end]
         offset, rest = offset + end, text[end:]
         if len(rest) > max_line_bytes:
-            reason = f"the line at byte {offset} of the text is longer than max_line_bytes = {max_line_bytes:,}"
-            raise ShardCorruptError(path, reason)
+            expected = (
+                f"at least the size of the longest line; the one at byte {offset} of {shown_path(path)} is longer"
+            )
+            raise ConfigurationError("max_line_bytes", max_line_bytes, expected)
     if rest:
         yield offset, rest
 

@@ -11,6 +11,7 @@ import torch
 from fkat_data.errors import ShardCorruptError
 from fkat_data.files.encoding import NDArrayEncoding
 from fkat_data.files.encodings import encoding_of
+from fkat_data.files.limits import beyond_limit, limit_of
 from fkat_data.files.mapping import mapped, offsets_of
 from fkat_data.files.shard import (
     Column,
@@ -244,6 +245,8 @@ class MDSReader:
             return column.decode(self._content[begin:end])
         except genuine(ValueError) as error:
             field = f"row {row}, column {column.name!r}"
+            if limit := limit_of(error):
+                raise beyond_limit(str(self._path), field, limit) from error
             raise ShardCorruptError(str(self._path), f"{field}: {error}", field) from error
 
     def _wrong_lengths(self, row: int, size: int) -> ShardCorruptError:

@@ -13,14 +13,16 @@ from hashlib import blake2s
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
+import numpy as np
 import numpy.typing as npt
 
-from fkat_data.errors import ShardCorruptError, ShardNotFoundError
+from fkat_data.errors import FkatDataError, ShardCorruptError, ShardNotFoundError
 from fkat_data.files.arrow import ArrowValues
 from fkat_data.files.arrow_extensions import ExtensionCheck, extensions_of
 from fkat_data.files.arrow_times import columns_of_int96, known_type
 from fkat_data.files.column_chunks import HeldRanges, chunk_span, chunk_spans
 from fkat_data.files.column_types import ColumnTypes, SampleType, encoding_of, fitted, sample_type
+from fkat_data.files.limits import bad_value
 from fkat_data.files.mapping import mapped, mapped_span
 from fkat_data.files.opening import (
     FileVersion,
@@ -97,9 +99,6 @@ def describe(file: StoredBytes) -> dict[str, Any]:
         raise ShardCorruptError.of_field(
             file.name, "number of column chunks", f"{sum(num_leaves)}, as in the schema", metadata.num_columns
         )
-    names = [name for name, _ in fields]
-    if len(set(names)) < len(names):
-        raise ShardCorruptError.of_field(file.name, "columns", "names without duplicates", names)
     padding = _PADDING_BYTES if _TOO_SHORT.match(metadata.created_by or "") else 0
     groups = [
         _group(file.name, metadata.row_group(group), num_leaves, padding, file.size_bytes)
@@ -138,7 +137,7 @@ def entries_of(
         # Shards with equal columns share one object.
         chosen = chosen if found == chosen else found
         positions = [present[name][0] for name in types]
-        is_whole = len(positions) == len(present)
+        is_whole = len(positions) == len(description["columns"])
         footer = file.info("footer", (tuple(description["footer"]),), is_in_place=is_in_place)
         for group, (num_rows, *edges) in enumerate(description["groups"]):
             if not num_rows:
@@ -345,12 +344,16 @@ class ParquetReader(PartReader):
             return values.listed(rows, arrays=self._arrays, is_writable=is_writable)
         except genuine(_arrow.ArrowException, ValueError, OverflowError) as error:
             # Years that datetime does not have, among others.
-            raise ShardCorruptError(
-                self._name,
-                f"column {name!r} has a value that Python cannot hold ({error}); choose the other columns with "
-                "columns=[...]",
-                f"column {name!r}",
-            ) from error
+            raise self._of_value(name, values, rows, error) from error
+
+    def _of_value(self, name: str, values: ArrowValues, rows: npt.NDArray[Any], error: Exception) -> FkatDataError:
+        """Return the error of the first row whose value cannot be made; of all, if each can."""
+        for row in rows:
+            try:
+                values.listed(np.array([row]), arrays=self._arrays, is_writable=False)
+            except genuine(_arrow.ArrowException, ValueError, OverflowError) as problem:
+                return bad_value(self._name, f"row group {self._group}, row {row}", name, problem)
+        return bad_value(self._name, f"row group {self._group}", name, error)
 
     def _columns(self) -> dict[str, ArrowValues]:
         return self._decoded.group(self._key, self._decode)

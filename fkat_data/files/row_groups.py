@@ -12,8 +12,8 @@ from fkat_data.machine import required
 _arrow = required("pyarrow", "parquet")
 _parquet = required("pyarrow.parquet", "parquet")
 
-#: What pyarrow says, by another class of error, of a schema that it does not read: Presto wrote such.
-_UNSUPPORTED = re.compile("Map keys must be annotated")
+#: What pyarrow says, by another class of error, of what it does not read: a schema that Presto wrote, and more than 2 GiB.
+_UNSUPPORTED = re.compile("Map keys must be annotated|offset overflow")
 
 
 def leaves_of(file: Any, names: Collection[str]) -> list[int]:
@@ -119,7 +119,9 @@ def unreadable(path: str, place: str, error: Exception) -> FkatDataError:
     # For some damage, pyarrow raises a bare OSError without errno.
     if isinstance(error, OSError) and error.errno is not None:
         return ShardError(path, f"{place}: {error}")
-    if isinstance(error, _arrow.ArrowNotImplementedError) or _UNSUPPORTED.search(str(error)):
+    if isinstance(error, (_arrow.ArrowNotImplementedError, _arrow.ArrowCapacityError)) or _UNSUPPORTED.search(
+        str(error)
+    ):
         return ConfigurationError("file", path, f"what pyarrow {_arrow.__version__} reads; {place}: {error}")
     return ShardCorruptError(path, f"{place}: {error}", place)
 

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 from fkat_data.errors import ConfigurationError, FkatDataError, ShardCorruptError
+from fkat_data.files.limits import beyond_limit, limit_of
 from fkat_data.files.mapping import mapped
 from fkat_data.files.shard import (
     Column,
@@ -199,7 +200,7 @@ class TarIndex(NamedTuple):
 
         Raises:
             ShardCorruptError: A member's bytes are invalid. The message names the member.
-            ConfigurationError: A package is missing.
+            ConfigurationError: A package is missing, or a member exceeds a limit of Python or of Pillow.
         """
         if column == KEY:
             return [self.keys[row] for row in rows]
@@ -218,6 +219,8 @@ class TarIndex(NamedTuple):
                 raise
             except genuine(Exception) as error:
                 place = f"row {row}, member {f'{self.keys[row]}.{column}'!r} at byte {start:,}"
+                if limit := limit_of(error):
+                    raise beyond_limit(archive, place, limit) from error
                 raise ShardCorruptError(archive, f"{place}: {type(error).__name__}: {error}", place) from error
         return values
 

@@ -123,7 +123,7 @@ class StreamingDataset(Described, DatasetProperties, SampleAccess, IterableDatas
     Raises:
         ConfigurationError: An argument is invalid, or arguments contradict each other.
         ShardNotFoundError: A stream has no index.
-        ShardCorruptError: An index is malformed, or a stream has no samples.
+        ShardCorruptError: An index is malformed.
         DownloadError: A store does not deliver its index.
     """
 

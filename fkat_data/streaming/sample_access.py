@@ -146,9 +146,9 @@ class LocalDataset(Described, SampleAccess, Dataset[Any]):
         tokens: How files of tokens become samples; see ``Stream``.
 
     Raises:
-        ConfigurationError: An argument is invalid, or a column holds pickles.
+        ConfigurationError: An argument is invalid, a column holds pickles, or there are no samples.
         ShardNotFoundError: The directory has no index.
-        ShardCorruptError: The index is malformed, or has no samples.
+        ShardCorruptError: The index is malformed.
     """
 
     def __init__(

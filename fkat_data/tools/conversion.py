@@ -10,7 +10,7 @@ from typing import Any, Literal, Self, TypeAlias, Unpack, get_args
 
 from fkat_data import arguments
 from fkat_data.datasets import TarDataset
-from fkat_data.errors import ConfigurationError, SampleError, ShardCorruptError, ShardNotFoundError
+from fkat_data.errors import ConfigurationError, SampleError, ShardNotFoundError
 from fkat_data.files.formats import FORMATS
 from fkat_data.files.signatures import COMPRESSED_SUFFIXES, REFUSED_SUFFIXES
 from fkat_data.files.tar import DecoderName
@@ -64,11 +64,12 @@ def convert(
         The number of samples.
 
     Raises:
-        ConfigurationError: An argument is invalid, or a file's kind is unknown.
+        ConfigurationError: An argument is invalid, a file's kind is unknown, it exceeds a limit or is none of a table, or
+            a value would be changed by the encoding that other rows suggest. The message names the file, the row and
+            the column.
         FileExistsError: ``out`` is not empty.
         ShardNotFoundError: A file does not exist.
-        ShardCorruptError: A file is invalid, or separated values have a text that does not fit its column's encoding.
-            The message names the row, the column and the text.
+        ShardCorruptError: A file is damaged.
         SampleError: A row does not fit the encodings of its columns, or has a column that the first rows lack. The
             message names the column and the value, and notes name the file and the row.
     """
@@ -205,7 +206,7 @@ def _table(kind: str, path: str) -> RowSource:
 def _chosen(
     sources: Sequence[RowSource], columns: Mapping[str, str], only: Sequence[str], allows_nulls: bool
 ) -> dict[str, str]:
-    in_sources = [source.columns(allows_nulls=allows_nulls) for source in sources]
+    in_sources = [source.columns(allows_nulls=allows_nulls, only=only) for source in sources]
     are_texts = all(isinstance(source, SeparatedSource) for source in sources)
     found: dict[str, str] = {}
     for name in dict.fromkeys(name for in_source in in_sources for name in in_source):
@@ -285,21 +286,23 @@ class FolderSource(RowSource):
         size = -(-len(names) // num_parts)
         return [cls(root, names[begin : begin + size]) for begin in range(0, len(names), size)]
 
-    def columns(self, *, allows_nulls: bool = False) -> dict[str, str]:
+    def columns(self, *, allows_nulls: bool = False, only: Collection[str] = ()) -> dict[str, str]:
         """Return the columns of every folder."""
-        del allows_nulls  # there are none
+        del allows_nulls, only  # there are none, and both columns are
         return {"content": "bytes", "path": "str"}
 
     def rows(self, columns: Mapping[str, str]) -> Iterator[dict[str, Any]]:
         """Yield a sample for each file.
 
         Raises:
-            ShardCorruptError: A file is a pipe, a socket or a device, which may have no end.
+            ConfigurationError: A file is a pipe, a socket or a device, which may have no end.
         """
         for name in self._names:
             path = Path(self.name, name)
             if path.exists() and not path.is_file():
-                raise ShardCorruptError(str(path), "not a regular file; remove it from the folder")
+                raise ConfigurationError(
+                    "paths", str(path), "regular files alone in a folder of samples: remove this one"
+                )
             sample: dict[str, Any] = {"path": name}
             if "content" in columns:
                 sample["content"] = path.read_bytes()
@@ -329,8 +332,9 @@ class TarSource(RowSource):
     def __init__(self, path: str) -> None:
         self.name = path
 
-    def columns(self, *, allows_nulls: bool = False) -> dict[str, str]:
+    def columns(self, *, allows_nulls: bool = False, only: Collection[str] = ()) -> dict[str, str]:
         """Return encodings by the extensions of the file's members."""
+        del only
         dataset = TarDataset(self.name, decode="bytes")
         found = {name: _ENCODINGS.get(name.rpartition(".")[2], "bytes") for name in dataset.columns}
         if allows_nulls:

@@ -6,7 +6,7 @@ import json
 import os
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from decimal import Decimal
 from functools import partial
@@ -16,7 +16,7 @@ from uuid import UUID
 
 import numpy as np
 
-from fkat_data.errors import SampleError, ShardCorruptError
+from fkat_data.errors import ConfigurationError, SampleError, ShardCorruptError
 from fkat_data.files.arrow import ArrowColumn, ArrowValues
 from fkat_data.files.arrow_extensions import ExtensionCheck, TensorShape, extensions_of
 from fkat_data.files.arrow_times import columns_of_int96, is_beyond_nanoseconds, is_restored
@@ -417,15 +417,17 @@ class TableSource(RowSource):
     def __init__(self, path: str) -> None:
         self.name = path
 
-    def columns(self, *, allows_nulls: bool = False) -> dict[str, str]:
+    def columns(self, *, allows_nulls: bool = False, only: Collection[str] = ()) -> dict[str, str]:
         """Return the encodings that follow from the file's schema."""
         with self._errors():
             schema = self._schema()
             names: list[str] = schema.names
             for name, count in Counter(names).items():
-                if count > 1:
-                    raise ShardCorruptError(self.name, f"column {name!r} comes {count} times")
+                if count > 1 and (not only or name in only):
+                    expected = f"a table with each name once; in its schema, {name!r} comes {count} times"
+                    raise ConfigurationError("paths", self.name, expected)
             encodings = encodings_of_schema(schema)
+            encodings = {name: encoding for name, encoding in encodings.items() if not only or name in only}
             if allows_nulls:
                 encodings |= dict.fromkeys(self._unfit(schema, encodings), "json")
             return encodings

@@ -17,6 +17,7 @@ from typing import Any, cast
 
 from fkat_data.datasets import IterableJsonDataset
 from fkat_data.errors import ConfigurationError, ShardCorruptError
+from fkat_data.files.limits import beyond_limit
 from fkat_data.files.opening import TextFile
 
 
@@ -30,10 +31,11 @@ class RowSource(ABC):
     name: str
 
     @abstractmethod
-    def columns(self, *, allows_nulls: bool = False) -> dict[str, str]:
+    def columns(self, *, allows_nulls: bool = False, only: Collection[str] = ()) -> dict[str, str]:
         """Return an encoding for each column, inferred from the file's schema or its first rows.
 
         Args:
+            only: The columns that are kept; none: all.
             allows_nulls: Whether a column with a value that its encoding cannot store, such as null or an empty list of
                 numbers, is ``json``. Finding these takes a look at all rows.
 
@@ -126,8 +128,9 @@ class JsonLinesSource(RowSource):
         self.name = path
         self._given = frozenset(given)
 
-    def columns(self, *, allows_nulls: bool = False) -> dict[str, str]:
+    def columns(self, *, allows_nulls: bool = False, only: Collection[str] = ()) -> dict[str, str]:
         """Return encodings inferred from the first 1,000 rows, or from all if they may have nulls."""
+        del only
         with closing(self._objects()) as objects:
             return columns_of_rows(objects, is_thorough=allows_nulls)
 
@@ -142,17 +145,35 @@ class JsonLinesSource(RowSource):
         for number, row in enumerate(self._objects(), start=1):
             for name, encoding in numbers.items():
                 if not is_kept(row.get(name), encoding):
-                    expected = f"{encoding}, as other rows suggest; columns={{{name!r}: 'json'}} keeps all values"
-                    place = f"row {number} (from 1), column {name!r}"
-                    raise ShardCorruptError.of_field(self.name, place, expected, row[name])
+                    place = f"row {number} (from 1)"
+                    raise unlike_others(self.name, place, name, encoding, row[name], "'json'} keeps all values")
             yield {**absent, **row}
 
     def _objects(self) -> Generator[dict[str, Any]]:
         dataset = IterableJsonDataset(self.name, max_line_bytes=_LONGEST_LINE_BYTES)
         for row, place in dataset.placed_samples():
             if not isinstance(row, dict):
-                raise ShardCorruptError.of_field(self.name, dataset.place_text(place), "a JSON object", row)
+                expected = f"a JSON object on each line; {dataset.place_text(place)} has another value: {row!r}"
+                raise ConfigurationError("paths", self.name, expected[:_LONGEST_REASON])
             yield cast("dict[str, Any]", row)
+
+
+def unlike_others(file: str, place: str, column: str, encoding: str, value: object, keeps: str) -> ConfigurationError:
+    """Return the error of a value that the encoding of its column, which other rows have suggested, would change.
+
+    Args:
+        file: The file.
+        place: The row.
+        column: The column.
+        encoding: Its encoding.
+        value: The value.
+        keeps: The encoding that would keep the value, and what else there is to say of it; "": the user has chosen one.
+    """
+    found = f"{place} of {file} has {value!r}"[:_LONGEST_REASON]
+    if not keeps:
+        return ConfigurationError("columns", column, f"texts of {encoding}, as you have chosen; {found}")
+    expected = f"values of {encoding}, as other rows suggest; {found}: columns={{{column!r}: {keeps}"
+    return ConfigurationError("columns", column, expected)
 
 
 class SeparatedSource(RowSource):
@@ -171,7 +192,7 @@ class SeparatedSource(RowSource):
         self._given = frozenset(given)
         self._of_texts: frozenset[str] = frozenset()
 
-    def columns(self, *, allows_nulls: bool = False) -> dict[str, str]:
+    def columns(self, *, allows_nulls: bool = False, only: Collection[str] = ()) -> dict[str, str]:
         """Return ``int``, ``float64`` or ``str`` for each column, inferred from the first 1,000 rows.
 
         Texts that a number would not keep, such as ``00123``, ``+7``, ``12E3`` and what ``float64`` would round, are
@@ -180,7 +201,7 @@ class SeparatedSource(RowSource):
         If they may have nulls, all rows count, and a column of numbers and empty texts is ``json``.
         """
         columns: dict[str, TextKinds] = {}
-        with closing(self._texts()) as rows:
+        with closing(self._texts(only)) as rows:
             for row in rows if allows_nulls else islice(rows, _ROWS):
                 for name, text in row.items():
                     columns.setdefault(name, TextKinds(allows_nulls)).add(text)
@@ -199,7 +220,7 @@ class SeparatedSource(RowSource):
         In a ``json`` column that the user has not chosen, the texts of a column of texts stay texts.
         """
         parsers = {name: self._parser(name, encoding) for name, encoding in columns.items()}
-        for number, row in enumerate(self._texts(), start=1):
+        for number, row in enumerate(self._texts(columns), start=1):
             values: dict[str, Any] = {}
             for name, parse in parsers.items():
                 if name not in row:
@@ -209,13 +230,9 @@ class SeparatedSource(RowSource):
                 try:
                     values[name] = parse(row[name])
                 except ValueError as error:
-                    place = f"row {number} (from 1, without the header), column {name!r}"
-                    expected = columns[name]
-                    if name not in self._given:
-                        expected += (
-                            f", as other rows suggest; columns={{{name!r}: 'str'}} keeps all texts of the column"
-                        )
-                    raise ShardCorruptError.of_field(self.name, place, expected, row[name]) from error
+                    place = f"row {number} (from 1, without the header)"
+                    keeps = "" if name in self._given else "'str'} keeps all texts of the column"
+                    raise unlike_others(self.name, place, name, columns[name], row[name], keeps) from error
             yield values
 
     def _parser(self, name: str, encoding: str) -> Callable[[str], Any]:
@@ -225,11 +242,11 @@ class SeparatedSource(RowSource):
             return str if name in self._of_texts else partial(_value_of, parsers=(exact_int, FloatTexts().parse))
         return parser_of(encoding, exact_int, FloatTexts().parse)
 
-    def _texts(self) -> Generator[dict[str, str]]:
+    def _texts(self, chosen: Collection[str]) -> Generator[dict[str, str]]:
         place = _Place()
         with self._errors(place):
             reader = self._reader()
-            self._check_names(reader.fieldnames or ())
+            self._check_names([name for name in reader.fieldnames or () if not chosen or name in chosen])
             place.next(reader)
             for number, row in enumerate(reader, start=1):
                 place.next(reader)
@@ -249,13 +266,17 @@ class SeparatedSource(RowSource):
         try:
             yield
         except csv.Error as error:
+            if "field limit" in str(error):
+                limit = f"a value has more than {_LONGEST_FIELD:,} characters"
+                raise beyond_limit(self.name, place.text, limit) from error
             advice = "a value that begins with a quote ends with one, and each quote within it is doubled"
             raise ShardCorruptError(self.name, f"{place.text}: {error}; {advice}", place.text) from error
 
     def _check_names(self, names: Sequence[str]) -> None:
         for name, count in Counter(names).items():
             if count > 1:
-                raise ShardCorruptError(self.name, f"column {name!r} comes {count} times")
+                expected = f"a table with each name once; in its header, {name!r} comes {count} times"
+                raise ConfigurationError("paths", self.name, expected)
 
 
 class _Place:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fkat_data.datasets import IterableJsonDataset, JsonDataset
-from fkat_data.errors import ShardCorruptError
+from fkat_data.errors import ConfigurationError, ShardCorruptError
 from fkat_data.files.lines import LineIndex
 
 COMPRESSIONS = {
@@ -88,7 +88,7 @@ def test_no_descriptor_is_left_open(path, nothing_left_behind):
 
 
 # Zeros are damage, and no blank line.
-@pytest.mark.parametrize("line", [b'{"a": ', b"no JSON", b'"\xff"', b"{}{}", b"[" * 100_000, bytes(20)])
+@pytest.mark.parametrize("line", [b'{"a": ', b"no JSON", b'"\xff"', b"{}{}", bytes(20)])
 def test_a_line_that_is_no_json_is_named_with_its_place(tmp_path, line):
     path = tmp_path / "odd.jsonl"
     path.write_bytes(b'{"a": 1}\n\n' + line + b"\n3\n")
@@ -108,7 +108,7 @@ def test_a_line_that_is_no_json_is_named_with_its_place(tmp_path, line):
 def test_a_line_without_an_end_is_no_way_to_fill_the_memory(tmp_path, compression, kind):
     path = tmp_path / "bomb.jsonl"
     path.write_bytes(COMPRESSIONS[compression](b'1\n"' + b"a" * (8 << 20)))
-    with pytest.raises(ShardCorruptError, match=r"line at byte 2 .*longer than max_line_bytes = 100,000"):
+    with pytest.raises(ConfigurationError, match=r"max_line_bytes = 100000: .* byte 2 of .*bomb\.jsonl is longer"):
         list(kind(str(path), max_line_bytes=100_000))
 
 

@@ -6,7 +6,7 @@ import shutil
 import pytest
 from streaming_examples import shards_directory
 
-from fkat_data.errors import ShardCorruptError
+from fkat_data.errors import ConfigurationError
 from fkat_data.streaming import StreamingDataLoader, StreamingDataset
 
 CASES = sorted(path.name for path in shards_directory().iterdir() if (path / "data" / "index.json").is_file())
@@ -29,5 +29,5 @@ def test_every_sample_is_read_once(case, tmp_path):
 
 
 def test_a_dataset_without_samples_is_refused():
-    with pytest.raises(ShardCorruptError, match="no samples"):
+    with pytest.raises(ConfigurationError, match="no samples"):
         StreamingDataset(local=str(shards_directory() / "mds-no-samples" / "data"), batch_size=1)

@@ -315,10 +315,10 @@ def test_a_table_that_cannot_be_read_is_named(tmp_path):
     with pytest.raises(ShardCorruptError, match=r"damaged.parquet': "):
         convert([tmp_path / "damaged.parquet"], tmp_path / "out", nulls="json")
     pq.write_table(pa.table([[1], [2]], names=["a", "a"]), tmp_path / "twice.parquet")
-    with pytest.raises(ShardCorruptError, match="column 'a' comes 2 times"):
+    with pytest.raises(ConfigurationError, match=r"twice\..*'a' comes 2 times"):
         convert([tmp_path / "twice.parquet"], tmp_path / "out")
     (tmp_path / "twice.csv").write_text("a,a\n1,2\n")
-    with pytest.raises(ShardCorruptError, match="column 'a' comes 2 times"):
+    with pytest.raises(ConfigurationError, match=r"twice\..*'a' comes 2 times"):
         convert([tmp_path / "twice.csv"], tmp_path / "out")
     with pytest.raises(ConfigurationError, match="nulls = 'drop'"):
         convert([TABLES / "pandas.parquet"], tmp_path / "out", nulls="drop")

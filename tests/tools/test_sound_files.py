@@ -4,6 +4,7 @@ import base64
 import datetime as dt
 import io
 import itertools
+import re
 import tarfile
 from decimal import Decimal
 
@@ -11,10 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
+from PIL import Image
 from pyarrow.parquet import encryption
 
 from fkat_data.datasets import IterableJsonDataset, IterableParquetDataset, JsonDataset, ParquetDataset, TarDataset
-from fkat_data.errors import ConfigurationError, ShardCorruptError
+from fkat_data.errors import ConfigurationError, SampleError, ShardCorruptError
 from fkat_data.streaming import LocalDataset, StreamingDataset
 from fkat_data.tools import convert
 
@@ -287,3 +289,107 @@ def test_files_whose_samples_are_of_several_types_are_refused_with_both_files_an
     expected = rf"columns = 'x'.*is .*{second}.* in .*1\.parquet, and .*{first}.* in .*0\.parquet"
     with pytest.raises(ConfigurationError, match=expected):
         FILE_READERS[reader](folder)
+
+
+@pytest.mark.parametrize("reader", PARQUET_READERS)
+def test_two_columns_of_one_name_are_refused_and_others_are_read(tmp_path, reader):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table([[1], [2], [3]], names=["twice", "twice", "b"]), path)
+    with pytest.raises(ConfigurationError, match=r"(?s)a\.parquet.*'twice'|'twice'.*a\.parquet"):
+        PARQUET_READERS[reader](path)
+    others = {
+        "map-style": lambda: list(ParquetDataset(path, ["b"])),
+        "iterable": lambda: list(IterableParquetDataset(path, ["b"])),
+        "stream": lambda: streamed(path, columns=["b"]),
+        "convert": lambda: converted(path, only=["b"]),
+    }
+    assert others[reader]() == [{"b": 3}]
+
+
+#: Values of Arrow's that are none of Python's.
+BEYOND_PYTHON = {
+    "date after the year 9999": pa.array([0, 2_932_897], pa.date32()),
+    "date before the year 1": pa.array([0, -719_163], pa.date32()),
+    "time after the year 9999": pa.array([0, 1 << 62], pa.timestamp("us")),
+    "time in a zone": pa.array([0, 253_402_300_800], pa.timestamp("s", "UTC")),
+    "duration": pa.array([0, 1 << 62], pa.duration("s")),
+    "within a list": pa.array([[0], [2_932_897]], pa.list_(pa.date32())),
+    "within a struct": pa.array([{"at": 0}, {"at": 2_932_897}], pa.struct({"at": pa.date32()})),
+    "zone": pa.array([None, 1], pa.timestamp("us", "Mars/Base")),
+}
+
+
+@pytest.mark.parametrize("reader", PARQUET_READERS)
+@pytest.mark.parametrize("case", BEYOND_PYTHON)
+def test_values_that_python_lacks_are_a_limit_and_no_damage(tmp_path, reader, case):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"x": BEYOND_PYTHON[case], "row": [0, 1]}), path)
+    with pytest.raises((ConfigurationError, SampleError), match=r"'x'.*Python can") as caught:
+        PARQUET_READERS[reader](path)
+    said = "".join((str(caught.value), *getattr(caught.value, "__notes__", ())))
+    assert re.search(r"row 1 .*a\.parquet", said)
+
+
+@pytest.mark.parametrize("reader", ["stream", "convert"])
+def test_a_table_without_rows_is_no_damage(tmp_path, reader):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"x": pa.array([], pa.int64())}), path)
+    assert list(ParquetDataset(path)) == list(IterableParquetDataset(path)) == []
+    with pytest.raises(ConfigurationError, match=r"local = .*a\.parquet.*no samples"):
+        PARQUET_READERS[reader](path)
+
+
+#: Lines of JSON that Python's json does not read, or that the reader was told not to.
+BEYOND_JSON = {
+    "deep": ({}, b"[" * 100_000 + b"]" * 100_000, r"line 1 .*nested more deeply"),
+    "digits": ({}, b"9" * 5_000, r"line 1 .*digits.*set_int_max_str_digits"),
+    "long": ({"max_line_bytes": 1 << 10}, b'"%s"' % (b"x" * (3 << 20)), r"byte 8 .*longer"),
+}
+
+
+@pytest.mark.parametrize("kind", [JsonDataset, IterableJsonDataset, "convert"])
+@pytest.mark.parametrize("case", BEYOND_JSON)
+def test_lines_beyond_a_limit_are_refused_and_not_called_corrupt(tmp_path, kind, case):
+    options, value, said = BEYOND_JSON[case]
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"a":1}\n{"a":' + value + b"}\n")
+    if kind == "convert" and case == "long":  # it knows no such limit
+        assert len(converted(path)) == 2
+        return
+    with pytest.raises(ConfigurationError, match=said) as caught:
+        converted(path) if kind == "convert" else list(kind(path, **options))
+    assert "a.jsonl" in str(caught.value)
+
+
+LIMITED_MEMBERS = {
+    "json": (b"[" * 100_000 + b"]" * 100_000, "nested more deeply"),
+    "cls": (b"9" * 5_000, "set_int_max_str_digits"),
+}
+
+
+@pytest.mark.parametrize("extension", LIMITED_MEMBERS)
+def test_members_beyond_a_limit_are_refused_and_not_called_corrupt(tmp_path, extension):
+    content, said = LIMITED_MEMBERS[extension]
+    path = write_tar(tmp_path / "a.tar", lambda tar: add_text(tar, f"0.{extension}", content))
+    for read in (lambda: list(TarDataset(path)), lambda: streamed(path)):
+        with pytest.raises(ConfigurationError, match=rf"a\.tar.*row 0, member '0\.{extension}' .*{said}"):
+            read()
+
+
+def test_images_of_more_pixels_than_pillow_opens_are_refused_and_not_called_corrupt(tmp_path, monkeypatch):
+    image = io.BytesIO()
+    Image.new("1", (64, 64)).save(image, "PNG")
+    path = write_tar(tmp_path / "a.tar", lambda tar: add_text(tar, "0.png", image.getvalue()))
+    convert(path, tmp_path / "out")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 16)
+    for read in (lambda: list(TarDataset(path)), lambda: streamed(path), lambda: list(LocalDataset(tmp_path / "out"))):
+        with pytest.raises(ConfigurationError, match=r"row 0, .*png.*MAX_IMAGE_PIXELS"):
+            read()
+
+
+@pytest.mark.parametrize("value", ["[1]", '"text"', "null"])
+def test_a_line_that_is_no_object_is_no_row_of_a_conversion(tmp_path, value):
+    path = tmp_path / "a.jsonl"
+    path.write_text(f'{{"a": 1}}\n{value}\n')
+    with pytest.raises(ConfigurationError, match=r"a JSON object on each line; line 1 .*a\.jsonl"):
+        convert(path, tmp_path / "out")

@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from fkat_data.errors import ConfigurationError, DownloadError, ShardCorruptError, ShardError, ShardNotFoundError
+from fkat_data.errors import ConfigurationError, DownloadError, ShardError, ShardNotFoundError
 from fkat_data.files.formats import LISTED_SUFFIXES, check_safe
 from fkat_data.files.index import INDEX_NAME
 from fkat_data.files.shard import ShardEntry
@@ -26,7 +26,7 @@ from fkat_data.streaming.reading.dataset_index import DatasetIndex, GeneratedInd
 from fkat_data.streaming.reading.in_place_source import DecompressedSource, DirectorySource, folder_of
 from fkat_data.streaming.reading.stream import NO_DATASET, FilePattern, ReadCommit, Stream, no_stream, split_name
 from fkat_data.streaming.store.store import open_store
-from fkat_data.wording import add_note, place_of
+from fkat_data.wording import add_note, place_of, without_secrets
 
 #: Seconds after which a directory that is read in place does not answer.
 _LONGEST_LOOK_S = 60.0
@@ -258,9 +258,9 @@ class Catalog:
     Raises:
         ConfigurationError: A shard has a column of pickles, and they are not allowed; a shard lacks a chosen column, or is no tar
             file and has decoders; the index lacks the hash to compare files with; a directory cannot be a cache; or the
-            limit is too small.
+            limit is too small; or a stream has no samples.
         ShardNotFoundError: A stream has no index.
-        ShardCorruptError: An index is malformed, or a stream has no samples.
+        ShardCorruptError: An index is malformed.
         DownloadError: A store does not deliver its index.
 
     Attributes:
@@ -284,7 +284,7 @@ class Catalog:
         for stream, source in zip(streams, self.sources, strict=True):
             entries = entries_of(stream, source)
             if not sum(entry.samples for entry in entries):
-                raise ShardCorruptError(str(source.directory), "the dataset has no samples")
+                raise _empty(stream)
             check_windowing(stream.tokens, entries[0].format, entries[0].name)
             if stream.decode is not None:
                 entries = with_decoders(entries, stream.decode)
@@ -435,6 +435,12 @@ def _with_columns(entries: Sequence[ShardEntry], columns: tuple[str, ...]) -> li
             if name not in present:
                 raise ConfigurationError("columns", name, f"columns of {entry.name}: {', '.join(present)}")
     return [replace(entry, chosen=columns) for entry in entries]
+
+
+def _empty(stream: Stream) -> ConfigurationError:
+    argument, location = ("remote", stream.remote) if stream.remote else ("local", stream.local)
+    shown = without_secrets(f"{location}/{stream.split}" if stream.split else str(location))
+    return ConfigurationError(argument, shown, "a dataset with samples; it is sound, and has no samples")
 
 
 def _check_safe(entries: Sequence[ShardEntry]) -> None:
