@@ -227,7 +227,7 @@ class DictDataLoader(Described, Closing):
             return False
         _, _, _, sources = before
         givers = (source for name, source in self._sources.items() if source.has_given_since(sources[name]))
-        if not all(source.take_back(sources[source.name]) for source in givers):
+        if not all(source.take_back() for source in givers):
             return False
         self._draft.begin(before)
         self._settle()
@@ -270,6 +270,7 @@ class DictDataLoader(Described, Closing):
     def close(self) -> None:
         """Close every source that can be closed, and end the iteration under way; any number of calls."""
         self._iterations.begin()
+        self._undo()  # later, it would bring back the iterations that end here
         for source in self._sources.values():
             source.stop()
             close = getattr(source.loader, "close", None)
@@ -316,6 +317,9 @@ class DictDataLoader(Described, Closing):
         """Undo what an interrupted call has done, or finish it."""
         if self._loading is not None:
             self._finish_loading(self._loading)
+        self._undo()
+
+    def _undo(self) -> None:
         snapshot = self._draft.snapshot
         if snapshot is None:
             return

@@ -63,8 +63,8 @@ class MixedSource:
         # Microbatches of the pass behind the length that a loader without a state has said.
         self._beyond: deque[Microbatch] = deque()
         self._failure: Exception | None = None
-        # A microbatch of the next pass that the loader yielded at the end of this one, and its state before it.
-        self._held: tuple[Microbatch, Any] | None = None
+        # Whether the iteration over the loader has gone on with the next pass, of which nothing was taken yet.
+        self._is_ahead = False
 
     @property
     def is_begun(self) -> bool:
@@ -76,7 +76,7 @@ class MixedSource:
         """Whether the pass is known to be over: its last microbatch was taken."""
         if self._has_ended:
             return True
-        if self._held is not None or self._beyond or self._failure is not None or not self.taken:
+        if self._beyond or self._failure is not None or not self.taken:
             return False
         if isinstance(self.loader, Stateful):
             return self._is_in_next_epoch() and not _ends_with_other_ranks(self.loader)
@@ -84,8 +84,9 @@ class MixedSource:
 
     def begin(self) -> None:
         """Begin a pass."""
-        if self._held is None:  # otherwise the loader is already in its next pass
+        if not self._is_ahead:
             self._iterator = self._iterated()
+        self._is_ahead = False
         self.seen = self.seen._replace(passes=self.seen.passes + 1)
         self._epoch = self._length = None
         self._has_ended = False
@@ -115,10 +116,7 @@ class MixedSource:
             StopIteration: The pass has ended.
             BaseException: Any exception of the loader.
         """
-        if self._held is not None and not self._has_ended:
-            microbatch, self._held = self._held[0], None
-        else:
-            microbatch = self._next()
+        microbatch = self._next()
         if self.taken == 0 and isinstance(self.loader, _Counted):
             self._epoch = _epoch_delivered(self.loader)
         self.taken += 1
@@ -128,42 +126,40 @@ class MixedSource:
 
     def stop(self) -> None:
         """End the iteration over the loader; the position stays unchanged."""
-        self._iterator = None
+        self._iterator, self._is_ahead = None, False
 
     def give_up(self) -> None:
         """Discard the current pass, so that the next one starts from the beginning."""
-        self._iterator = self._held = None
+        self.stop()
         self._fetched.clear()
         self._beyond.clear()
         self._failure = None
 
     def snapshot(self) -> tuple[Any, ...]:
         """Return what ``restore`` needs to undo all that follows, but what the loader itself has delivered."""
-        passing = self._iterator, self._has_ended, self._epoch, self._loaded, self._held
+        passing = self._iterator, self._has_ended, self._epoch, self._loaded, self._is_ahead
         return self.taken, self.delivered, self.seen, passing
 
     def restore(self, snapshot: tuple[Any, ...]) -> None:
         """Undo what an interrupted call has done."""
         self.taken, self.delivered, self.seen, passing = snapshot
-        self._iterator, self._has_ended, self._epoch, self._loaded, self._held = passing
-        take_back = getattr(self.loader, "take_back", None)
-        if self._fetched and self._held is None and callable(take_back):
-            take_back()
+        self._iterator, self._has_ended, self._epoch, self._loaded, self._is_ahead = passing
+        if self._fetched and callable(getattr(self.loader, "take_back", None)):
+            self.take_back()
             self._fetched.clear()
 
     def has_given_since(self, snapshot: tuple[Any, ...]) -> bool:
         """Return whether a microbatch was taken since a snapshot."""
         return self.seen.delivered != snapshot[2].delivered
 
-    def take_back(self, snapshot: tuple[Any, ...]) -> bool:
-        """Have the loader give again what was taken since a snapshot; ``restore`` undoes the rest.
+    def take_back(self) -> bool:
+        """Have the loader give its last microbatch again; ``restore`` undoes the rest.
 
         Returns:
             False if it cannot: nothing has changed then.
         """
-        *_, held = snapshot[3]
         take_back = getattr(self.loader, "take_back", None)
-        return held is not None or (callable(take_back) and bool(take_back()))
+        return callable(take_back) and bool(take_back())
 
     def release(self) -> None:
         """Forget the last microbatch: the caller has it."""
@@ -194,7 +190,7 @@ class MixedSource:
         """Return what ``state_dict`` would return, from every rank's ``local_state_dict`` in the order of ranks."""
         merge = getattr(self.loader, "merge_state_dicts", None)
         states = [state_dict["state"] for state_dict in local_state_dicts]
-        # A pass that has begun ahead of the mixture keeps the state that was loaded, which is that of all ranks.
+        # Older versions kept the loaded state, which is of all ranks, where the loader had gone on with its next pass.
         names = {"all_rank_indices", "all_rank_states"}
         is_whole = any(
             names.intersection(cast("Mapping[str, Any]", state))
@@ -205,10 +201,7 @@ class MixedSource:
         return {**local_state_dicts[0], "state": state}
 
     def _position(self, method: str) -> dict[str, Any]:
-        if self._held is not None:
-            state = self._held[1]
-        else:
-            state = getattr(self.loader, method)() if isinstance(self.loader, Stateful) else None
+        state = getattr(self.loader, method)() if isinstance(self.loader, Stateful) else None
         is_past = self._is_in_next_epoch()
         if isinstance(state, Mapping) and self._epoch is not None:
             # Ranks of windows end a pass together: one that has more left has ended with the others.
@@ -302,8 +295,11 @@ class MixedSource:
         loaded, self._loaded = self._loaded, None
         if loaded is not None and self._epoch is not None and _epoch_delivered(self.loader) != self._epoch:
             # The state was saved when only empty shards were left, so the loader went on to its next epoch.
-            self._held = (microbatch, loaded["state"])
-            self._has_ended = True
+            if not self.take_back():
+                cast("Stateful", self.loader).load_state_dict(loaded["state"])
+                self._iterator = self._iterated()
+            self._fetched.clear()
+            self._has_ended = self._is_ahead = True
             raise StopIteration
         return microbatch
 

@@ -2,7 +2,7 @@ import copy
 import gc
 import logging
 from collections import Counter
-from itertools import islice
+from itertools import islice, product
 
 import pytest
 import torch
@@ -575,3 +575,112 @@ def test_only_what_was_just_delivered_is_taken_back_and_only_by_a_source_that_ca
     first = next(iterator)
     assert outer.take_back()
     assert next(iterator) == first
+
+
+class WithoutTakingBack:
+    """A loader of the user's around one of this library's."""
+
+    def __init__(self, loader):
+        self.loader = loader
+
+    epoch = property(lambda self: self.loader.epoch)
+    step = property(lambda self: self.loader.step)
+
+    def __iter__(self):
+        return iter(self.loader)
+
+    def state_dict(self):
+        return self.loader.state_dict()
+
+    def load_state_dict(self, state_dict):
+        self.loader.load_state_dict(state_dict)
+
+
+def first_ones(rows):
+    return [row for row in rows if row < 2]
+
+
+def with_an_empty_end(kind, on_exhausted):
+    """A mixture whose second source does not know its end: empty shards, or windows without a row, are behind it."""
+    second = {
+        "shards": lambda: make(["list-x-2", "list-y-0", "list-z-0"]),
+        "windows": lambda: fkat_data.DataLoader(range(6), window_fn=first_ones, window_size=2, collate_fn=list),
+        "user's": lambda: WithoutTakingBack(make(["list-x-2", "list-y-0"])),
+    }[kind]()
+    sources = {"s0": fkat_data.DataLoader(range(5), 1, shuffle=True, seed=3, collate_fn=list), "s1": second}
+    return DictDataLoader(sources, RoundRobin(list(sources)), None, on_exhausted=on_exhausted)
+
+
+def go_on(mixture, iterator):
+    return iterator
+
+
+def leave_after_closing(mixture, iterator):
+    mixture.close()
+    return iter(mixture)
+
+
+def leave_by_ending(mixture, iterator):
+    mixture.end_epoch()
+    return iter(mixture)
+
+
+def leave_for_a_new_loop(mixture, iterator):
+    return iter(mixture)
+
+
+def take_one_back(mixture, iterator):
+    mixture.take_back()
+    return iterator
+
+
+@pytest.mark.parametrize("disturb", [go_on, leave_after_closing, leave_by_ending, leave_for_a_new_loop, take_one_back])
+def test_a_source_that_was_loaded_where_only_empty_shards_are_left_loses_nothing(disturb, some):
+    kinds = ["shards", "windows", *(["user's"] if disturb is not take_one_back else [])]
+    cuts = [(3, 1), (3, 2), (4, 1), (4, 2), (4, 3)]
+    for kind, on_exhausted, (count, further) in some([*product(kinds, ON_EXHAUSTED, cuts)], 3):
+        found = []
+        for is_loaded in (False, True):
+            mixture, resumed = (with_an_empty_end(kind, on_exhausted) for _ in range(2))
+            iterator = iter(mixture)
+            for _ in range(count):
+                next(iterator)
+            if is_loaded:
+                mixture.load_state_dict(copy.deepcopy(mixture.state_dict()))
+                iterator = iter(mixture)
+            begun = [labelled(each) for each in islice(iterator, further)]
+            iterator = disturb(mixture, iterator)
+            resumed.load_state_dict(copy.deepcopy(mixture.state_dict()))
+            place, rest = (mixture.epoch, mixture.step), [*map(labelled, iterator)]
+            epochs = [rest] * bool(rest) + [[*map(labelled, mixture)] for _ in range(2)]
+            assert [[*map(labelled, resumed)] for _ in epochs] == epochs
+            found.append([begun, place, epochs])
+        assert found[0] == found[1], (kind, on_exhausted, count, further)
+
+
+class InterruptedAt:
+    """Samples, of which one ends its first call as Ctrl-C does."""
+
+    def __init__(self, index):
+        self.index = index
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        if index == self.index:
+            self.index = None
+            raise KeyboardInterrupt
+        return index
+
+
+def test_a_mixture_that_is_closed_after_an_interruption_can_be_iterated_again():
+    for index in range(3):
+        sources = {"a": fkat_data.DataLoader(range(3)), "b": fkat_data.DataLoader(InterruptedAt(index))}
+        mixture = DictDataLoader(sources, RoundRobin(["a", "b"]), None)
+        with pytest.raises(KeyboardInterrupt):
+            list(mixture)
+        step = mixture.step
+        mixture.close()
+        assert mixture.step == step
+        assert list(map(labelled, mixture)) == [(name, [number]) for number in range(3) for name in "ab"]
