@@ -1,7 +1,9 @@
 """Validate arguments, sizes in words among them: each function returns the value, or raises an error that names it."""
 
+import copy
 import math
 import operator
+import pickle
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from typing import Any, TypeGuard, TypeVar, cast
@@ -159,6 +161,21 @@ def checked_state(state_dict: object, present: Mapping[str, Any], *free: str) ->
         saved, expected = ("<a state>" if BASE_FIELD in where else "<none>" for where in (state, present))
         raise StateMismatchError(BASE_FIELD, saved, expected, "the state was saved with another base dataset")
     return state
+
+
+def copied_state(state: Any) -> Any:
+    """Return a copy of a state of the user's: what gives it may change it later, and what loads it may take it over.
+
+    One that can be neither pickled nor copied is returned as it is.
+    """
+    try:
+        return pickle.loads(pickle.dumps(state, pickle.HIGHEST_PROTOCOL))  # as it is saved, and in a tenth of the time
+    except genuine(Exception):
+        pass
+    try:
+        return copy.deepcopy(state)
+    except genuine(Exception):
+        return state
 
 
 _BYTES = {suffix: 1024**power for power, suffix in enumerate(("kb", "mb", "gb", "tb", "pb", "eb", "zb", "yb"), start=1)}

@@ -19,6 +19,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from fkat_data.arguments import copied_state
 from fkat_data.datasets.token_budget import TokenBudgetBatchSampler
 from fkat_data.drop_in.checked_order import Check, CheckedOrder, check_order, checks_in
 from fkat_data.drop_in.dataset_plan import OTHER_LENGTH, IndexPlan
@@ -442,15 +443,14 @@ class DrawnPlan(IndexPlan):
                 for step in range(old.first, len(old)):
                     self._marks.pop(step, None)
         self._is_over = len(batches) < self._part_size
-        self._drawn_to = self._states()
-        if self._has_own_states:
-            self._note()
+        self._drawn_to = self._note() if self._has_own_states else self._states()
         self._is_torn = False
 
-    def _note(self, *first: Any) -> None:
-        """Remember what samplers with a state say where the batches were drawn to; ``first``: the first batch, alone."""
-        reached = Reached(self._states(), self._order.count, self._order.digest)
-        self._iteration.note(reached, *first)
+    def _note(self, *first: Any) -> dict[str, Any]:
+        """Remember and return what samplers with a state say where the batches were drawn to; ``first``: the only one."""
+        states = self._states()
+        self._iteration.note(Reached(states, self._order.count, self._order.digest), *first)
+        return states
 
     def _draw(self, count: int) -> list[Any]:
         """Return the next batches, at most ``count``."""
@@ -511,7 +511,7 @@ class DrawnPlan(IndexPlan):
         if self._known_length is None or self._known_length[0] != state:
             is_dealt = isinstance(sampler, TokenBudgetBatchSampler)
             other = sampler.for_rank(sampler.dp_size, sampler.dp_rank) if is_dealt else copy.copy(sampler)
-            other.load_state_dict(state)
+            other.load_state_dict(copied_state(state))
             self._known_length = state, len(other)
         return self._known_length[1]
 

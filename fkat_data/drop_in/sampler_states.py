@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
+from fkat_data.arguments import copied_state
 from fkat_data.drop_in.checked_order import Check, CheckedOrder
 from fkat_data.errors import StateMismatchError
 from fkat_data.interruption import genuine
@@ -214,7 +215,7 @@ def states_of(members: Sequence[Any]) -> dict[str, Any]:
     generators = [getattr(member, "generator", None) for member in members]
     return {
         "generators": [_text_of(each) if isinstance(each, torch.Generator) else None for each in generators],
-        "samplers": [member.state_dict() if isinstance(member, Stateful) else None for member in members],
+        "samplers": [copied_state(member.state_dict()) if isinstance(member, Stateful) else None for member in members],
     }
 
 
@@ -237,7 +238,7 @@ def load_into(members: Sequence[Any], states: Mapping[str, Any]) -> None:
             if not isinstance(member, Stateful):
                 hint = "make the samplers as in the run that saved"
                 raise StateMismatchError("sampler", "<with a state>", type(member).__name__, hint)
-            member.load_state_dict(state)
+            member.load_state_dict(copied_state(state))
 
 
 def members_of(sampler: object) -> list[Any]:

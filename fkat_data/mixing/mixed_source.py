@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Any, Protocol, cast, runtime_checkable
 
 from fkat_data import arguments
+from fkat_data.arguments import copied_state
 from fkat_data.distributed import rank_and_world_size
 from fkat_data.errors import StateMismatchError
 from fkat_data.interruption import genuine
@@ -201,7 +202,7 @@ class MixedSource:
         return {**local_state_dicts[0], "state": state}
 
     def _position(self, method: str) -> dict[str, Any]:
-        state = getattr(self.loader, method)() if isinstance(self.loader, Stateful) else None
+        state = copied_state(getattr(self.loader, method)()) if isinstance(self.loader, Stateful) else None
         is_past = self._is_in_next_epoch()
         if isinstance(state, Mapping) and self._epoch is not None:
             # Ranks of windows end a pass together: one that has more left has ended with the others.
@@ -244,7 +245,7 @@ class MixedSource:
             StateMismatchError: The loader rejects its own part of the state.
         """
         if isinstance(self.loader, Stateful):
-            self.loader.load_state_dict(state_dict["state"])
+            self.loader.load_state_dict(copied_state(state_dict["state"]))
         self.give_up()
         self.delivered, self.taken = int(state_dict["delivered"]), int(state_dict["taken"])
         self._epoch = state_dict["epoch"]
@@ -296,7 +297,7 @@ class MixedSource:
         if loaded is not None and self._epoch is not None and _epoch_delivered(self.loader) != self._epoch:
             # The state was saved when only empty shards were left, so the loader went on to its next epoch.
             if not self.take_back():
-                cast("Stateful", self.loader).load_state_dict(loaded["state"])
+                cast("Stateful", self.loader).load_state_dict(copied_state(loaded["state"]))
                 self._iterator = self._iterated()
             self._fetched.clear()
             self._has_ended = self._is_ahead = True

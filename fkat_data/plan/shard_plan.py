@@ -7,6 +7,7 @@ from collections.abc import Set as AbstractSet
 from operator import length_hint
 from typing import Any, cast
 
+from fkat_data.arguments import copied_state
 from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.plan.place import Layer, Piece, Place, Position, Task, deal, first_step
 from fkat_data.samplers.base import ShardSampler, check_shard, check_shards, has_own_iteration, shard_identity
@@ -201,7 +202,7 @@ class ReplayedShardPlan(ShardPlan):
             return self._recent[index]
         while self._next_index <= index:
             if self._is_own_iterator:
-                self._states[self._next_index] = self._iterable.state_dict()
+                self._states[self._next_index] = copied_state(self._iterable.state_dict())
             # After an error the iterator is over, or has gone past the shard that is missing here.
             self._has_failed = True
             shard = next(self._iterator, _OVER)
@@ -241,7 +242,7 @@ class ReplayedShardPlan(ShardPlan):
         """Rewind an iterable that is its own iterator from the prefetched shard to the caller's."""
         num_begun = position.shard + (position.microbatch > 0)
         if position.epoch == self._epoch and num_begun in self._states:
-            self._iterable.load_state_dict(self._states[num_begun])
+            self._iterable.load_state_dict(copied_state(self._states[num_begun]))
 
     def _begin(self, epoch: int) -> None:
         if self._was_begun and _is_spent_by_reading(self._iterable):
@@ -254,10 +255,10 @@ class ReplayedShardPlan(ShardPlan):
         is_stateful = isinstance(self._iterable, Stateful)
         if is_stateful:
             if self._loaded is not None and self._loaded[0] == epoch:
-                self._iterable.load_state_dict(self._loaded[1])
+                self._iterable.load_state_dict(copied_state(self._loaded[1]))
             elif epoch == self._epoch and self._begin_state is not None:
-                self._iterable.load_state_dict(self._begin_state)
-            self._begin_state = self._iterable.state_dict()
+                self._iterable.load_state_dict(copied_state(self._begin_state))
+            self._begin_state = copied_state(self._iterable.state_dict())
         set_epoch = getattr(self._iterable, "set_epoch", None)
         if callable(set_epoch):
             set_epoch(epoch)

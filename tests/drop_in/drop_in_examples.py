@@ -320,6 +320,46 @@ class Further(Counted, Sampler):
         self.epoch, self.index, self.is_loaded = state_dict["epoch"], state_dict["index"], True
 
 
+def kept_in_place(name):
+    def change(sampler, value):
+        sampler.state["at"][name][0] = value
+
+    return property(lambda sampler: sampler.state["at"][name][0], change)
+
+
+class FurtherInPlace(Further):
+    """The same; its state is one object that changes as it goes on, and a load takes over the object that it is given."""
+
+    epoch, index = kept_in_place("epoch"), kept_in_place("index")
+
+    def __init__(self, count):
+        self.state = {"at": {"epoch": [0], "index": [0]}}
+        super().__init__(count)
+
+    def state_dict(self):
+        return self.state
+
+    def load_state_dict(self, state_dict):
+        self.state, self.is_loaded = state_dict, True
+
+
+class RewindingInPlace(Rewinding):
+    """One that rewinds, with such a state."""
+
+    index = kept_in_place("index")
+
+    def __init__(self, count):
+        self.state = {"at": {"index": [0]}}
+        super().__init__(count)
+
+    def state_dict(self):
+        return self.state
+
+    def load_state_dict(self, state_dict):
+        self.state = state_dict
+        self.first = self.index
+
+
 class FurtherAtOnce(Further):
     """The same, but it goes on when ``iter`` is called, and not with the first index."""
 

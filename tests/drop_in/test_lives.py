@@ -14,9 +14,11 @@ from drop_in_examples import (
     FromGenerator,
     Further,
     FurtherAtOnce,
+    FurtherInPlace,
     Lengths,
     Remembering,
     Rewinding,
+    RewindingInPlace,
 )
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
 from walks import at_state, begun
@@ -70,8 +72,10 @@ KINDS = {
     "a generator": lambda: DataLoader(SAMPLES, 3, sampler=FromGenerator(23, generator()), seed=2),
     "a sampler that continues": lambda: DataLoader(SAMPLES, 3, sampler=Continuing(23)),
     "a sampler that rewinds": lambda: DataLoader(SAMPLES, 3, sampler=Rewinding(23)),
+    "a sampler that rewinds in place": lambda: DataLoader(SAMPLES, 3, sampler=RewindingInPlace(23)),
     "batches that rewind": lambda: DataLoader(SAMPLES, batch_sampler=in_batches(Rewinding(23))),
     "a further epoch": lambda: DataLoader(SAMPLES, 3, sampler=Further(23)),
+    "a further epoch in place": lambda: DataLoader(SAMPLES, 3, sampler=FurtherInPlace(23)),
     "batches of a further epoch": lambda: DataLoader(SAMPLES, batch_sampler=in_batches(Further(23))),
     "a further epoch at once": lambda: DataLoader(SAMPLES, 3, sampler=FurtherAtOnce(23)),
     "single samples of a further epoch": lambda: DataLoader(SAMPLES, None, sampler=Further(7)),
@@ -227,7 +231,7 @@ def test_a_state_that_a_loop_has_begun_with_stays_the_one_that_was_loaded(kind):
     assert shown(at_state(KINDS[kind](), state)) == shown(loader.kept)
 
 
-@pytest.mark.parametrize("sampler", [Further, FurtherAtOnce])
+@pytest.mark.parametrize("sampler", [Further, FurtherAtOnce, FurtherInPlace])
 def test_a_sampler_that_begins_a_further_epoch_each_time_does_so_after_one_that_was_left(sampler):
     whole = DataLoader(SAMPLES, 3, sampler=sampler(23))
     _, second, third = shown(whole), shown(whole), shown(whole)

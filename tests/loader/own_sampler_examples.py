@@ -174,7 +174,33 @@ class StatefulIterator:
         self.index = state_dict["index"]
 
 
+class RememberingInPlace:
+    """Its state is one list that changes as it goes on, and that a load replaces by the list that it is given."""
+
+    def __init__(self):
+        self.state = {"turns": [0]}
+
+    def __iter__(self):
+        self.state["turns"][0] += 1
+        turn = self.state["turns"][0] % len(SHARDS)
+        yield from SHARDS[turn:] + SHARDS[:turn]
+        self.state["turns"][0] += 1
+
+    def state_dict(self):
+        return self.state
+
+    def load_state_dict(self, state_dict):
+        self.state = state_dict
+
+
 #: Those with one order, those that have another in each epoch, and those that are no subclasses.
 FIXED = [Assigned, Filled, Generated, Indexed, Filtered, Narrowed]
 CHANGING = [GloballyShuffled, OwnlyShuffled, Counting, KnowingEpochs, Pure]
-OTHERS = [Plain, PlainKnowingEpochs, Remembering, StatefulIterator, lambda: tuple(SHARDS)]
+OTHERS = [
+    Plain,
+    PlainKnowingEpochs,
+    Remembering,
+    StatefulIterator,
+    RememberingInPlace,
+    lambda: tuple(SHARDS),
+]

@@ -57,6 +57,27 @@ class Remembering:
         self.is_loaded = True
 
 
+class InPlace(Remembering):
+    """Its state is one object that changes, and that a load takes over."""
+
+    passes, index = (
+        property(
+            lambda self, name=name: self.state[name], lambda self, value, name=name: self.state.update({name: value})
+        )
+        for name in ("passes", "index")
+    )
+
+    def __init__(self, name, count):
+        self.state = {}
+        super().__init__(name, count)
+
+    def state_dict(self):
+        return self.state
+
+    def load_state_dict(self, state_dict):
+        self.state, self.is_loaded = state_dict, True
+
+
 class Lingering(Remembering):
     """After its last microbatch its state is the end of the pass, and the iteration after a load then gives nothing."""
 
@@ -147,7 +168,7 @@ def check_every_resume(made, num_epochs):
 
 
 @pytest.mark.parametrize("on_exhausted", ON_EXHAUSTED)
-@pytest.mark.parametrize("kind", [Numbers, Remembering, Lingering])
+@pytest.mark.parametrize("kind", [Numbers, Remembering, Lingering, InPlace])
 @pytest.mark.parametrize(
     "strategy",
     [

@@ -60,9 +60,6 @@ class Face:
         """Whether a loader that has delivered all of an epoch says so, where it now is at the start of the next one."""
         return self.knows_end_always
 
-    def length_at(self, model):
-        return model.length(model.place.epoch)
-
     def reference(self):
         """Return what an uninterrupted run delivers, and the model of it."""
         run = UndisturbedRun(self)

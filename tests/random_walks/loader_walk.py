@@ -302,7 +302,9 @@ class Walk:
     def length(self):
         if self.face.has_length and self.model.next_epoch() < NUM_EPOCHS:
             self.note("len(loader)")
-            expect(len(self.loader), self.face.length_at(self.model), "len(loader)")
+            is_under_way = self.iterator is not None and self.model.iterating is not None
+            epoch = self.model.iterating if is_under_way else self.model.next_epoch()
+            expect(len(self.loader), self.model.length(epoch), "len(loader)")
 
     def fail(self, count, recovery):
         """Let the dataset fail at its next sample, then go on: by another call, by a load, or in the next loop."""
