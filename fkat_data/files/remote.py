@@ -9,7 +9,7 @@ from operator import itemgetter
 from typing import Any, cast
 
 from fkat_data.background import BackgroundCall, in_parallel
-from fkat_data.files.signed_requests import SignedRequests, Span
+from fkat_data.files.range_requests import RangeRequests, Requests, Span
 from fkat_data.observe.stages import reading
 from fkat_data.store_errors import settings_of, store_errors
 
@@ -65,7 +65,7 @@ class RemoteFile:
         # Other file systems share a connection, or a position.
         is_parallel = has_ranges and (getattr(file_system, "async_impl", False) or "hf" in file_system.protocol)
         self._num_requests = _NUM_REQUESTS if is_parallel else 1
-        self._signed = SignedRequests.of(file_system, name, self.details) if has_ranges else None
+        self._requests = RangeRequests.of(file_system, name, self.details) if has_ranges else None
         self._turn = nullcontext() if is_parallel else threading.Lock()
         self._order_lock = threading.Lock()
         self._last: Span | None = None
@@ -130,20 +130,23 @@ class RemoteFile:
             for start, stop in spans
             for begin in range(start, stop, _LONGEST_REQUEST_BYTES)
         ]
-        contents = iter(self._signed_answers(requests) if self._signed is not None else self._answers(requests))
+        contents = iter(self._answers_of(requests))
         return [_joined([next(contents) for _ in range(start, stop, _LONGEST_REQUEST_BYTES)]) for start, stop in spans]
 
-    def _signed_answers(self, requests: Sequence[Span]) -> list[bytes]:
-        """Return what signed requests bring, and what they do not bring by others, which retry and say what is wrong."""
-        signed = self._signed
-        found = [None] * len(requests) if signed is None else signed.contents(requests)
+    def _answers_of(self, requests: Sequence[Span]) -> list[bytes]:
+        """Return what is stored in ranges; what is not sent at once, fsspec asks for, which retries and says what is wrong."""
+        sent = None if self._requests is None else self._requests.begin(requests)
+        return self._answers(requests) if sent is None else self._received(requests, sent)
+
+    def _received(self, requests: Sequence[Span], sent: Requests) -> list[bytes]:
+        found = sent.contents()
         missing = [request for request, content in zip(requests, found, strict=True) if content is None]
         if not missing:
             return cast("list[bytes]", found)
         others = iter(self._answers(missing))
-        if signed is not None and len(missing) == len(requests):
-            signed.refuse()
-            self._signed = None
+        if self._requests is not None and sent.is_refused:
+            self._requests.refuse()
+            self._requests = None
         return [next(others) if content is None else content for content in found]
 
     def _answers(self, requests: Sequence[Span]) -> list[bytes]:
