@@ -14,7 +14,7 @@ class CountingFile(AbstractBufferedFile):
         with self.fs.lock:
             self.fs.requests.append((self.path, start, end))
         if self.fs.meeting is not None:
-            self.fs.meeting.wait(60)
+            self.fs.meeting.wait()
         return self.fs.answer(self.fs.files[self.path][start:end])
 
 
@@ -24,7 +24,7 @@ class CountingFileSystem(AbstractFileSystem):
     Attributes:
         files: The contents, by name.
         requests: Which ranges were asked for: the file, and the first and the last byte.
-        meeting: A barrier that requests wait at; None: they do not wait.
+        meeting: The ``Meeting`` that requests wait at; None: they do not wait.
         answer: What becomes of the bytes of an answer.
     """
 

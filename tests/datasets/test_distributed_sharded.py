@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from meeting import Meeting
 from torch.utils.data import DataLoader
 
 from fkat_data.datasets import DistributedShardedDataset
@@ -213,7 +214,7 @@ def test_an_error_in_the_background_arrives_at_the_shard_it_concerns_and_can_be_
 
 def test_sizes_are_counted_once_in_parallel_and_remembered(tmp_path):
     path = tmp_path / "sizes.json"
-    both = threading.Barrier(2, timeout=WAIT_S)
+    both = Meeting(2)
     opened = []
 
     def load(key):

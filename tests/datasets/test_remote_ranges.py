@@ -4,7 +4,6 @@ import io
 import json
 import random
 import tarfile
-import threading
 import time
 
 import fsspec
@@ -13,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from counting_files import CountingFileSystem
+from meeting import Meeting
 
 from fkat_data.datasets import (
     IterableJsonDataset,
@@ -99,12 +99,12 @@ def test_a_batch_is_fetched_at_once_and_neighbours_by_one_request(kind, store):
     expected = list(map(str, dataset))
     store.requests.clear()
     members = 2 if kind == "tar" else 1  # a header is between two members
-    store.meeting = threading.Barrier(3 * members)
+    store.meeting = Meeting(3 * members)
     indices = [150, 3, 77]
     assert list(map(str, dataset.__getitems__(indices))) == [expected[index] for index in indices]
     assert len(store.requests) == 3 * members
     if members == 1 and "one" not in kind:
-        store.meeting = threading.Barrier(2)
+        store.meeting = Meeting(2)
         indices = [151, 3, 150, 4, 5]
         assert list(map(str, dataset.__getitems__(indices))) == [expected[index] for index in indices]
         assert len(store.requests) == 5
@@ -115,7 +115,7 @@ def test_the_files_of_a_batch_are_read_at_once(store):
     store.files.update({path.removeprefix("counting://"): lines()["file"] for path in paths})
     dataset = JsonDataset(paths)
     dataset.__getitems__([1, 201, 401])
-    store.meeting = threading.Barrier(3)
+    store.meeting = Meeting(3)
     assert [sample["n"] for sample in dataset.__getitems__([590, 20, 250])] == [190, 20, 50]
 
 
@@ -162,7 +162,7 @@ def test_the_row_groups_of_a_batch_are_fetched_at_once_and_neighbouring_columns_
     numbers, chunk_bytes = table
     dataset = ParquetDataset("counting://file", ["c07", "c08", "c09"])
     store.requests.clear()
-    store.meeting = threading.Barrier(3)
+    store.meeting = Meeting(3)
     indices = [70, 10, 150]
     assert [row["c08"] for row in dataset.__getitems__(indices)] == [numbers["c08"][index] for index in indices]
     assert len(store.requests) == 3

@@ -10,6 +10,7 @@ import psutil
 import pytest
 import torch
 from drop_in_examples import Strand
+from meeting import Meeting
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, RandomSampler
 
@@ -77,11 +78,11 @@ def test_the_program_keeps_its_number_of_torch_threads(run_script):
 
 
 def test_threads_make_several_microbatches_at_once():
-    meeting = threading.Barrier(3)
+    meeting = Meeting(3)
 
     def meet(index):
         if index in (8, 9, 10):
-            meeting.wait(30)  # alone, none of them would go on
+            meeting.wait()  # alone, none of them would go on
         return index
 
     with DataLoader(Numbers(meet), 1, num_workers=3, workers="threads") as loader:

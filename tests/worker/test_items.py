@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from meeting import Meeting
 from walks import wait_until
 
 import fkat_data
@@ -80,7 +81,7 @@ def test_outside_of_production_draws_follow_from_torchs_generator():
 
 
 def test_items_are_made_at_once(threads):
-    meeting = threading.Barrier(4, timeout=10)
+    meeting = Meeting(4)
     threads.items(Items(lambda index: meeting.wait()), range(8))
 
 
