@@ -3,17 +3,14 @@
 import contextlib
 import gzip
 import http.server
-import io
-import json
 import random
-import tarfile
 import threading
 from urllib.parse import unquote
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
+from archive_examples import archive
+from small_files import json_lines, npy, parquet, rows
 
 from fkat_data.datasets import (
     IterableJsonDataset,
@@ -26,27 +23,15 @@ from fkat_data.datasets import (
 from fkat_data.errors import ConfigurationError, DownloadError, ShardNotFoundError
 from fkat_data.streaming import Stream, StreamingDataset
 
-ROWS = [{"number": number, "text": f"row {number}"} for number in range(200)]
-LINES = b"".join(json.dumps(row).encode() + b"\n" for row in ROWS)
+ROWS = rows(200)
+LINES = json_lines(ROWS)
 #: fsspec asks for as much at a time: the files are larger.
 BLOCK_BYTES = 1000
 OPTIONS = {"block_size": BLOCK_BYTES}
 
 
-def parquet(rows=ROWS):
-    file = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(rows), file, compression="none", use_dictionary=False)
-    return file.getvalue()
-
-
-def tar():
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w") as archive:
-        for number in range(9):
-            member = tarfile.TarInfo(f"{number}.txt")
-            member.size = 5000
-            archive.addfile(member, io.BytesIO(bytes(5000)))
-    return file.getvalue()
+def table(samples=ROWS):
+    return parquet(samples, compression="none", use_dictionary=False)
 
 
 @contextlib.contextmanager
@@ -129,11 +114,13 @@ def test_lines_are_read_of_any_server(server, name, processes):
 
 @pytest.mark.parametrize("server", ["no ranges", "no ranges, and says so", "no ranges, no size"])
 def test_a_reader_that_needs_ranges_says_so_with_the_url(server, processes):
-    tokens = io.BytesIO()
-    np.save(tokens, np.zeros(400_000, np.uint16))
     # More than is read of a file's end at once.
-    rows = [{"text": random.Random(number).randbytes(2000).hex()} for number in range(100)]
-    files = {"rows.parquet": parquet(rows), "rows.tar": tar(), "tokens.npy": tokens.getvalue()}
+    texts = [{"text": random.Random(number).randbytes(2000).hex()} for number in range(100)]
+    files = {
+        "rows.parquet": table(texts),
+        "rows.tar": archive([(f"{number}.txt", bytes(5000)) for number in range(9)]),
+        "tokens.npy": npy(np.zeros(400_000, np.uint16)),
+    }
     with serving(files, **SERVERS[server]) as (url, _):
         for read, name in [
             (ParquetDataset, "rows.parquet"),
@@ -165,7 +152,7 @@ NAMES = ["a b.parquet", "a%20b.parquet", "100%.parquet", "é.parquet", "a+b.parq
 )
 def test_a_url_means_the_same_file_for_datasets_and_streams(tmp_path, written, processes):
     name = f"{unquote(written)}.parquet"
-    with serving({name: parquet()}, has_ranges=True) as (url, _):
+    with serving({name: table()}, has_ranges=True) as (url, _):
         location = f"{url}/{written}.parquet"
         assert ParquetDataset(location)[0] == ROWS[0]
         stream = Stream(remote=location, local=str(tmp_path), download_retry=0)
@@ -173,7 +160,7 @@ def test_a_url_means_the_same_file_for_datasets_and_streams(tmp_path, written, p
 
 
 def test_a_stream_of_files_that_a_server_compresses_is_an_error_that_says_so(tmp_path, processes):
-    with serving({"rows.parquet": parquet()}, encodes="always") as (url, _):
+    with serving({"rows.parquet": table()}, encodes="always") as (url, _):
         stream = Stream(remote=f"{url}/rows.parquet", local=str(tmp_path), download_retry=0)
         with pytest.raises(ConfigurationError, match=r"folder/rows\.parquet.*Content-Encoding: gzip"):
             StreamingDataset(streams=[stream], batch_size=1)

@@ -2,13 +2,14 @@
 
 import errno
 import itertools
-import json
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import small_files
 import zstandard
+from small_files import json_lines, rows
 
 from fkat_data.datasets import IterableJsonDataset, IterableParquetDataset, JsonDataset, ParquetDataset
 from fkat_data.errors import FkatDataError, ShardCorruptError, ShardError
@@ -17,7 +18,7 @@ from fkat_data.streaming import StreamingDataset
 from fkat_data.tools import convert
 from fkat_data.tools.dataset_commands import stored_datasets
 
-ROWS = [{"number": number, "text": f"row {number}"} for number in range(40)]
+ROWS = rows(40)
 
 
 class Plan:
@@ -135,18 +136,17 @@ def converted(path, folder):
 
 
 def parquet(folder):
-    pq.write_table(pa.Table.from_pylist(ROWS), folder / "rows.parquet", row_group_size=20)
+    (folder / "rows.parquet").write_bytes(small_files.parquet(ROWS, row_group_size=20))
     return "rows.parquet"
 
 
 def lines(folder):
-    text = b"".join(json.dumps(row).encode() + b"\n" for row in ROWS)
-    (folder / "rows.jsonl.zst").write_bytes(zstandard.compress(text))
+    (folder / "rows.jsonl.zst").write_bytes(zstandard.compress(json_lines(ROWS)))
     return "rows.jsonl.zst"
 
 
 def shards(folder):
-    (folder / "source.jsonl").write_bytes(b"".join(json.dumps(row).encode() + b"\n" for row in ROWS))
+    (folder / "source.jsonl").write_bytes(json_lines(ROWS))
     convert(folder / "source.jsonl", str(folder / "shards"), compression="zstd")
     return "shards"
 

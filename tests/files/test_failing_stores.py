@@ -3,18 +3,16 @@
 import gzip
 import io
 import itertools
-import json
-import tarfile
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import fsspec
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import zstandard
+from archive_examples import archive
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
+from small_files import json_lines, npy, parquet, rows
 
 from fkat_data.datasets import (
     IterableJsonDataset,
@@ -32,8 +30,8 @@ from fkat_data.streaming.writing import MDSWriter, merge_index, write_parallel
 from fkat_data.tools import convert
 from fkat_data.tools.dataset_commands import index_file
 
-ROWS = [{"number": number, "text": f"row {number}"} for number in range(40)]
-LINES = b"".join(json.dumps(row).encode() + b"\n" for row in ROWS)
+ROWS = rows(40)
+LINES = json_lines(ROWS)
 
 
 class Plan:
@@ -124,25 +122,8 @@ class FailingStore(AbstractFileSystem):
         return FailingFile(self, path, mode, block_size or 1 << 20, **settings)
 
 
-def tar():
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w") as archive:
-        for number in range(5):
-            member = tarfile.TarInfo(f"{number}.txt")
-            member.size = 5
-            archive.addfile(member, io.BytesIO(b"hello"))
-    return file.getvalue()
-
-
-def parquet():
-    file = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(ROWS), file, row_group_size=20)
-    return file.getvalue()
-
-
 def megatron():
     tokens = np.arange(100, dtype=np.uint16)
-    header = b"MMIDIDX\x00\x00" + (1).to_bytes(8, "little") + b"\x08" + (2).to_bytes(8, "little") * 2
     header = (
         b"MMIDIDX\x00\x00" + (1).to_bytes(8, "little") + b"\x08" + (2).to_bytes(8, "little") + (3).to_bytes(8, "little")
     )
@@ -151,17 +132,15 @@ def megatron():
 
 
 TOKENS, INDEX = megatron()
-NUMPY = io.BytesIO()
-np.save(NUMPY, np.arange(100, dtype=np.uint16))
 CONTENTS = {
     "bucket/rows.jsonl": LINES,
     "bucket/rows.jsonl.gz": gzip.compress(LINES),
     "bucket/rows.jsonl.zst": zstandard.compress(LINES),
-    "bucket/rows.parquet": parquet(),
-    "bucket/rows.tar": tar(),
+    "bucket/rows.parquet": parquet(ROWS, row_group_size=20),
+    "bucket/rows.tar": archive([(f"{number}.txt", b"hello") for number in range(5)]),
     "bucket/tokens.bin": TOKENS,
     "bucket/tokens.idx": INDEX,
-    "bucket/tokens.npy": NUMPY.getvalue(),
+    "bucket/tokens.npy": npy(np.arange(100, dtype=np.uint16)),
 }
 
 

@@ -3,21 +3,18 @@
 import bz2
 import contextlib
 import gzip
-import io
-import json
 import lzma
 import os
 import resource
 import struct
-import tarfile
 import tempfile
 
 import cramjam
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import zstandard
+from archive_examples import archive
+from small_files import json_lines, npy, parquet, rows
 
 from fkat_data.datasets import (
     IterableJsonDataset,
@@ -34,9 +31,9 @@ from fkat_data.files.stored import decompress_file
 from fkat_data.streaming import StreamingDataset
 from fkat_data.tools import convert
 
-ROWS = [{"text": f"row {number}", "number": number} for number in range(50)]
-LINES = b"".join(json.dumps(row).encode() + b"\n" for row in ROWS)
-TABLE = b"text,number\n" + b"".join(b"row %d,%d\n" % (number, number) for number in range(50))
+ROWS = rows(50)
+LINES = json_lines(ROWS)
+TABLE = b"number,text\n" + b"".join(b"%d,row %d\n" % (number, number) for number in range(50))
 
 
 def skippable(content):
@@ -141,24 +138,7 @@ def test_what_a_few_bytes_expand_to_comes_in_pieces(tmp_path, compression):
 
 
 def tar(text):
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w") as archive:
-        member = tarfile.TarInfo("a.json")
-        member.size = len(text)
-        archive.addfile(member, io.BytesIO(text))
-    return file.getvalue()
-
-
-def parquet(_):
-    file = io.BytesIO()
-    pq.write_table(pa.table({"a": [1]}), file)
-    return file.getvalue()
-
-
-def numpy(_):
-    file = io.BytesIO()
-    np.save(file, np.arange(100))
-    return file.getvalue()
+    return archive([("a.json", text)])
 
 
 REFUSED = {
@@ -174,8 +154,8 @@ REFUSED = {
     "tar": ("tar", "TarDataset", tar),
     "tar in gzip": ("tar", "TarDataset", lambda text: gzip.compress(tar(text))),
     "gzip in gzip": ("gzip within", "once", lambda text: gzip.compress(gzip.compress(text))),
-    "Parquet": ("Parquet", "ParquetDataset", parquet),
-    "NumPy": ("NumPy", "TokenWindows", numpy),
+    "Parquet": ("Parquet", "ParquetDataset", lambda _: parquet(ROWS)),
+    "NumPy": ("NumPy", "TokenWindows", lambda _: npy(np.arange(100))),
     "UTF-16": ("text in UTF-16", "iconv", lambda text: text.decode().encode("utf-16")),
     "UTF-16 without a mark": ("no text", "your own", lambda text: text.decode().encode("utf-16-le")),
     "brotli": ("no text", "your own", lambda text: bytes(cramjam.brotli.compress(text))),
@@ -229,7 +209,7 @@ def test_one_damaged_line_at_the_start_is_that_line_alone(tmp_path):
 
 
 def test_a_file_of_another_kind_is_no_damaged_table_or_archive(tmp_path):
-    for make, name in ((gzip.compress, "gzip"), (lzma.compress, "xz"), (numpy, "NumPy")):
+    for make, name in ((gzip.compress, "gzip"), (lzma.compress, "xz"), (lambda _: npy(np.arange(100)), "NumPy")):
         for suffix in ("parquet", "tar", "arrow"):
             (tmp_path / f"rows.{suffix}").write_bytes(make(LINES))
         for read, suffix in [
