@@ -10,9 +10,12 @@ from fkat_data import arguments
 from fkat_data.datasets.item_index import DatasetOfFiles, IndexedFiles, counted
 from fkat_data.files.counted_file import CountedFile
 from fkat_data.files.lines import LineIndex, lines_of, parsed
-from fkat_data.files.opening import FileVersion, Locations, ReadRange, TextFile, changed, shown_path
+from fkat_data.files.opening import FileVersion, Locations, ReadRange, TextFile, changed, local_path, shown_path
 
 _MAX_LINE_BYTES = 64 << 20
+#: Lines of files in stores whose offsets are kept, at four bytes each; of each file, at least as many as of a local one.
+#: A line between two that are kept is fetched with those before it.
+_OFFSETS_OF_REMOTE, _OFFSETS_OF_FILE = 32 << 20, 2 << 20
 
 
 class _JsonFiles(DatasetOfFiles):
@@ -47,9 +50,11 @@ def _counted_files(
 class JsonDataset(_JsonFiles, IndexedFiles):
     """The lines of one or more JSON Lines files, as a map-style dataset.
 
-    The constructor reads every file once to index its lines, unless ``fkat-data index`` has done so. The index takes at most 8 MiB per file and is pickled
-    with the dataset. A sample is the JSON value of its line, usually a dict, and is read when it is requested. A
-    compressed file is decompressed to an unnamed temporary file, once per process; forked children share it.
+    The constructor reads every file once to index its lines, unless ``fkat-data index`` has done so. The index takes 4
+    bytes per line, at most 8 MiB per file, or 128 MiB for all files of stores together, and is pickled with the dataset.
+    Beyond that, a line is read with those before it. A sample is the JSON value of its line, usually a dict, and is read
+    when it is requested. A compressed file is decompressed to an unnamed temporary file, once per process; forked children
+    share it.
 
     The first bytes of a file tell whether it is plain, gzip, xz, bz2 or zstd (``pip install 'fkat_data[json]'``). Blank
     lines do not count.
@@ -95,9 +100,11 @@ class JsonDataset(_JsonFiles, IndexedFiles):
         index.save(file.path, before, self.storage_options)
 
     def _index(self, file: TextFile) -> LineIndex:
-        saved = LineIndex.saved(file.path, self.storage_options)
+        is_local = local_path(file.path) is not None
+        most = _OFFSETS_OF_FILE if is_local else max(_OFFSETS_OF_FILE, _OFFSETS_OF_REMOTE // len(self._files))
+        saved = LineIndex.saved(file.path, self.storage_options, most)
         if saved is None:
-            saved = LineIndex.of(file.path, file.chunks(), self.max_line_bytes), file.version_read
+            saved = LineIndex.of(file.path, file.chunks(), self.max_line_bytes, most), file.version_read
         self._versions.append(saved[1])
         return saved[0]
 

@@ -3,7 +3,6 @@
 import json
 import zlib
 from abc import ABC, abstractmethod
-from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -15,6 +14,7 @@ from fkat_data.errors import ConfigurationError, ShardCorruptError
 from fkat_data.files.encoding import EncodingError
 from fkat_data.files.limits import beyond_limit, limit_of
 from fkat_data.files.mapping import mapped, offsets_of
+from fkat_data.files.offsets import Offsets
 from fkat_data.files.opening import FileVersion, shown_path
 from fkat_data.files.shard import (
     ReadOptions,
@@ -176,7 +176,8 @@ def parsed(path: str, line: int, offset: int, text: bytes) -> Any:
         raise ShardCorruptError(path, f"{place}: {found}{advice}") from error
 
 
-_MAX_ANCHORS = 1 << 20
+#: Four bytes each: 8 MiB.
+_MOST_ANCHORS = 2 << 20
 _SIDECAR = "lines"
 
 
@@ -187,14 +188,14 @@ class LineIndex(NamedTuple):
     """Offsets of every ``stride``-th line of a text. Blank lines do not count.
 
     Attributes:
-        anchors: int64: offsets in bytes of the lines 0, ``stride``, 2 ``stride`` and so on.
-        stride: Lines per anchor. It doubles whenever the anchors exceed about a million, or 8 MiB.
+        anchors: Where the lines 0, ``stride``, 2 ``stride`` and so on begin.
+        stride: Lines per anchor. It doubles whenever there are more anchors than are allowed.
         num_lines: Number of lines in the text.
         num_bytes: Size of the text in bytes.
         checksum: CRC-32 of the text.
     """
 
-    anchors: "array[int]"
+    anchors: Offsets
     stride: int
     num_lines: int
     num_bytes: int
@@ -202,7 +203,7 @@ class LineIndex(NamedTuple):
 
     @classmethod
     def of(
-        cls, path: str, chunks: Iterable[bytes], max_line_bytes: int, max_anchors: int = _MAX_ANCHORS
+        cls, path: str, chunks: Iterable[bytes], max_line_bytes: int, max_anchors: int = _MOST_ANCHORS
     ) -> "LineIndex":
         """Return the index of a text.
 
@@ -215,28 +216,36 @@ class LineIndex(NamedTuple):
         Raises:
             ConfigurationError: A line is longer than ``max_line_bytes``.
         """
-        anchors, stride, num_lines, num_bytes = array("q"), 1, 0, 0
+        anchors, stride, num_lines, num_bytes = Offsets(), 1, 0, 0
         checksum = 0
         for offset, text in _whole_lines(path, chunks, max_line_bytes):
             begins = _begins(text) + offset
             first = -num_lines % stride
-            anchors.frombytes(begins[first::stride].astype(np.int64).tobytes())
+            anchors.extend(begins[first::stride])
             num_lines += len(begins)
             num_bytes = offset + len(text)
             checksum = zlib.crc32(text, checksum)
-            while len(anchors) > max_anchors:
-                anchors, stride = anchors[::2], 2 * stride
+            stride = _fitted(anchors, stride, max_anchors)
         return cls(anchors, stride, num_lines, num_bytes, checksum)
 
     @classmethod
-    def saved(cls, path: str, storage_options: Mapping[str, Any]) -> "tuple[LineIndex, FileVersion] | None":
-        """Return the index that ``save`` has left beside a file, and what the file is; None: it has none as it is now."""
+    def saved(
+        cls, path: str, storage_options: Mapping[str, Any], max_anchors: int = _MOST_ANCHORS
+    ) -> "tuple[LineIndex, FileVersion] | None":
+        """Return the index that ``save`` has left beside a file, and what the file is; None: it has none as it is now.
+
+        Args:
+            path: The file.
+            storage_options: Options for fsspec, for a file that is not local.
+            max_anchors: See ``of``.
+        """
         found = read_sidecar(path, _SIDECAR, storage_options)
         if found is None:
             return None
-        anchors = array("q")
-        anchors.frombytes(found.values.astype(np.int64).tobytes())
-        return cls(anchors, *(int(found.facts[name]) for name in cls._fields[1:])), found.version
+        anchors = Offsets()
+        anchors.extend(found.values)
+        stride, *others = (int(found.facts[name]) for name in cls._fields[1:])
+        return cls(anchors, _fitted(anchors, stride, max_anchors), *others), found.version
 
     def save(self, path: str, before: FileVersion, storage_options: Mapping[str, Any]) -> str:
         """Write the index beside its file, for all who open it from now on; return where.
@@ -250,11 +259,19 @@ class LineIndex(NamedTuple):
             OSError: It cannot be written.
         """
         facts = {name: getattr(self, name) for name in self._fields[1:]}
-        return write_sidecar(path, _SIDECAR, np.array(self.anchors, np.int64), facts, before, storage_options)
+        return write_sidecar(path, _SIDECAR, self.anchors.values(), facts, before, storage_options)
 
     def block(self, number: int) -> tuple[int, int]:
         """Return where the ``stride`` lines that begin at an anchor begin and end, in bytes."""
         return self.anchors[number], self.anchors[number + 1] if number + 1 < len(self.anchors) else self.num_bytes
+
+
+def _fitted(anchors: Offsets, stride: int, max_anchors: int) -> int:
+    """Drop every second anchor until there are at most as many as are allowed; return the lines per anchor then."""
+    while len(anchors) > max_anchors:
+        anchors.halve()
+        stride *= 2
+    return stride
 
 
 def lines_of(path: str, chunks: Iterable[bytes], max_line_bytes: int) -> Iterator[tuple[int, bytes]]:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import pickle
 import random
 import tarfile
 import time
@@ -89,6 +90,18 @@ def test_samples_at_random_fetch_at_most_twice_their_bytes(kind, store):
         for read in (lambda chosen: [dataset[index] for index in chosen[:6]], dataset.__getitems__):
             store.requests.clear()
             assert len(read(chosen)) * 2 * sample_bytes >= store.num_bytes()
+
+
+def test_lines_of_a_file_of_millions_fetch_no_others(store):
+    store.files["file"] = lines()["file"][:121] * 10 + b"".join(b"%02d\n" % (n % 90 + 10) for n in range(900)) * 2500
+    dataset = JsonDataset("counting://file")
+    assert len(dataset) == 2_250_010
+    assert len(pickle.dumps(dataset)) < 4.1 * len(dataset)
+    dataset[0]
+    indices = random.Random(0).sample(range(10, len(dataset)), 20)
+    store.requests.clear()
+    assert dataset.__getitems__(indices) == [(index - 10) % 90 + 10 for index in indices]
+    assert store.num_bytes() <= 2 * 3 * len(indices)
 
 
 @pytest.mark.parametrize("kind", KINDS)
