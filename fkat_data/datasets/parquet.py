@@ -16,7 +16,7 @@ from fkat_data.errors import ShardError
 from fkat_data.files.arrow import ArrowColumn, rows_of
 from fkat_data.files.arrow_extensions import ExtensionCheck, extensions_of
 from fkat_data.files.column_chunks import in_slices
-from fkat_data.files.column_types import ColumnTypes, SampleType, fitted
+from fkat_data.files.column_types import fitted
 from fkat_data.files.counted_file import CountedFile
 from fkat_data.files.kept import LastUsed
 from fkat_data.files.limits import bad_value
@@ -29,6 +29,7 @@ from fkat_data.files.opening import (
 )
 from fkat_data.files.parquet import WholeFile
 from fkat_data.files.row_groups import unreadable
+from fkat_data.files.sample_types import ColumnTypes, SampleType
 from fkat_data.interruption import genuine, suppress
 from fkat_data.machine import required
 from fkat_data.observe.stages import reading

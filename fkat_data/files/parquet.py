@@ -21,7 +21,7 @@ from fkat_data.files.arrow import ArrowValues
 from fkat_data.files.arrow_extensions import ExtensionCheck, extensions_of
 from fkat_data.files.arrow_times import columns_of_int96, known_type
 from fkat_data.files.column_chunks import HeldRanges, chunk_span, chunk_spans
-from fkat_data.files.column_types import ColumnTypes, SampleType, encoding_of, fitted, sample_type
+from fkat_data.files.column_types import fitted, sample_type
 from fkat_data.files.limits import bad_value
 from fkat_data.files.mapping import mapped, mapped_span
 from fkat_data.files.opening import (
@@ -42,6 +42,7 @@ from fkat_data.files.row_groups import (
     row_group,
     unreadable,
 )
+from fkat_data.files.sample_types import ColumnTypes, SampleType, encoding_of
 from fkat_data.files.shard import (
     Column,
     DescribedFile,

@@ -18,6 +18,7 @@ from fkat_data.folders import data_names, files_below, sample_names, say_partiti
 from fkat_data.location import machine_path
 from fkat_data.patterns import compiled, literal_where, may_be_above, unescaped, wildcard_at
 from fkat_data.streaming.writing import IndexLocation, MDSWriter, WriterSettings, natural_key, write_parallel
+from fkat_data.tools.conversion_columns import EncodedColumn, FoundColumns
 from fkat_data.tools.conversion_texts import JsonLinesSource, RowSource, SeparatedSource
 
 #: The kinds of input.
@@ -80,11 +81,9 @@ def convert(
     sources = [source for place in places for source in sources_of(place, kind, num_workers, columns or ())]
     if not sources:
         raise ConfigurationError("paths", paths, "at least one file")
-    chosen = _chosen(sources if allows_nulls else sources[:1], columns or {}, only, allows_nulls)
+    chosen = _chosen(sources, columns or {}, only, allows_nulls)
     if not chosen:
-        raise ConfigurationError(
-            "paths", sources[0].name, "a first file with at least one row, which tells the columns"
-        )
+        raise ConfigurationError("paths", sources[0].name, "a file with at least one row, which tells the columns")
     if num_workers == 1:
         with MDSWriter(columns=chosen, out=out, **settings) as writer:
             for source in sources:
@@ -206,18 +205,17 @@ def _table(kind: str, path: str) -> RowSource:
 def _chosen(
     sources: Sequence[RowSource], columns: Mapping[str, str], only: Sequence[str], allows_nulls: bool
 ) -> dict[str, str]:
-    in_sources = [source.columns(allows_nulls=allows_nulls, only=only) for source in sources]
-    are_texts = all(isinstance(source, SeparatedSource) for source in sources)
-    found: dict[str, str] = {}
-    for name in dict.fromkeys(name for in_source in in_sources for name in in_source):
-        first, *others = {in_source.get(name, "") for in_source in in_sources}
-        # In files of texts, a number is a text as well.
-        joined = "str" if are_texts and "str" in (first, *others) and "" not in (first, *others) else "json"
-        found[name] = joined if others else first
+    """Return the encoding of each column that is kept: the chosen one, or one that stores the values of all files."""
+    found = FoundColumns(columns, only, allows_nulls)
+    for source in sources:
+        source.infer(found)
+    for source in sources:
+        source.settle(found)
+    encodings = found.encodings()
     for name in (*columns, *only):
-        if name not in found:
-            raise ConfigurationError("columns", name, f"one of {', '.join(map(repr, found))}")
-    return {name: columns.get(name, encoding) for name, encoding in found.items() if not only or name in only}
+        if name not in encodings:
+            raise ConfigurationError("columns", name, f"one of {', '.join(map(repr, encodings))}")
+    return {name: encoding for name, encoding in encodings.items() if not only or name in only}
 
 
 def _rows_of(columns: Mapping[str, str], is_whole: bool, source: RowSource) -> Iterator[dict[str, Any]]:
@@ -286,10 +284,11 @@ class FolderSource(RowSource):
         size = -(-len(names) // num_parts)
         return [cls(root, names[begin : begin + size]) for begin in range(0, len(names), size)]
 
-    def columns(self, *, allows_nulls: bool = False, only: Collection[str] = ()) -> dict[str, str]:
-        """Return the columns of every folder."""
-        del allows_nulls, only  # there are none, and both columns are
-        return {"content": "bytes", "path": "str"}
+    def infer(self, found: FoundColumns) -> None:
+        """Add the columns of every folder."""
+        columns = {"content": EncodedColumn("bytes"), "path": EncodedColumn("str")}
+        found.of_kind(EncodedColumn).update(columns)
+        found.add_file(self.name, EncodedColumn, columns)
 
     def rows(self, columns: Mapping[str, str]) -> Iterator[dict[str, Any]]:
         """Yield a sample for each file.
@@ -332,16 +331,22 @@ class TarSource(RowSource):
     def __init__(self, path: str) -> None:
         self.name = path
 
-    def columns(self, *, allows_nulls: bool = False, only: Collection[str] = ()) -> dict[str, str]:
-        """Return encodings by the extensions of the file's members."""
-        del only
+    def infer(self, found: FoundColumns) -> None:
+        """Look at the extensions of the file's members, and at all samples if they may lack some."""
+        columns = found.of_kind(EncodedColumn)
+        if columns and not found.allows_nulls:
+            return  # an extension says the same in each file, and reading all their headers takes long
         dataset = TarDataset(self.name, decode="bytes")
-        found = {name: _ENCODINGS.get(name.rpartition(".")[2], "bytes") for name in dataset.columns}
-        if allows_nulls:
+        encodings = {name: _ENCODINGS.get(name.rpartition(".")[2], "bytes") for name in dataset.columns}
+        if found.allows_nulls:
             for row in _rows(dataset):
-                lacking = [name for name, value in row.items() if value is None and found[name] in _NULLABLE]
-                found.update(dict.fromkeys(lacking, "json"))
-        return found
+                lacking = [name for name, value in row.items() if value is None and encodings[name] in _NULLABLE]
+                encodings.update(dict.fromkeys(lacking, "json"))
+        for name, encoding in encodings.items():
+            if name not in columns:
+                columns[name] = EncodedColumn(encoding)
+            columns[name].add(encoding)
+        found.add_file(self.name, EncodedColumn, encodings)
 
     def names(self) -> Iterable[str]:
         """Return the extensions of the file's members."""

@@ -6,7 +6,7 @@ import json
 import os
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from decimal import Decimal
 from functools import partial
@@ -19,10 +19,14 @@ import numpy as np
 from fkat_data.errors import ConfigurationError, SampleError, ShardCorruptError
 from fkat_data.files.arrow import ArrowColumn, ArrowValues
 from fkat_data.files.arrow_extensions import ExtensionCheck, TensorShape, extensions_of
-from fkat_data.files.arrow_times import columns_of_int96, is_beyond_nanoseconds, is_restored
+from fkat_data.files.arrow_times import columns_of_int96, is_beyond_nanoseconds, is_restored, known_type
+from fkat_data.files.column_types import sample_type
+from fkat_data.files.opening import shown_path
 from fkat_data.files.row_groups import int96_in_seconds, leaves_of, row_batches, unreadable
+from fkat_data.files.sample_types import NUMBERS, SampleType, joined, of_several_types
 from fkat_data.files.signatures import START_BYTES, check_kind
 from fkat_data.machine import required
+from fkat_data.tools.conversion_columns import FoundColumn, FoundColumns, number_encoding, one_encoding
 from fkat_data.tools.conversion_texts import RowSource
 from fkat_data.wording import made_from_text
 
@@ -31,18 +35,63 @@ _arrow = required("pyarrow", "parquet")
 _parquet = required("pyarrow.parquet", "parquet")
 _types = _arrow.types
 
-#: Arrow type of numbers -> dtype
-NUMBERS = {
-    **{name: name for name in ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")},
-    "halffloat": "float16",
-    "float": "float32",
-    "double": "float64",
-}
+_KINDS = {dtype: kind for kind, dtype in NUMBERS.items()}
 _TEXTS = ("string", "large_string", "string_view")
 _BYTES = ("binary", "large_binary", "binary_view")
 #: The fields of the struct in which Hugging Face datasets store an image or a recording.
 _FILE_FIELDS = ["bytes", "path"]
 _EXTENSIONS = {"arrow.json": "json", "arrow.uuid": "str", "arrow.bool8": "json"}
+
+
+class TableColumn(FoundColumn):
+    """A column of tables."""
+
+    def __init__(self) -> None:
+        self._encoding = ""
+        self._kind: SampleType = "null"
+        self._before = "", ""  # the file that the kind is of, and how that file holds it
+
+    @property
+    def encoding(self) -> str:
+        """The encoding that stores the samples of all files, each unchanged."""
+        return self._encoding
+
+    def add(self, file: str, field: Any, encoding: str) -> None:
+        """Take a file into account.
+
+        Args:
+            file: The file.
+            field: The field of its schema.
+            encoding: The encoding that follows from that, or from a value in it.
+
+        Raises:
+            ConfigurationError: Its samples are of no type together with those of the files before.
+        """
+        found = shown_path(file), str(field.type)
+        kind = _sample_type(field)
+        together = joined(self._kind, kind)
+        both = self._joined(encoding, together) if self._encoding and together is not None else encoding
+        if together is None or both is None:
+            raise of_several_types(field.name, found, self._before, one_encoding(field.name))
+        if together != self._kind or not self._encoding:
+            self._before = found
+        self._kind, self._encoding = together, both
+
+    def _joined(self, encoding: str, kind: SampleType) -> str | None:
+        """Return the encoding of what this one stores and of what another one does, of one type."""
+        encodings = {self._encoding, encoding}
+        for whole in ("bytes", "jpeg"):  # of a null, too, which is an error where a row has it
+            if whole in encodings and encodings <= {"bytes", "jpeg", "json"}:
+                return whole
+        if len(encodings) == 1 or "json" in encodings:
+            return encoding if len(encodings) == 1 else "json"
+        return number_encoding(kind)
+
+
+def _sample_type(field: Any) -> SampleType:
+    extension = extension_name(field)
+    is_unknown_here = extension in _EXTENSIONS and not isinstance(field.type, _arrow.BaseExtensionType)
+    return ["extension", extension] if is_unknown_here else sample_type(known_type(field.type))
 
 
 def encodings_of_schema(schema: Any) -> dict[str, str]:
@@ -174,7 +223,7 @@ def values_of_column(name: str, column: Any, extension: str, encoding: str, seco
     is_tensor = TensorShape.of(column.type) is not None
     column = column if is_tensor else _stored(column, extension)
     if encoding.startswith("ndarray") or is_tensor:
-        values = _arrays(column)
+        values = _arrays(column, encoding)
         if encoding == "json":
             values = [value.tolist() if isinstance(value, np.ndarray) else value for value in values]
     elif extension == "arrow.json" and encoding == "json":
@@ -239,14 +288,21 @@ def _stored(column: Any, extension: str) -> Any:
             return column
 
 
-def _arrays(column: Any) -> list[Any]:
-    """Return lists of numbers as arrays; a list that contains null stays a list, and null stays None."""
+def _arrays(column: Any, encoding: str) -> list[Any]:
+    """Return lists of numbers as arrays; a list that contains null stays a list, and null stays None.
+
+    Their dtype is the encoding's where that keeps each number, as where another file needs a wider one.
+    """
     leaf = stored_type(column.type)
     while hasattr(leaf, "value_type"):
         leaf = leaf.value_type
     dtype = NUMBERS.get(str(leaf))
     values = ArrowValues(column).listed(np.arange(len(column)), arrays="numpy", is_writable=True)
-    return [_array(value, dtype) if isinstance(value, list) and dtype else value for value in values]
+    arrays: list[Any] = [_array(value, dtype) if isinstance(value, list) and dtype else value for value in values]
+    wider = _KINDS.get(encoding.split(":")[1]) if ":" in encoding else None
+    if wider is None or wider == str(leaf) or joined(str(leaf), wider) != wider:
+        return arrays
+    return [value.astype(NUMBERS[wider]) if isinstance(value, np.ndarray) else value for value in arrays]
 
 
 def _array(value: Any, dtype: str) -> Any:
@@ -405,7 +461,7 @@ def _fine_text(value: Any, nanoseconds: int) -> str:
 
 _ROWS_AT_ONCE = 1_000
 #: JSON has no bytes, and the others store null.
-_NOT_FOR_JSON = ("bytes", "jpeg", "json", "pkl")
+_NOT_SOUGHT = ("bytes", "jpeg", "json", "pkl")
 
 
 class TableSource(RowSource):
@@ -417,20 +473,25 @@ class TableSource(RowSource):
     def __init__(self, path: str) -> None:
         self.name = path
 
-    def columns(self, *, allows_nulls: bool = False, only: Collection[str] = ()) -> dict[str, str]:
-        """Return the encodings that follow from the file's schema."""
+    def infer(self, found: FoundColumns) -> None:
+        """Look at the schema, and at all rows if they may have nulls."""
+        columns = found.of_kind(TableColumn)
         with self._errors():
             schema = self._schema()
-            names: list[str] = schema.names
+            names: list[str] = [name for name in schema.names if not found.only or name in found.only]
             for name, count in Counter(names).items():
-                if count > 1 and (not only or name in only):
+                if count > 1:
                     expected = f"a table with each name once; in its schema, {name!r} comes {count} times"
                     raise ConfigurationError("paths", self.name, expected)
-            encodings = encodings_of_schema(schema)
-            encodings = {name: encoding for name, encoding in encodings.items() if not only or name in only}
-            if allows_nulls:
+            of_schema = encodings_of_schema(schema)
+            encodings = {name: of_schema[name] for name in names if name not in found.given}
+            if found.allows_nulls:
                 encodings |= dict.fromkeys(self._unfit(schema, encodings), "json")
-            return encodings
+        for name, encoding in encodings.items():
+            if name not in columns:
+                columns[name] = TableColumn()
+            columns[name].add(self.name, schema.field(name), encoding)
+        found.add_file(self.name, TableColumn, names)
 
     def names(self) -> Iterable[str]:
         """Return the columns of the schema."""
@@ -461,7 +522,7 @@ class TableSource(RowSource):
 
     def _unfit(self, schema: Any, encodings: Mapping[str, str]) -> list[str]:
         """Return the columns with a value that JSON can store and their encoding cannot. It reads them."""
-        unknown = [name for name, encoding in encodings.items() if encoding not in _NOT_FOR_JSON]
+        unknown = [name for name, encoding in encodings.items() if encoding not in _NOT_SOUGHT]
         found: list[str] = []
         for batch, _ in self._batches(unknown) if unknown else ():
             for name in unknown:

@@ -4,13 +4,11 @@ import codecs
 import contextlib
 import csv
 import json
-import math
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from decimal import Decimal, InvalidOperation
 from functools import partial
 from itertools import chain, islice
 from typing import Any, cast
@@ -19,6 +17,7 @@ from fkat_data.datasets import IterableJsonDataset
 from fkat_data.errors import ConfigurationError, ShardCorruptError
 from fkat_data.files.limits import beyond_limit
 from fkat_data.files.opening import TextFile
+from fkat_data.tools.conversion_columns import ColumnKinds, FloatTexts, FoundColumns, TextKinds, exact_int
 
 
 class RowSource(ABC):
@@ -31,17 +30,17 @@ class RowSource(ABC):
     name: str
 
     @abstractmethod
-    def columns(self, *, allows_nulls: bool = False, only: Collection[str] = ()) -> dict[str, str]:
-        """Return an encoding for each column, inferred from the file's schema or its first rows.
-
-        Args:
-            only: The columns that are kept; none: all.
-            allows_nulls: Whether a column with a value that its encoding cannot store, such as null or an empty list of
-                numbers, is ``json``. Finding these takes a look at all rows.
+    def infer(self, found: FoundColumns) -> None:
+        """Take the file's schema, or its first rows, into account.
 
         Raises:
-            ShardCorruptError: The file is invalid.
+            ShardCorruptError: The file is damaged.
+            ConfigurationError: Its samples have no type together with those of the files before.
         """
+
+    def settle(self, found: FoundColumns) -> None:
+        """Take what all files have said into account, where rows depend on it."""
+        del found
 
     @abstractmethod
     def rows(self, columns: Mapping[str, str]) -> Iterator[dict[str, Any]]:
@@ -65,49 +64,6 @@ class RowSource(ABC):
 
 
 _ROWS = 1_000
-_INT64 = range(-(1 << 63), 1 << 63)
-
-
-class ColumnKinds:
-    """The kinds of values that a column has shown so far."""
-
-    def __init__(self) -> None:
-        self._types: set[Any] = set()
-        self._has_large_int = False
-
-    def add(self, value: Any) -> None:
-        """Take a value into account."""
-        self._types.add(type(value))
-        self._has_large_int |= type(value) is int and value not in _INT64
-
-    @property
-    def encoding(self) -> str:
-        """The narrowest encoding that stores all these values unchanged."""
-        if self._types == {int}:
-            return "str_int" if self._has_large_int else "int"
-        names: dict[Any, str] = {float: "float64", str: "str", bytes: "bytes"}
-        return names.get(next(iter(self._types)), "json") if len(self._types) == 1 else "json"
-
-
-def columns_of_rows(rows: Iterable[Mapping[str, Any]], *, is_thorough: bool = False) -> dict[str, str]:
-    """Return an encoding for each column, inferred from the first 1,000 rows, or from all.
-
-    A column that is missing or null in one of them is ``json``.
-
-    Args:
-        rows: The rows.
-        is_thorough: Whether to look at all rows.
-    """
-    columns: dict[str, ColumnKinds] = {}
-    for number, row in enumerate(rows if is_thorough else islice(rows, _ROWS)):
-        for name in row:
-            if name not in columns:
-                columns[name] = ColumnKinds()
-                if number:
-                    columns[name].add(None)
-        for name, kinds in columns.items():
-            kinds.add(row.get(name))
-    return {name: kinds.encoding for name, kinds in columns.items()}
 
 
 _LONGEST_FIELD = 1 << 30
@@ -128,11 +84,21 @@ class JsonLinesSource(RowSource):
         self.name = path
         self._given = frozenset(given)
 
-    def columns(self, *, allows_nulls: bool = False, only: Collection[str] = ()) -> dict[str, str]:
-        """Return encodings inferred from the first 1,000 rows, or from all if they may have nulls."""
-        del only
+    def infer(self, found: FoundColumns) -> None:
+        """Look at the first 1,000 rows, or at all if they may have nulls; what a row lacks is null."""
+        columns = found.of_kind(ColumnKinds)
+        is_first, names = not columns, dict[str, None]()
         with closing(self._objects()) as objects:
-            return columns_of_rows(objects, is_thorough=allows_nulls)
+            for number, row in enumerate(objects if found.allows_nulls else islice(objects, _ROWS)):
+                for name in row:
+                    if name not in columns:
+                        columns[name] = ColumnKinds()
+                        if number or not is_first:
+                            columns[name].add(None)
+                names.update(dict.fromkeys(row))
+                for name, kinds in columns.items():
+                    kinds.add(row.get(name))
+        found.add_file(self.name, ColumnKinds, names)
 
     def rows(self, columns: Mapping[str, str]) -> Iterator[dict[str, Any]]:
         """Yield the objects. A missing key of a ``json`` column is null."""
@@ -190,24 +156,29 @@ class SeparatedSource(RowSource):
         self.name = path
         self._separator = separator
         self._given = frozenset(given)
-        self._of_texts: frozenset[str] = frozenset()
+        self._kinds: dict[str, TextKinds] = {}
 
-    def columns(self, *, allows_nulls: bool = False, only: Collection[str] = ()) -> dict[str, str]:
-        """Return ``int``, ``float64`` or ``str`` for each column, inferred from the first 1,000 rows.
+    def infer(self, found: FoundColumns) -> None:
+        """Look at the texts of the first 1,000 rows: they are ``int``, ``float64`` or ``str``.
 
         Texts that a number would not keep, such as ``00123``, ``+7``, ``12E3`` and what ``float64`` would round, are
         ``str``, and so is a column with ``1.9`` and ``1.10``: a fraction ends with a zero only where all are as long.
 
         If they may have nulls, all rows count, and a column of numbers and empty texts is ``json``.
         """
-        columns: dict[str, TextKinds] = {}
-        with closing(self._texts(only)) as rows:
-            for row in rows if allows_nulls else islice(rows, _ROWS):
+        columns, names = found.of_kind(TextKinds), list[str]()
+        with closing(self._texts(found.only)) as rows:
+            for row in rows if found.allows_nulls else islice(rows, _ROWS):
+                names = names or list(row)
                 for name, text in row.items():
-                    columns.setdefault(name, TextKinds(allows_nulls)).add(text)
-        found = {name: kinds.encoding for name, kinds in columns.items()}
-        self._of_texts = frozenset(name for name, encoding in found.items() if encoding == "str")
-        return found
+                    if name not in columns:
+                        columns[name] = TextKinds(found.allows_nulls)
+                    columns[name].add(text)
+        found.add_file(self.name, TextKinds, names)
+
+    def settle(self, found: FoundColumns) -> None:
+        """Parse texts as those of all files are."""
+        self._kinds = dict(found.of_kind(TextKinds))
 
     def names(self) -> Iterable[str]:
         """Return the names in the header."""
@@ -238,9 +209,12 @@ class SeparatedSource(RowSource):
     def _parser(self, name: str, encoding: str) -> Callable[[str], Any]:
         if name in self._given:
             return parser_of(encoding, int, float)
+        kinds = self._kinds.get(name)
+        as_float = (FloatTexts() if kinds is None else kinds.float_texts()).parse
         if encoding == "json":
-            return str if name in self._of_texts else partial(_value_of, parsers=(exact_int, FloatTexts().parse))
-        return parser_of(encoding, exact_int, FloatTexts().parse)
+            are_texts = kinds is not None and kinds.encoding == "str"
+            return str if are_texts else partial(_value_of, parsers=(exact_int, as_float))
+        return parser_of(encoding, exact_int, as_float)
 
     def _texts(self, chosen: Collection[str]) -> Generator[dict[str, str]]:
         place = _Place()
@@ -325,95 +299,6 @@ def _lines_of(path: str) -> Iterator[str]:
         yield rest
 
 
-#: A decimal number as programs write it. What has zeros before it, a plus or blanks is a code, or a telephone number.
-_DECIMAL = re.compile(r"-?(?:0|[1-9][0-9]*)?(?:\.([0-9]+))?(?:e[+-]?[0-9]+)?", re.ASCII | re.IGNORECASE)
-
-
-class FloatTexts:
-    """Parses the texts of a column of floats, and refuses those that say more than their number.
-
-    Attributes:
-        has_point: Whether one of them has a point.
-    """
-
-    def __init__(self) -> None:
-        self.has_point = False
-        self._lengths: set[int] = set()  # of what is behind the point
-        self._zeros: set[int] = set()  # of those that end with a zero, such as 1.10
-
-    def parse(self, text: str) -> float:
-        """Return the float that a text is.
-
-        Raises:
-            ValueError: It is none; it is written as no float of the others is; or a float would not keep its digits.
-        """
-        number = float(text)
-        found = _DECIMAL.fullmatch(text)
-        fraction: str = (found and found[1]) or ""
-        if repr(number) != text and not (found and _keeps(number, text, fraction)):
-            raise ValueError(text)
-        if found and (fraction or "e" not in text):
-            self.has_point |= bool(fraction)
-            self._lengths.add(len(fraction))
-            self._zeros |= {len(fraction)} if fraction.endswith("0") else set()
-            # 2.0 is the shortest text of a float, and 2 beside it another one.
-            if len(self._lengths) > 1 and (max(self._zeros, default=0) > 1 or (self._zeros and 0 in self._lengths)):
-                raise ValueError(text)
-        return number
-
-
-def _keeps(number: float, text: str, fraction: str) -> bool:
-    """Return whether a float has the value of a text, or is written so with as many digits."""
-    has_exponent = "e" in text.lower()
-    if math.isinf(number) or (has_exponent and not fraction):
-        return False
-    rounded = f"{number:.{len(fraction)}{'e' if has_exponent else 'f'}}"
-    with contextlib.suppress(InvalidOperation):  # an exponent that even Decimal does not hold
-        return text == rounded or Decimal(text) in (Decimal(rounded), Decimal(repr(number)))
-    return False
-
-
-class TextKinds:
-    """The narrowest encoding that stores the texts of a column as numbers, or as texts.
-
-    Args:
-        allows_nulls: Whether an empty text among numbers is null.
-    """
-
-    def __init__(self, allows_nulls: bool) -> None:
-        self._allows_nulls = allows_nulls
-        self._has_null = False
-        self._has_value = False
-        self._floats = FloatTexts()
-        self._parsers: dict[str, Callable[[str], Any]] = {"int": exact_int, "float64": self._floats.parse}
-        self._ints = ColumnKinds()
-
-    def add(self, text: str) -> None:
-        """Take a text into account."""
-        if self._allows_nulls and not text:
-            self._has_null = True
-            return
-        self._has_value = True
-        for encoding, parse in list(self._parsers.items()):
-            try:
-                number = parse(text)
-            except ValueError:
-                del self._parsers[encoding]
-            else:
-                if encoding == "int":
-                    self._ints.add(number)
-
-    @property
-    def encoding(self) -> str:
-        """The encoding."""
-        is_int, is_float = "int" in self._parsers, "float64" in self._parsers and self._floats.has_point
-        if not self._has_value or not (is_int or is_float):
-            return "str"
-        if self._has_null:
-            return "json"
-        return self._ints.encoding if is_int else "float64"
-
-
 def parser_of(encoding: str, as_int: Callable[[str], int], as_float: Callable[[str], float]) -> Callable[[str], Any]:
     """Return what parses texts for an encoding.
 
@@ -429,18 +314,6 @@ def parser_of(encoding: str, as_int: Callable[[str], int], as_float: Callable[[s
     if encoding == "json":
         return partial(_value_of, parsers=(json.loads, as_int, as_float))
     return str.encode if encoding == "bytes" else str
-
-
-def exact_int(text: str) -> int:
-    """Return the int that a text is.
-
-    Raises:
-        ValueError: It is none, or would be another text of it.
-    """
-    number = int(text)
-    if str(number) != text:
-        raise ValueError(text)
-    return number
 
 
 def is_kept(value: object, encoding: str) -> bool:

@@ -3,6 +3,7 @@
 import datetime as dt
 import gzip
 import io
+import itertools
 import json
 import os
 import re
@@ -212,11 +213,88 @@ def test_a_chosen_encoding_takes_texts_as_python_does(tmp_path, encoding, expect
         ((("1",), ("007",)), ["1", "007"]),
         ((("1", ""), ("x",), ("2",)), ["1", "", "x", "2"]),
         ((("1", ""), ("2.5",)), [1, None, 2.5]),
-        (((), ("007", "8"), ("7", "")), [None, "007", "8", 7, None]),  # the first file lacks the column
+        ((("1.5",), ("1.10",)), ["1.5", "1.10"]),
+        ((("1",), ("9223372036854775808",)), [1, 1 << 63]),
+        ((("1",), ("",)), [1, None]),
+        (((), ("007", "8"), ("7", "")), [None, "007", "8", "7", ""]),  # the first file lacks the column
     ],
 )
 def test_files_that_differ_keep_their_texts(tmp_path, files, expected):
     assert converted_column(tmp_path, *files, nulls="json") == expected
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        ("1", "2.5", [1.0, 2.5]),
+        ("2.5", "1", [2.5, 1.0]),
+        ("1", "x", ["1", "x"]),
+        ("1", "007", ["1", "007"]),
+        ("1", "", ["1", ""]),
+        ("1.5", "1.10", ["1.5", "1.10"]),
+        ("1", "9223372036854775808", [1, 1 << 63]),
+    ],
+)
+def test_texts_of_several_files_are_as_those_of_one(tmp_path, first, second, expected):
+    assert converted_column(tmp_path / "apart", (first,), (second,)) == expected
+    assert converted_column(tmp_path / "together", (first, second)) == expected
+
+
+@pytest.mark.parametrize("late", ["1.10", "7.0"])
+def test_a_late_text_is_compared_with_those_of_all_files(tmp_path, late):
+    with pytest.raises(ConfigurationError, match=r"'a'.*; row 1001 .*rows\.1\.csv has '.*columns={'a': 'str'}"):
+        converted_column(tmp_path, ("1.25", "7"), (*HALVES, late))
+
+
+VALUES_OF_JSON = [
+    "1",
+    "2.5",
+    "1.0",
+    '"x"',
+    "true",
+    "null",
+    "9223372036854775808",
+    "9007199254740993",
+    "[1]",
+    '{"b": 1}',
+]
+
+
+@pytest.mark.parametrize("nulls", ["refuse", "json"])
+@pytest.mark.parametrize(("first", "second"), [*itertools.permutations(VALUES_OF_JSON, 2)])
+def test_values_of_json_of_several_files_are_as_those_of_one(tmp_path, first, second, nulls):
+    apart, together = [f'{{"a": {value}}}\n' for value in (first, second)], tmp_path / "together.jsonl"
+    for number, line in enumerate(apart):
+        (tmp_path / f"{number}.jsonl").write_text(line)
+    together.write_text("".join(apart))
+    for name, files in {"0": [tmp_path / "0.jsonl", tmp_path / "1.jsonl"], "1": [together]}.items():
+        convert(files, tmp_path / name, nulls=nulls)
+        found = [row["a"] for row in read(tmp_path / name)]
+        assert json.dumps(found) == f"[{first}, {second}]"  # 1, 1.0 and true are apart
+    assert encodings(tmp_path / "0") == encodings(tmp_path / "1")
+
+
+def test_files_without_rows_say_nothing_of_columns(tmp_path):
+    (tmp_path / "0.csv").touch()
+    (tmp_path / "1.csv").write_text("a,b\n")
+    (tmp_path / "2.csv").write_text("a,b\n1,x\n")
+    for nulls in ("refuse", "json"):
+        convert([tmp_path / f"{number}.csv" for number in range(3)], tmp_path / nulls, nulls=nulls)
+        assert encodings(tmp_path / nulls) == {"a": "int", "b": "str"}
+
+
+def test_files_of_several_kinds_have_one_encoding_or_are_refused(tmp_path):
+    (tmp_path / "a.csv").write_text("a,b\n1,x\n")
+    (tmp_path / "a.jsonl").write_text('{"a": 2, "b": "y"}\n')
+    (tmp_path / "a.parquet").write_bytes(parquet([{"a": 3, "b": "z"}]))
+    files = [tmp_path / name for name in ("a.csv", "a.jsonl", "a.parquet")]
+    convert(files, tmp_path / "out")
+    assert read(tmp_path / "out") == [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}, {"a": 3, "b": "z"}]
+    (tmp_path / "b.parquet").write_bytes(parquet([{"a": 3.5, "b": "z"}]))
+    with pytest.raises(ConfigurationError, match=r"'a'.*is float64 in .*b\.parquet, and int in .*a\.csv: .*'json'"):
+        convert([*files[:2], tmp_path / "b.parquet"], tmp_path / "refused")
+    convert([*files, tmp_path / "b.parquet"], tmp_path / "chosen", columns={"a": "json"})
+    assert [row["a"] for row in read(tmp_path / "chosen")] == [1, 2, 3, 3.5]
 
 
 def test_several_processes_make_the_same_dataset(run_script, tmp_path):
@@ -382,7 +460,7 @@ def test_arguments_are_checked(tmp_path):
     with pytest.raises(ShardNotFoundError, match="the folder has no files"):
         convert([tmp_path / "empty"], tmp_path / "out")
     (tmp_path / "none.csv").touch()
-    with pytest.raises(ConfigurationError, match=r"none\.csv': expected a first file with at least one row"):
+    with pytest.raises(ConfigurationError, match=r"none\.csv': expected a file with at least one row"):
         convert([tmp_path / "none.csv"], tmp_path / "out")
     os.mkfifo(tmp_path / "empty" / "pipe")
     with pytest.raises(ConfigurationError, match="pipe': expected regular files"):
