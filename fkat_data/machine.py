@@ -5,6 +5,7 @@ Four files hold what else differs between systems: ``fkat_data.transport.record_
 """
 
 import os
+import re
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -64,6 +65,35 @@ def boot_text() -> str:
     import psutil  # noqa: PLC0415 - on Linux, what needs this function does not need psutil
 
     return str(int(psutil.boot_time()))
+
+
+_MOUNTS = Path("/proc/self/mountinfo")
+_OCTAL = re.compile(r"\\([0-7]{3})")
+
+
+def path_in_file_system(path: str) -> str:
+    """Return the file system that a path is on, and the path in it: the same for all places where it is mounted.
+
+    Args:
+        path: An absolute path without links.
+
+    Returns:
+        "" where the system does not tell, or tells no path that is the same for all mounts of a file server.
+    """
+    mounts: list[tuple[str, str, str, str]] = []
+    for line in text_of(_MOUNTS).splitlines():
+        _, _, device, root, point, *others = (
+            _OCTAL.sub(lambda found: chr(int(found[1], 8)), word) for word in line.split()
+        )
+        mounts.append((point.rstrip("/"), device, root.rstrip("/"), others[others.index("-") + 1]))
+    # What was mounted last hides what was mounted there before.
+    found = [mount for mount in reversed(mounts) if path == mount[0] or path.startswith(f"{mount[0]}/")]
+    if not found:
+        return ""
+    point, device, root, kind = max(found, key=lambda mount: len(mount[0]))
+    if kind.startswith("nfs") and sum(mount[1] == device for mount in mounts) > 1:
+        return ""
+    return f"{device} {root}{path[len(point) :]}"
 
 
 def started_at(pid: int) -> int:

@@ -46,6 +46,30 @@ def test_the_start_of_the_machine_stays():
     assert machine.boot_text() == machine.boot_text() != ""
 
 
+def test_a_path_in_a_file_system_is_the_same_for_all_mounts_of_it(tmp_path, monkeypatch):
+    mounts = """\
+1 0 254:0 / / rw - ext4 /dev/vda rw
+2 1 254:0 /home/a\\040b /bound rw shared:1 master:2 - ext4 /dev/vda rw
+3 1 0:50 / /volumes rw - nfs4 host:/volumes rw
+4 1 0:51 / /one rw - nfs4 host:/one rw
+5 1 0:51 / /two rw - nfs4 host:/one/two rw
+6 1 0:60 / /bound/deep rw - tmpfs none rw
+7 1 254:0 /other /bound rw - ext4 /dev/vda rw
+"""
+    (tmp_path / "mounts").write_text(mounts.rpartition("7 1")[0])
+    monkeypatch.setattr(machine, "_MOUNTS", tmp_path / "mounts")
+    assert machine.path_in_file_system("/bound/c") == machine.path_in_file_system("/home/a b/c") == "254:0 /home/a b/c"
+    assert machine.path_in_file_system("/bound") == machine.path_in_file_system("/home/a b")
+    assert machine.path_in_file_system("/boundless") == "254:0 /boundless"
+    assert machine.path_in_file_system("/bound/deep/c") == "0:60 /c"
+    assert machine.path_in_file_system("/volumes/one") != machine.path_in_file_system("/volumes/two")
+    assert machine.path_in_file_system("/one/two") == machine.path_in_file_system("/two") == ""
+    (tmp_path / "mounts").write_text(mounts)
+    assert machine.path_in_file_system("/bound/c") == "254:0 /other/c"
+    monkeypatch.setattr(machine, "_MOUNTS", tmp_path / "none")
+    assert machine.path_in_file_system("/bound/c") == ""
+
+
 def test_the_variables_at_the_start_are_those_of_now_but_for_what_was_set_since(monkeypatch):
     name, value = next((name, value) for name, value in psutil.Process().environ().items() if name != "PYTHONPATH")
     monkeypatch.setenv(name, value + "!")

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, NamedTuple
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardError, ShardNotFoundError
 from fkat_data.files.shard import FileInfo
 from fkat_data.interruption import genuine, suppress
-from fkat_data.machine import required
+from fkat_data.machine import path_in_file_system, required
 
 
 def file_size(path: Path) -> int:
@@ -33,13 +33,28 @@ def file_size(path: Path) -> int:
     return found.st_size
 
 
+def directory_key(path: Path) -> object:
+    """Return what two paths have in common if they lead to one directory: by links, bind mounts or relative paths.
+
+    Its device and inode are not enough: where a file server shows Btrfs, the root of every subvolume has the same ones.
+
+    Raises:
+        OSError: There is no such directory.
+    """
+    real = os.path.realpath(path)
+    found = path.stat()
+    # Some file systems do not tell letters from capital ones.
+    return found.st_dev, found.st_ino, path_in_file_system(real).casefold()
+
+
 def is_same_place(first: Path, second: Path) -> bool:
     """Return whether two paths lead to one file or directory, whatever their spelling, even before it exists.
 
-    Symbolic links, relative paths and bind mounts do not matter: what exists is compared by device and inode.
+    Symbolic links, relative paths and bind mounts do not matter; two hard links are one file.
     """
     try:
-        return first.samefile(second)
+        is_one = first.samefile(second)
+        return is_one and (not first.is_dir() or directory_key(first) == directory_key(second))
     except genuine(OSError):
         # Unlike Path.resolve, this does not raise for links that lead in a circle.
         first, second = Path(os.path.realpath(first)), Path(os.path.realpath(second))

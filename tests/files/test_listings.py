@@ -1,7 +1,10 @@
 """Which files of a folder are data, and what a name means: the same for every way to read."""
 
+import contextlib
 import itertools
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import fsspec
@@ -16,7 +19,7 @@ from fkat_data.datasets import IterableParquetDataset, JsonDataset, ParquetDatas
 from fkat_data.errors import ConfigurationError, ShardNotFoundError
 from fkat_data.files.opening import FileVersion
 from fkat_data.samplers import FsShardSampler
-from fkat_data.streaming import LocalDataset, Stream, StreamingDataset
+from fkat_data.streaming import LocalDataset, MDSWriter, Stream, StreamingDataset
 from fkat_data.tools import app, convert
 
 pytestmark = pytest.mark.usefixtures("own_caches")
@@ -213,22 +216,74 @@ def test_a_folder_that_is_linked_twice_is_read_twice_and_one_above_is_not(tmp_pa
     assert way(data, tmp_path / "other") == expected
 
 
-@pytest.mark.parametrize("way", HERE)
-def test_folders_that_share_an_inode_are_all_read(tmp_path, monkeypatch, way):
-    names = [f"{number}/{number}/{number}.parquet" for number in range(4)]
-    for number, name in enumerate(names):
-        write(tmp_path / "data" / name, number)
+@pytest.fixture
+def subvolumes(tmp_path, monkeypatch):
+    """A context in which all folders of ``data`` are as a file server shows the roots of Btrfs's subvolumes."""
     stat = Path.stat
 
     def of_subvolume(path, **options):
         found = stat(path, **options)
-        # As a file server shows the root of each subvolume of Btrfs.
         is_inside = path.is_relative_to(tmp_path / "data") and stat(path).st_mode & 0o40000
         return os.stat_result((found[0], 256, 1, *found[3:])) if is_inside else found
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "stat", of_subvolume)
+    @contextlib.contextmanager
+    def shown():
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "stat", of_subvolume)
+            yield
+
+    return shown
+
+
+@pytest.mark.parametrize("way", HERE)
+def test_folders_that_share_an_inode_are_all_read(tmp_path, subvolumes, way):
+    for number in range(4):
+        write(tmp_path / "data" / f"{number}/{number}/{number}.parquet", number)
+    with subvolumes():
         assert way(tmp_path / "data", tmp_path / "out") == [0, 1, 2, 3]
+
+
+def test_folders_that_share_an_inode_are_caches_and_places_of_their_own(tmp_path, subvolumes):
+    for number, name in enumerate("abc"):
+        write(tmp_path / "data" / name / "deep" / "0.parquet", number)
+    with subvolumes():
+        places = [(str(tmp_path / "data" / name), str(tmp_path / "data" / f"cache of {name}")) for name in "abc"]
+        streams = [Stream(remote=remote, local=local) for remote, local in places]
+        dataset = StreamingDataset(streams=streams, batch_size=1)
+        assert values(dataset[index] for index in range(3)) == [0, 1, 2]
+        for _, local in places:
+            assert list(Path(local).rglob("*-footer"))
+        with MDSWriter(out=tuple(places[0][1] + end for end in ("x", "y")), columns={"value": "int"}) as writer:
+            writer.write({"value": 1})
+        same = StreamingDataset(remote=places[0][0], local=f"{places[0][0]}/../a", batch_size=1)
+        assert values([same[0]]) == [0]
+        assert not (tmp_path / "data" / "a" / ".fkat_data").exists()
+
+
+BOUND = """
+import subprocess, sys
+from pathlib import Path
+from fkat_data import ConfigurationError
+from fkat_data.streaming import MDSWriter, StreamingDataset
+folder = Path(sys.argv[1])
+(folder / "bound").mkdir()
+subprocess.run(["mount", "--bind", folder / "data", folder / "bound"], check=True)
+dataset = StreamingDataset(remote=str(folder / "data"), local=str(folder / "bound"), batch_size=1)
+print(int(dataset[0]["value"]), sorted(path.name for path in (folder / "bound").iterdir()))
+try:
+    MDSWriter(out=(str(folder / "data"), str(folder / "bound")), columns={"value": "int"}, exist_ok=True)
+except ConfigurationError as error:
+    print("two different directories" in str(error))
+"""
+
+
+def test_a_bind_mount_is_the_directory_that_is_mounted(tmp_path, processes):
+    if subprocess.run(["unshare", "-rm", "true"], check=False, capture_output=True).returncode:
+        pytest.skip("this system lets no user mount")
+    write(tmp_path / "data" / "a.parquet", 7)
+    words = ["unshare", "-rm", sys.executable, "-c", BOUND, str(tmp_path)]
+    done = subprocess.run(words, check=True, capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["7 ['a.parquet']", "True"]
 
 
 @pytest.mark.parametrize("way", HERE)

@@ -11,7 +11,7 @@ from typing import BinaryIO
 from fkat_data.errors import ConfigurationError, DownloadError, ShardCorruptError, ShardError, ShardNotFoundError
 from fkat_data.files.index import INDEX_NAME, parse_index, read_index
 from fkat_data.files.shard import FileInfo, MapRegister, ShardEntry, is_part
-from fkat_data.files.stored import decompress_into
+from fkat_data.files.stored import decompress_into, directory_key
 from fkat_data.files.token_shards import TokenWindowing
 from fkat_data.interruption import genuine
 from fkat_data.streaming.cache.cache import Cache
@@ -28,8 +28,8 @@ from fkat_data.streaming.store.store import Store
 def shared_file(first: Path, first_names: Iterable[str], second: Path, second_names: Iterable[str]) -> str | None:
     """Return a name in one directory that leads to a file of another one; None if there is none.
 
-    One directory may be in the other, and folders may be symbolic links or mounts: they are compared by device and
-    inode. Folders that do not exist have no files in common.
+    One directory may be in the other, and folders may be symbolic links or mounts. Folders that do not exist have no
+    files in common.
 
     Args:
         first: The one directory.
@@ -54,18 +54,17 @@ def is_linked_to(link: Path, file: Path) -> bool:
         return False
 
 
-def _by_folder(directory: Path, names: Iterable[str]) -> dict[tuple[int, int], list[str]]:
+def _by_folder(directory: Path, names: Iterable[str]) -> dict[object, list[str]]:
     by_folder: dict[str, list[str]] = {}
     for name in names:
         by_folder.setdefault(name.rpartition("/")[0], []).append(name)
-    by_place: dict[tuple[int, int], list[str]] = {}
+    by_key: dict[object, list[str]] = {}
     for folder, found in by_folder.items():
         try:
-            status = (directory / folder).stat()
+            by_key.setdefault(directory_key(directory / folder), []).extend(found)
         except genuine(OSError):
             continue
-        by_place.setdefault((status.st_dev, status.st_ino), []).extend(found)
-    return by_place
+    return by_key
 
 
 _logger = logging.getLogger(__name__)

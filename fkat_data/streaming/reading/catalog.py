@@ -15,6 +15,7 @@ from fkat_data.errors import ConfigurationError, DownloadError, ShardError, Shar
 from fkat_data.files.formats import LISTED_SUFFIXES, check_safe
 from fkat_data.files.index import INDEX_NAME
 from fkat_data.files.shard import ShardEntry
+from fkat_data.files.stored import directory_key
 from fkat_data.files.tar import with_decoders
 from fkat_data.files.token_shards import WindowsOfPart, check_windowing
 from fkat_data.interruption import genuine, suppress
@@ -171,10 +172,9 @@ def _cache_directories(streams: Sequence[Stream]) -> list[Path | None]:
 def _place(path: Path) -> object:
     """Return what two paths have in common if they lead to one directory."""
     try:
-        status = path.stat()
+        return directory_key(path)
     except genuine(OSError):
         return str(path.absolute())
-    return status.st_dev, status.st_ino
 
 
 def _cached(stream: Stream, directory: Path) -> _Planned:

@@ -16,6 +16,7 @@ from typing import Any, Self, cast
 
 from fkat_data.errors import ConfigurationError
 from fkat_data.files.index import INDEX_NAME
+from fkat_data.files.stored import is_same_place
 from fkat_data.interruption import suppress
 from fkat_data.location import is_url, resolved
 from fkat_data.streaming.cache.locks import LockFile, Owned
@@ -261,17 +262,13 @@ def cleared_for_parts(
 def _locked(local: str | None, remote: RemoteDirectory | None) -> WriterLock:
     """Return the right to write to both sides."""
     path = None if local is None else Path(local)
-    if path is not None and remote is not None and remote.path is not None and _is_same(path, remote.path):
+    if path is not None and remote is not None and remote.path is not None and is_same_place(path, remote.path):
         raise ConfigurationError("out", (local, remote.shown), "two different directories")
     if path is not None:
         path.mkdir(parents=True, exist_ok=True)
     keys = [*([] if path is None else [str(path.resolve())]), *([] if remote is None else [remote.key])]
     shown = str(local) if remote is None else remote.shown
     return WriterLock(shown, keys, path)
-
-
-def _is_same(path: Path, other: Path) -> bool:
-    return path.resolve() == other.resolve() or (path.exists() and other.exists() and path.samefile(other))
 
 
 def _clear_local(directory: Path, *, exist_ok: bool) -> None:
