@@ -15,9 +15,10 @@ from fkat_data.background import in_parallel
 from fkat_data.datasets.item_index import IndexedFiles, counted_from_start, counted_from_starts, in_parts
 from fkat_data.errors import ConfigurationError, ShardCorruptError
 from fkat_data.files.kept import LastUsed
+from fkat_data.files.megatron import Sequences
 from fkat_data.files.opening import Locations, RangedFile, ReadRange, changed, shown_path
+from fkat_data.files.token_layout import Documents
 from fkat_data.files.tokens import (
-    Documents,
     TokenFile,
     check_tokens,
     digest_of,
@@ -53,6 +54,7 @@ class _TokenFiles(IndexedFiles):
         self.files: list[TokenFile] = [token_file(path, dtype, self.storage_options) for path in self.paths]
         self._open: LastUsed[RangedFile] = LastUsed(_MAX_OPEN_FILES)
         self._indices: LastUsed[Documents] = LastUsed(_MAX_OPEN_FILES)
+        self._sequences: LastUsed[Sequences] = LastUsed(_MAX_OPEN_FILES)
 
     @property
     def num_tokens(self) -> int:
@@ -92,7 +94,11 @@ class _TokenFiles(IndexedFiles):
     def _reader(self, file_number: int, rows: list[int]) -> ReadRange:
         found = self.files[file_number]
         size_bytes = np.dtype(found.dtype).itemsize
-        spans = (self._span(file_number, row) for row in rows)
+        spans = [self._span(file_number, row) for row in rows]
+        if found.num_sequences:
+            sequences = self._sequences.get(file_number, partial(found.sequences, self.storage_options))
+            for start, stop in spans:
+                sequences.compare(start * size_bytes, stop * size_bytes)
         return self._file(file_number).together(
             (found.first_byte + start * size_bytes, found.first_byte + stop * size_bytes) for start, stop in spans
         )
@@ -133,8 +139,8 @@ class TokenWindows(_TokenFiles):
     read. With ``stride=window_size - 1`` each window begins with the last token of the one before, so that
     ``window[:-1]`` are inputs and ``window[1:]`` labels, and each token is a label once.
 
-    What is in a file says what it is: ``.bin`` with ``.idx`` beside it (Megatron-LM), ``.bin`` with the header of
-    llm.c, ``.npy``, and ``.ds`` with ``.ds.index`` (datatrove). A ``.bin`` without any, as nanoGPT writes it, needs
+    What is in a file says what it is: ``.bin`` with ``.idx`` beside it (Megatron-LM, fairseq), ``.bin`` with the header
+    of llm.c, ``.npy``, and ``.ds`` with ``.ds.index`` (datatrove). A ``.bin`` without any, as nanoGPT writes it, needs
     ``dtype``. The constructor reads headers and sizes alone; tokens are read when they are asked for. At most 32 files
     are open at a time.
 

@@ -12,6 +12,7 @@ import torch
 from fkat_data import arguments
 from fkat_data.errors import ConfigurationError, ShardCorruptError
 from fkat_data.files.mapping import mapped_span
+from fkat_data.files.megatron import megatron_end, megatron_layout
 from fkat_data.files.shard import (
     Column,
     DescribedFile,
@@ -22,8 +23,8 @@ from fkat_data.files.shard import (
     StoredBytes,
     checked_rows,
 )
+from fkat_data.files.token_layout import Layout
 from fkat_data.files.tokens import (
-    Layout,
     bare_layout,
     check_dtype,
     check_tokens,
@@ -34,8 +35,6 @@ from fkat_data.files.tokens import (
     ended_documents,
     layout_of,
     may_be_wrong,
-    megatron_end,
-    megatron_layout,
     parts_of_documents,
 )
 
@@ -147,7 +146,7 @@ def describe(file: StoredBytes) -> dict[str, Any]:
     """
     name = file.name.lower()
     if name.endswith(_MEGATRON_INDEX):
-        dtype, end = megatron_end(file.name, file)
+        dtype, end = megatron_end(file.name, file, compares_all=True)
         return {"dtype": dtype, "end": end}
     if name.endswith(_DATATROVE_INDEX):
         return {"end": datatrove_end(file.name, file)}

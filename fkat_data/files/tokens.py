@@ -4,35 +4,35 @@ What is in a file says what it is: a NumPy header, the header of llm.c, or an in
 ``.ds.index`` of datatrove. A file without any is bare tokens, of a type that the caller knows. Nothing is read of a file
 but its first bytes and its size, and of an index its header and its end; the index itself is mapped.
 
-Sources: ``megatron/core/datasets/indexed_dataset.py`` of Megatron-LM, ``dev/data/data_common.py`` of llm.c,
-``pipeline/tokens/tokenizer.py`` of datatrove, and numpy's ``NEP 1``.
+Sources: ``dev/data/data_common.py`` of llm.c, ``pipeline/tokens/tokenizer.py`` of datatrove, and numpy's ``NEP 1``.
 """
 
 import struct
 import zlib
-from abc import ABC, abstractmethod
-from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from io import BytesIO
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
 from numpy.lib import format as npy
 
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
+from fkat_data.files.megatron import (
+    BLOCK_SEQUENCES,
+    MAGIC,
+    MegatronDocuments,
+    Sequences,
+    header_of,
+    megatron_end,
+    megatron_layout,
+)
 from fkat_data.files.opening import FileVersion, RangedFile, changed, local_path, shown_path
 from fkat_data.files.signatures import COMPRESSED_SUFFIXES, signature_of
+from fkat_data.files.token_layout import Documents, Layout, TokenBytes, checked_lengths, whole_items
 from fkat_data.interruption import genuine, suppress
 
-_MEGATRON = b"MMIDIDX\x00\x00"
-_MEGATRON_HEADER = struct.Struct("<9sQBQQ")
-#: By the codes of version 1 of Megatron's index.
-_MEGATRON_DTYPES = {
-    code: np.dtype(name) for code, name in enumerate(("u1", "i1", "<i2", "<i4", "<i8", "<f8", "<f4", "<u2"), start=1)
-}
 _LLM_C = struct.Struct("<3i")
 _LLM_C_HEADER_BYTES = 1024
 #: By magic number and version of llm.c's header.
@@ -61,56 +61,6 @@ _LONGEST_NPY_HEADER_BYTES = 1 << 16
 _BLOCK_BYTES = 16 << 10
 #: Bare tokens may begin as other kinds of files do: with fewer bytes than these, or with padding.
 _SURE_BYTES, _PADDING = 4, b"\xff"
-#: Sequences of an index of Megatron's that are all looked at when it is opened; of a larger one, those that are read.
-_MOST_CHECKED = 1 << 18
-
-
-class Documents(ABC):
-    """Where the documents of a file are, in tokens. Arrays are views of the mapped index."""
-
-    num: int
-    """How many there are."""
-
-    @abstractmethod
-    def start_of(self, document: int) -> int:
-        """Return the first token of a document; of the one behind the last: the number of tokens."""
-
-    @abstractmethod
-    def lengths(self) -> npt.NDArray[Any]:
-        """Return the tokens of each document, shape (num,): the index's own array where it has one."""
-
-    def starts_within(self, start: int, stop: int) -> list[int]:
-        """Return where documents begin after the token ``start`` and before ``stop``, in order; empty ones do not count."""
-        first = bisect_right(range(self.num), start, key=self.start_of)
-        last = bisect_left(range(self.num), stop, lo=first, key=self.start_of)
-        return sorted({self.start_of(document) for document in range(first, last)})
-
-
-class Layout(NamedTuple):
-    """Where the tokens of a file are.
-
-    Attributes:
-        dtype: Their type.
-        first_byte: Where they begin.
-        num_tokens: How many there are.
-    """
-
-    dtype: str
-    first_byte: int
-    num_tokens: int
-
-
-class TokenBytes(Protocol):
-    """A file, local or in a store, of which any range can be read."""
-
-    @property
-    def size_bytes(self) -> int:
-        """Its size."""
-        ...
-
-    def read(self, start: int, stop: int) -> bytes:
-        """Return the bytes from ``start`` to ``stop``."""
-        ...
 
 
 class TokenFile(NamedTuple):
@@ -125,6 +75,7 @@ class TokenFile(NamedTuple):
         index_path: The file with its documents; None: nothing says where they are.
         index_version: What that file was.
         num_documents: How many there are; 0 without an index.
+        num_sequences: How many sequences Megatron's index has whose places were not compared yet.
     """
 
     path: str
@@ -135,6 +86,7 @@ class TokenFile(NamedTuple):
     index_path: str | None = None
     index_version: FileVersion | None = None
     num_documents: int = 0
+    num_sequences: int = 0
 
     def check_index(self) -> None:
         """Check that a local index is what it was: reading a map of a file that was cut off ends the process.
@@ -163,8 +115,18 @@ class TokenFile(NamedTuple):
         content, version = _content(self.index_path, storage_options)
         if version.is_changed_from(self.index_version):
             raise changed(self.index_path)
-        is_of_megatron = content[: len(_MEGATRON)].tobytes() == _MEGATRON
-        return _MegatronIndex(self, content) if is_of_megatron else _DatatroveIndex(self, content)
+        if content[: len(MAGIC)].tobytes() == MAGIC:
+            return MegatronDocuments(self.path, self.num_tokens, self.index_path, content)
+        return _DatatroveIndex(self, content)
+
+    def sequences(self, storage_options: Mapping[str, Any]) -> Sequences:
+        """Open the index to compare its sequences; raise as ``documents``."""
+        if self.index_path is None or self.index_version is None:
+            raise ValueError(f"{self.path} has no index")
+        index = RangedFile(self.index_path, storage_options)
+        if index.version().is_changed_from(self.index_version):
+            raise changed(self.index_path)
+        return Sequences(self.index_path, index)
 
 
 def token_file(path: str, dtype: object, storage_options: Mapping[str, Any]) -> TokenFile:
@@ -200,7 +162,7 @@ def layout_of(path: str, file: TokenBytes) -> Layout | None:
         ShardCorruptError: The header contradicts itself, or does not fit the file; or it holds no tokens.
     """
     head = file.read(0, min(file.size_bytes, _LLM_C_HEADER_BYTES))
-    if head.startswith(_MEGATRON):
+    if head.startswith(MAGIC):
         shown = shown_path(path)
         expected = (
             f"files of tokens; this is an index, and its tokens are in {shown.removesuffix('.idx')}.bin: pass that"
@@ -284,13 +246,6 @@ def dtype_of(dtype: object) -> "np.dtype[Any]":
     return found
 
 
-def _whole(path: str, what: str, num_bytes: int, size: int) -> int:
-    """Return how many items of one size some bytes are."""
-    if num_bytes % size:
-        raise ShardCorruptError.of_field(path, what, f"a multiple of {size} bytes", num_bytes)
-    return num_bytes // size
-
-
 def bare_layout(path: str, size_bytes: int, dtype: "np.dtype[Any] | None") -> Layout:
     """Return the layout of a file of tokens alone.
 
@@ -305,7 +260,7 @@ def bare_layout(path: str, size_bytes: int, dtype: "np.dtype[Any] | None") -> La
             f"the type of the tokens in {shown_path(path)}, such as 'uint16' for those of nanoGPT: the file has no header, "
             "and no index beside it",
         )
-    return Layout(dtype.str, 0, _whole(path, "size", size_bytes, dtype.itemsize))
+    return Layout(dtype.str, 0, whole_items(path, "size", size_bytes, dtype.itemsize))
 
 
 def _of_numpy(path: str, file: TokenBytes, head: bytes) -> Layout | None:
@@ -365,85 +320,9 @@ def _of_megatron(path: str, file: RangedFile, storage_options: Mapping[str, Any]
     if index is None:
         return None
     layout = megatron_layout(path, file.size_bytes, index_path, *megatron_end(index_path, index))
-    _, _, num_ends = _megatron_header(index_path, index)
-    return TokenFile(path, *layout, file.version(), index_path, index.version(), num_ends - 1)
-
-
-def megatron_end(index_path: str, index: TokenBytes) -> tuple[str, int]:
-    """Return the type of the tokens, and the bytes of the file that Megatron's index is of.
-
-    Raises:
-        ShardCorruptError: The index contradicts itself.
-    """
-    dtype, num_sequences, _ = _megatron_header(index_path, index)
-    size = _MEGATRON_HEADER.size
-    end = 0
-    if num_sequences <= _MOST_CHECKED:
-        content = index.read(size, size + 12 * num_sequences)
-        lengths = np.frombuffer(content, "<i4", num_sequences)
-        pointers = np.frombuffer(content, "<i8", num_sequences, 4 * num_sequences)
-        _check_sequences(index_path, 0, lengths, pointers, dtype.itemsize)
-    if num_sequences:
-        (length,) = struct.unpack("<i", index.read(size + 4 * (num_sequences - 1), size + 4 * num_sequences))
-        (pointer,) = struct.unpack("<q", index.read(size + 12 * num_sequences - 8, size + 12 * num_sequences))
-        end = pointer + length * dtype.itemsize
-    return dtype.str, end
-
-
-def _check_sequences(
-    index_path: str, first: int, lengths: npt.NDArray[np.int32], pointers: npt.NDArray[np.int64], item_bytes: int
-) -> None:
-    """Check that sequences begin where those before them end, as tokens are read that stand one after another.
-
-    Args:
-        index_path: The index.
-        first: The number of the first of the sequences.
-        lengths: Their tokens.
-        pointers: Their first bytes.
-        item_bytes: The bytes of a token.
-
-    Raises:
-        ShardCorruptError: One does not.
-    """
-    ends = pointers + lengths.astype(np.int64) * item_bytes
-    begins = np.append([0] if first == 0 else pointers[:1], ends[:-1])
-    if wrong := np.flatnonzero((begins[: len(pointers)] != pointers) | (lengths < 0)).tolist():
-        number = first + wrong[0]
-        what = f"byte {begins[wrong[0]]}, where the one before it ends; an index with gaps is not read"
-        raise ShardCorruptError.of_field(index_path, f"pointer of sequence {number}", what, int(pointers[wrong[0]]))
-
-
-def megatron_layout(path: str, size_bytes: int, index_path: str, dtype: str, end: int) -> Layout:
-    """Return the layout of a file that Megatron's index is of.
-
-    Raises:
-        ShardCorruptError: It does not end where the index says.
-    """
-    if end != size_bytes:
-        raise ShardCorruptError.of_field(path, "size", f"{end} bytes, where {index_path} ends", size_bytes)
-    return Layout(dtype, 0, _whole(path, "size", size_bytes, np.dtype(dtype).itemsize))
-
-
-def _megatron_header(index_path: str, index: TokenBytes) -> "tuple[np.dtype[Any], int, int]":
-    """Return the type of the tokens, and how many sequences and ends of documents an index has."""
-    size = _MEGATRON_HEADER.size
-    if index.size_bytes < size:
-        raise ShardCorruptError.of_field(index_path, "size", f"at least {size} bytes for the header", index.size_bytes)
-    magic, version, code, num_sequences, num_ends = _MEGATRON_HEADER.unpack(index.read(0, size))
-    if magic != _MEGATRON:
-        raise ShardCorruptError.of_field(index_path, "first bytes", repr(_MEGATRON), magic)
-    if version != 1:
-        raise ShardCorruptError.of_field(index_path, "version", "1", version)
-    if code not in _MEGATRON_DTYPES:
-        raise ShardCorruptError.of_field(index_path, "code of the type", f"one of {[*_MEGATRON_DTYPES]}", code)
-    expected = size + 12 * num_sequences + 8 * num_ends
-    # Mode bytes follow in an index of several kinds of data.
-    if index.size_bytes not in (expected, expected + num_sequences):
-        what = f"{expected} bytes for {num_sequences} sequences and {num_ends} ends of documents"
-        raise ShardCorruptError.of_field(index_path, "size", what, index.size_bytes)
-    if num_ends < 1:
-        raise ShardCorruptError.of_field(index_path, "number of ends of documents", "at least 1", num_ends)
-    return _MEGATRON_DTYPES[code], num_sequences, num_ends
+    header = header_of(index_path, index)
+    num_left = header.num_sequences if header.num_sequences > BLOCK_SEQUENCES else 0
+    return TokenFile(path, *layout, file.version(), index_path, index.version(), header.num_documents, num_left)
 
 
 def _of_datatrove(path: str, file: RangedFile, storage_options: Mapping[str, Any]) -> TokenFile | None:
@@ -461,7 +340,7 @@ def datatrove_end(index_path: str, index: TokenBytes) -> int:
     Raises:
         ShardCorruptError: The index ends within a number.
     """
-    if not _whole(index_path, "size", index.size_bytes, 8):
+    if not whole_items(index_path, "size", index.size_bytes, 8):
         return 0
     (num_tokens,) = struct.unpack("<Q", index.read(index.size_bytes - 8, index.size_bytes))
     return int(num_tokens)
@@ -546,65 +425,6 @@ def _content(path: str, storage_options: Mapping[str, Any]) -> tuple[npt.NDArray
     return content, version
 
 
-class _MegatronIndex(Documents):
-    """Sequences with their lengths and places, and which sequences begin a document."""
-
-    def __init__(self, file: TokenFile, content: npt.NDArray[np.uint8]) -> None:
-        _, _, _, num_sequences, num_ends = _MEGATRON_HEADER.unpack(content[: _MEGATRON_HEADER.size].tobytes())
-        self.num = num_ends - 1
-        self._file = file
-        self._item_bytes = np.dtype(file.dtype).itemsize
-        edges = np.cumsum([_MEGATRON_HEADER.size, 4 * num_sequences, 8 * num_sequences, 8 * num_ends]).tolist()
-        lengths, pointers, ends = (content[first:last] for first, last in pairwise(edges))
-        self._lengths: npt.NDArray[np.int32] = lengths.view("<i4")
-        self._pointers: npt.NDArray[np.int64] = pointers.view("<i8")
-        self._first_sequences: npt.NDArray[np.int64] = ends.view("<i8")
-        edges = (int(self._first_sequences[0]), int(self._first_sequences[-1]))
-        if edges != (0, num_sequences):
-            what = f"{(0, num_sequences)}: each of the {num_sequences} sequences is of a document"
-            raise ShardCorruptError.of_field(str(file.index_path), "first and last end of documents", what, edges)
-
-    def start_of(self, document: int) -> int:
-        sequence = int(self._first_sequences[document])
-        if sequence == len(self._pointers):
-            return self._file.num_tokens
-        if not 0 <= sequence < len(self._pointers):
-            what = f"from 0 to {len(self._pointers)}"
-            raise ShardCorruptError.of_field(
-                str(self._file.index_path), f"sequence of document {document}", what, sequence
-            )
-        start, rest = divmod(int(self._pointers[sequence]), self._item_bytes)
-        if rest or not 0 <= start <= self._file.num_tokens:
-            what = f"a token's place in the {self._file.num_tokens} tokens of {self._file.path}"
-            pointer = int(self._pointers[sequence])
-            raise ShardCorruptError.of_field(
-                str(self._file.index_path), f"pointer of sequence {sequence}", what, pointer
-            )
-        self._check(sequence, sequence + 1)
-        return start
-
-    def _check(self, first: int, stop: int) -> None:
-        before = max(0, first - 1)
-        found = self._lengths[before:stop], self._pointers[before:stop]
-        _check_sequences(str(self._file.index_path), before, *found, self._item_bytes)
-
-    def lengths(self) -> npt.NDArray[Any]:
-        num_sequences = len(self._pointers)
-        for first in range(0, num_sequences, _MOST_CHECKED) if num_sequences > _MOST_CHECKED else ():
-            self._check(first, first + _MOST_CHECKED)
-        if self.num == num_sequences and np.array_equal(self._first_sequences, np.arange(num_sequences + 1)):
-            return self._lengths
-        firsts = self._first_sequences
-        if not num_sequences:
-            return np.zeros(self.num, np.int64)
-        if firsts.min() < 0 or firsts.max() > num_sequences:
-            what = f"from 0 to {num_sequences}"
-            found = (int(firsts.min()), int(firsts.max()))
-            raise ShardCorruptError.of_field(str(self._file.index_path), "sequences of documents", what, found)
-        starts = np.append(self._pointers // self._item_bytes, self._file.num_tokens)
-        return _checked_lengths(self._file, np.diff(starts[firsts]))
-
-
 class _DatatroveIndex(Documents):
     """The ends of documents."""
 
@@ -621,13 +441,4 @@ class _DatatroveIndex(Documents):
         return start
 
     def lengths(self) -> npt.NDArray[Any]:
-        return _checked_lengths(self._file, np.diff(self._ends.astype(np.int64), prepend=0))
-
-
-def _checked_lengths(file: TokenFile, lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    if len(lengths) and lengths.min() < 0:
-        document = int(lengths.argmin())
-        raise ShardCorruptError.of_field(
-            str(file.index_path), f"length of document {document}", "at least 0", int(lengths[document])
-        )
-    return lengths
+        return checked_lengths(str(self._file.index_path), np.diff(self._ends.astype(np.int64), prepend=0))

@@ -17,7 +17,7 @@ import torch
 import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
-from token_writers import MEGATRON_CODES, bare, datatrove, llm_c, megatron, numpys
+from token_writers import MEGATRON_CODES, bare, datatrove, fairseq, llm_c, megatron, numpys
 from torch.utils.data import ConcatDataset, Subset
 
 from fkat_data import ConfigurationError, DataLoader, ShardCorruptError, ShardNotFoundError, StateMismatchError
@@ -28,7 +28,7 @@ from fkat_data.streaming import LocalDataset
 GOLDEN = Path(__file__).parents[1] / "golden" / "tokens"
 
 
-INDEXED = [datatrove, megatron]
+INDEXED = [datatrove, megatron, fairseq]
 ALL = [bare, numpys, llm_c, *INDEXED]
 
 
@@ -286,6 +286,70 @@ def test_fields_of_an_index_that_say_the_same_thing_are_compared(tmp_path):
     damaged(path, ".idx", lambda old: old[:26] + struct.pack("<Q", 3) + old[34:-8])  # two documents of three sequences
     with pytest.raises(ShardCorruptError, match=r"open\.idx.*end of documents is \(0, 2\): expected \(0, 3\)"):
         TokenDocuments(path)[0]
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int32", "uint16", "uint32", "uint64"])
+@pytest.mark.parametrize("lengths", [[3, 1], [], [0, 4]])
+def test_every_type_of_a_fairseq_index_is_read(dtype, lengths, tmp_path):
+    path = str(fairseq(tmp_path / "a", np.array([1, 2, 100, 3])[: sum(lengths)], lengths, dtype=dtype))
+    documents = TokenDocuments(path)
+    assert [len(document) for document in documents] == documents.lengths.tolist() == lengths
+    if lengths:
+        for read in readings(path):
+            assert read().tolist() == [1, 2, 100, 3]
+        assert TokenWindows(path, 4, boundaries=True)[0]["cu_seqlens"].tolist() == sorted({0, lengths[0], 4})
+
+
+def test_an_index_that_does_not_say_what_tokens_are_is_refused_with_what_would_do(tmp_path):
+    """fairseq's implementations lazy and cached add 1 to each token, and those of the first Megatron-LM do not."""
+    np.arange(10, dtype=np.int32).tofile(tmp_path / "a.bin")
+    (tmp_path / "a.idx").write_bytes(
+        b"TNTIDX\0\0" + struct.pack("<5Q", 1, 4, 4, 1, 1) + struct.pack("<5q", 0, 1, 0, 10, 10)
+    )
+    path = str(tmp_path / "a.bin")
+    for read in (*readings(path), *readings(path, "int32"), lambda: TokenDocuments(path)):
+        with pytest.raises(ConfigurationError, match=r"a\.idx.*--dataset-impl mmap.*TNTIDX.*again with mmap"):
+            read()
+
+
+NUM_SEQUENCES = 600_000
+
+
+@pytest.mark.parametrize("sequences", [1, 3])
+def test_tokens_of_a_large_index_are_compared_with_it_where_they_are_read(tmp_path, sequences):
+    path = str(tmp_path / "a.bin")
+    (np.arange(NUM_SEQUENCES) % 251).astype(np.uint8).tofile(path)
+    ends = np.arange(0, NUM_SEQUENCES + 1, sequences)
+    arrays = np.ones(NUM_SEQUENCES, "<i4"), np.arange(NUM_SEQUENCES), ends
+    header = struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 1, MEGATRON_CODES["uint8"], NUM_SEQUENCES, len(ends))
+    (tmp_path / "a.idx").write_bytes(header + b"".join(array.tobytes() for array in arrays))
+    whole = TokenWindows(path, 10)
+    chosen = [0, 26_214, 26_215, 52_428, 59_999]
+    assert [int(window[0]) for window in whole.__getitems__(chosen)] == [10 * index % 251 for index in chosen]
+    assert TokenWindows(path, NUM_SEQUENCES)[0].tolist() == (np.arange(NUM_SEQUENCES) % 251).tolist()
+    assert len(LocalDataset(path, tokens={"window_size": 10})) == len(whole)
+    damaged_at = 300_001
+    first = 34 + 4 * NUM_SEQUENCES
+    content = bytearray(Path(path).with_suffix(".idx").read_bytes())
+    pointers = np.frombuffer(content, "<i8", NUM_SEQUENCES, first)
+    pointers[damaged_at:] += 5  # a gap of five tokens
+    Path(path).with_suffix(".idx").write_bytes(content)
+    with Path(path).open("ab") as file:
+        file.write(bytes(5))
+    message = rf"a\.idx.*pointer of sequence {damaged_at} is 300006: expected byte {damaged_at}.*with gaps"
+    windows, documents = TokenWindows(path, 10), TokenDocuments(path)
+    assert windows[0].tolist() == documents[0].tolist() + list(range(sequences, 10))
+    for read in (
+        lambda: windows[30_000],
+        lambda: windows.stack_into([30_000], np.zeros((1, 10), np.int64)),
+        lambda: windows.__getitems__([0, 30_001]),
+        lambda: TokenWindows(path, NUM_SEQUENCES)[0],
+        lambda: TokenWindows(path, 10, boundaries=True)[30_000],
+        lambda: documents[damaged_at // sequences],
+        lambda: LocalDataset(path, tokens={"window_size": 10}),
+    ):
+        with pytest.raises(ShardCorruptError, match=message):
+            read()
 
 
 def test_a_token_outside_the_vocabulary_is_named_where_it_is_read(tmp_path):

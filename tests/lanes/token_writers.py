@@ -31,6 +31,17 @@ def datatrove(path, tokens, lengths):
     return path.with_suffix(".ds")
 
 
+def fairseq(path, tokens, lengths, dtype="uint16"):
+    """Write documents as fairseq does with ``--dataset-impl mmap``."""
+    tokens = tokens.astype(dtype)
+    code = {"uint32": 9, "uint64": 10}.get(dtype) or MEGATRON_CODES[dtype]
+    header = struct.pack("<9sQBQ", b"MMIDIDX\0\0", 1, code, len(lengths))
+    pointers = np.cumsum([0, *lengths])[: len(lengths)] * tokens.itemsize
+    path.with_suffix(".idx").write_bytes(header + np.array(lengths, "<i4").tobytes() + pointers.astype("<i8").tobytes())
+    tokens.tofile(path.with_suffix(".bin"))
+    return path.with_suffix(".bin")
+
+
 def megatron(path, tokens, lengths, sequences=None, dtype="uint16"):
     """Write documents of several sequences each, where ``sequences`` says how many."""
     tokens = tokens.astype(dtype)
