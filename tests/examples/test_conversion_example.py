@@ -14,6 +14,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+from patience import PATIENCE_S
+from programs import still_alive
 
 from fkat_data.streaming import LocalDataset
 
@@ -47,7 +49,7 @@ def kill_a_worker(process, out):
             if writer := writer_of(attempt, process):
                 writer.send_signal(signal.SIGKILL)
                 with contextlib.suppress(psutil.TimeoutExpired):
-                    writer.wait(5)
+                    writer.wait(PATIENCE_S)
                 if (attempt / ".fkat_data.writing").exists():
                     return attempt
         time.sleep(0.001)
@@ -74,7 +76,7 @@ def test_a_conversion_survives_a_killed_worker(processes, tmp_path, short_folder
         try:
             dead = kill_a_worker(process, out)
             children = process.children(recursive=True)
-            output, _ = run.communicate(timeout=60)
+            output, _ = run.communicate(timeout=150)
         finally:
             run.kill()
     assert run.returncode == 0, output
@@ -84,5 +86,4 @@ def test_a_conversion_survives_a_killed_worker(processes, tmp_path, short_folder
     assert sorted(path.name for path in out.iterdir()) == [*(f"{item:06}" for item in range(NUM_FILES)), "index.json"]
     dataset = LocalDataset(out)
     assert [dataset[index]["id"] for index in range(len(dataset))] == list(range(NUM_FILES * NUM_LINES))
-    _, alive = psutil.wait_procs(children, timeout=5)
-    assert alive == []
+    assert still_alive(children) == []

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import psutil
+from patience import PATIENCE_S, Patience
 
 _TESTS = Path(__file__).parent.parent
 
@@ -45,19 +46,21 @@ class Program:
         self.unread = b""
         self._below = {}
 
-    def line(self, timeout_s=60.0):
+    def line(self, timeout_s=PATIENCE_S):
         """Return its next line, or fail with what it said on standard error."""
-        deadline_s = time.monotonic() + timeout_s
+        patience = Patience(timeout_s)
         while b"\n" not in self.unread:
-            left_s = deadline_s - time.monotonic()
-            ready = left_s > 0 and select.select([self.process.stdout], [], [], left_s)[0]
-            more = os.read(self.process.stdout.fileno(), 65536) if ready else b""
-            assert more, f"it said no more after {self.unread!r}; {self.stderr}"
-            self.unread += more
+            is_late = patience.is_over()
+            if select.select([self.process.stdout], [], [], 0 if is_late else 0.1)[0]:
+                more = os.read(self.process.stdout.fileno(), 65536)
+                assert more, f"it said no more after {self.unread!r}; {self.stderr}"
+                self.unread += more
+            else:
+                assert not is_late, f"it said no more after {self.unread!r} within {timeout_s} s; {self.stderr}"
         line, _, self.unread = self.unread.partition(b"\n")
         return line.decode()
 
-    def expect(self, text, timeout_s=60.0):
+    def expect(self, text, timeout_s=PATIENCE_S):
         """Read a line, which must be this one; return the seconds until it came."""
         began_s = time.monotonic()
         line = self.line(timeout_s)
@@ -81,14 +84,14 @@ class Program:
                 self._below.setdefault(process.pid, process)
         return list(self._below.values())
 
-    def wait_until_asleep(self, timeout_s=20.0):
+    def wait_until_asleep(self):
         """Wait until its main thread sleeps in the kernel: in what it announced last."""
         process = psutil.Process(self.pid)
-        deadline_s = time.monotonic() + timeout_s
+        patience = Patience()
         num_asleep = 0
         while num_asleep < 3:
             num_asleep = num_asleep + 1 if process.status() == psutil.STATUS_SLEEPING else 0
-            assert time.monotonic() < deadline_s, "it does not sleep"
+            assert not patience.is_over(), "it does not sleep"
             time.sleep(0.01)
 
     def signal_group(self, number):
@@ -102,23 +105,24 @@ class Program:
         os.kill(self.pid, signal.SIGKILL)
         self.process.wait()
 
-    def wait(self, timeout_s=60.0):
+    def wait(self, timeout_s=PATIENCE_S):
         """Return its exit code."""
-        try:
-            return self.process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"it did not end in {timeout_s} s; {self.stderr}") from None
+        patience = Patience(timeout_s)
+        while self.process.poll() is None:
+            assert not patience.is_over(), f"it did not end in {timeout_s} s; {self.stderr}"
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(0.1)
+        return self.process.returncode
 
     def check_all_gone(self, timeout_s=5.0):
         """Check that no process that was below it is left."""
-        _, alive = psutil.wait_procs(self._below.values(), timeout=timeout_s)
-        alive = [process for process in alive if _is_alive(process)]
-        found = [(process.pid, process.status()) for process in alive]
+        alive = still_alive(self._below.values(), timeout_s)
+        found = list(map(str, alive))
         for process in alive:
             process.kill()
         assert not alive, f"left {timeout_s} s after the trainer: {found}"
 
-    def check_silent_end(self, exit_code=0, timeout_s=60.0):
+    def check_silent_end(self, exit_code=0, timeout_s=PATIENCE_S):
         """Check that it ends with this exit code, says nothing on standard error and leaves nothing."""
         self.below()
         assert self.wait(timeout_s) == exit_code, self.stderr
@@ -135,6 +139,14 @@ class Program:
                 with contextlib.suppress(BrokenPipeError):
                     stream.close()
         self.check_all_gone()
+
+
+def still_alive(processes, timeout_s=PATIENCE_S):
+    """Return those of some processes that are still there after so long, and no zombies."""
+    patience = Patience(timeout_s)
+    while (alive := [process for process in processes if _is_alive(process)]) and not patience.is_over():
+        psutil.wait_procs(alive, timeout=0.1)
+    return alive
 
 
 def _is_alive(process):

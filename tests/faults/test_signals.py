@@ -108,7 +108,7 @@ say("end")
 MOMENTS = ["computing", "waiting", "hung", "closing"]
 NUM_SHARDS_AHEAD = [0, 1, 3]
 #: The bound that is promised is 0.5 s; a loaded machine is given more, and what was measured is printed.
-AT_ONCE_S = 2.0
+AT_ONCE_S = 10.0
 
 
 def marked(cells, covering):
@@ -159,7 +159,7 @@ def test_a_signal_that_does_not_end_the_trainer_ends_nothing_of_its_loader(
             gate.unlink()
         if moment in ("computing", "closing") or (moment == "waiting" and is_stopped):
             program.tell()
-        print(f"{moment}: done after {program.expect('done', 5.0):.3f} s")
+        print(f"{moment}: done after {program.expect('done'):.3f} s")
     program.expect("end")
     program.check_silent_end()
 
@@ -200,7 +200,7 @@ def test_ctrl_c_at_a_terminal_is_a_keyboard_interrupt_of_the_trainer_alone(start
         if moment == "waiting":
             gate.unlink()
             os.write(ours, b"\n")
-        program.expect("done", 5.0)
+        program.expect("done")
         program.expect("end")
         program.check_silent_end()
     finally:

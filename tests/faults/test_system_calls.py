@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from loader_examples import plain
 from own_workers import worker_pids
+from patience import Patience
 from test_kill_sweep import deliver, due, loader_of
 from walks import wait_until
 
@@ -62,7 +63,7 @@ def injected(pid, call, action, occurrence, log):
 
 
 def wait_until_traced(pid, strace):
-    deadline_s = time.monotonic() + 20
+    patience = Patience()
     while True:
         tasks = list(Path(f"/proc/{pid}/task").iterdir())
         if all(f"TracerPid:\t{strace.pid}\n" in (task / "status").read_text() for task in tasks):
@@ -72,7 +73,7 @@ def wait_until_traced(pid, strace):
             if "not permitted" in said:
                 pytest.skip(f"no process may be traced here: {said}")
             raise AssertionError(said)
-        assert time.monotonic() < deadline_s, "strace has not attached"
+        assert not patience.is_over(), "strace has not attached"
         time.sleep(0.005)
 
 

@@ -116,4 +116,4 @@ def test_workers_that_still_import_are_gone_at_once_and_deaf_to_what_ends_others
         template.send_signal(number)
     assert psutil.wait_procs([template], timeout=0.5)[1] == [template]
     program.kill()
-    program.check_all_gone(1.0)
+    program.check_all_gone()

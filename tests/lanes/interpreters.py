@@ -13,7 +13,7 @@ def environment_of(*folders, **variables):
     return {**os.environ, "PYTHONPATH": os.pathsep.join(searched), **variables}
 
 
-def run_python(*words, folders=(), cwd=None, expected_code=0, timeout=150, **variables):
+def run_python(*words, folders=(), cwd=None, expected_code=0, timeout=240, **variables):
     """Run an interpreter with these words to its end; return what it wrote, as ``subprocess.run`` does."""
     done = subprocess.run(
         [sys.executable, *map(str, words)],

@@ -36,7 +36,7 @@ class PreparedInterpreter:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=self._environment, bufsize=0
         )
 
-    def run(self, path, *arguments, folder, timeout=120, **variables):
+    def run(self, path, *arguments, folder, timeout=240, **variables):
         """Run a program to its end, and return what ``subprocess.run`` returns.
 
         Args:
@@ -48,7 +48,7 @@ class PreparedInterpreter:
         """
         return self.run_together([(path, *arguments)], folder=folder, timeout=timeout, variables=[variables])[0]
 
-    def run_ranks(self, number, path, *arguments, folder, timeout=120, **variables):
+    def run_ranks(self, number, path, *arguments, folder, timeout=240, **variables):
         """Run a program as each rank of a job on this machine; return what ``run`` returns, for each."""
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
@@ -63,7 +63,7 @@ class PreparedInterpreter:
             assert rank.returncode == 0, rank.stderr
         return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(number)]
 
-    def run_together(self, commands, *, folder, timeout=120, variables):
+    def run_together(self, commands, *, folder, timeout=240, variables):
         """Run programs side by side to their ends; return what ``run`` returns, for each.
 
         Args:
@@ -113,7 +113,7 @@ class Programs:
         self.files = files
         self.pids = json.loads(codes.readline())
 
-    def wait(self, timeout=120):
+    def wait(self, timeout=240):
         """Return what ``subprocess.run`` returns, for each; kill all after ``timeout`` seconds."""
         if not select.select([self._codes], [], [], timeout)[0]:
             for pid in self.pids:

@@ -4,6 +4,7 @@ import json
 import time
 
 import pytest
+from patience import PATIENCE_S, Patience
 
 __all__ = ["at_state", "begun", "both_modes", "delivered", "gathered", "recorded", "saved", "wait_until"]
 
@@ -57,9 +58,9 @@ def saved(loaders):
     return json.loads(json.dumps(gathered(loaders)))
 
 
-def wait_until(condition, timeout_s=60):
+def wait_until(condition, timeout_s=PATIENCE_S):
     """Wait until something is so, or fail."""
-    deadline_s = time.monotonic() + timeout_s
+    patience = Patience(timeout_s)
     while not condition():
-        assert time.monotonic() < deadline_s
+        assert not patience.is_over()
         time.sleep(0.01)

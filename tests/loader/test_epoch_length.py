@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from loader_examples import make
+from patience import unless_held_up
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 from walks import at_state, begun, gathered
 from written_files import write_members, write_rows
@@ -473,6 +474,7 @@ class SlowRows(Rows):
         time.sleep(60 if shard == "9" else 0)
 
 
+@unless_held_up
 def test_a_shard_that_hangs_while_it_is_counted_is_reported_and_then_an_error(processes, caplog):
     factory = DataLoaderFactory(SlowRows, batch_size=4)
     options = {"stall_warning_s": 0.5, "stall_timeout_s": 3}  # a worker begins by importing this module

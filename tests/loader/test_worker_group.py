@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from loader_examples import epoch, plain
 from own_workers import worker_pids
+from patience import unless_held_up
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 from walks import at_state, recorded, wait_until
 
@@ -229,6 +230,7 @@ def test_an_error_comes_in_its_place_and_a_skip_goes_on_behind_its_shard():
         assert got == expected[: len(got)]
 
 
+@unless_held_up
 def test_one_slow_microbatch_does_not_stop_the_others_and_the_verdict_names_it():
     with loader(Factory([40], Slow), num_workers_per_shard=3) as several:
         got = epoch(several)
@@ -247,6 +249,7 @@ class Slow:
         return torch.tensor([index])
 
 
+@unless_held_up
 def test_a_worker_that_hangs_is_the_one_that_is_killed(tmp_path):
     factory = Factory([10], partial(Hanging, mark=tmp_path / "mark"))
     with loader(factory, num_workers_per_shard=2, stall_timeout_s=4.0, max_worker_restarts=1) as several:

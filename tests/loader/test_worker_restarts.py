@@ -13,6 +13,7 @@ import pytest
 import torch
 from loader_examples import MIXED, epoch, make, mixed, plain, same_state, sample
 from own_workers import own_template_pids, worker_pids
+from patience import unless_held_up
 from torch.utils.data import DataLoader
 from walks import at_state, begun, wait_until
 
@@ -162,7 +163,7 @@ def test_a_dead_worker_is_buried_with_its_children_though_the_trainer_computes(r
         children = [child.pid for child in psutil.Process(pid).children(recursive=True)]
         assert len(children) >= 2
         os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: not any(Path(f"/proc/{number}").exists() for number in (pid, *children)), timeout_s=5)
+        wait_until(lambda: not any(Path(f"/proc/{number}").exists() for number in (pid, *children)))
 
 
 # --- shards that fail --------------------------------------------------------------------------------------------
@@ -222,6 +223,7 @@ def sleeping():
 
 
 @pytest.mark.parametrize("fall_silent", [holding_the_lock_in_c, sleeping], ids=["hanging", "sleeping"])
+@unless_held_up
 def test_a_silent_worker_is_reported_with_its_stack_and_at_last_ended(processes, fall_silent, caplog, tmp_path):
     def begun(shard):
         (tmp_path / "begun").touch()
@@ -246,6 +248,7 @@ def test_a_silent_worker_is_reported_with_its_stack_and_at_last_ended(processes,
             assert f"in {fall_silent.__name__}" in text
 
 
+@unless_held_up
 def test_a_stopped_worker_is_told_of_as_such_and_replaced_at_the_timeout(remote, caplog):
     options = {"stall_warning_s": 0.5, "stall_timeout_s": 4.0, "num_microbatch_prefetches": 0, **RESTARTS}
     with remote(["list-a-5"], **options) as loader:
@@ -259,6 +262,7 @@ def test_a_stopped_worker_is_told_of_as_such_and_replaced_at_the_timeout(remote,
         assert loader.statistics().worker_restarts == 1
 
 
+@unless_held_up
 def test_a_slow_caller_is_no_stall(remote, caplog):
     with remote(MIXED, mixed, stall_warning_s=0.3, stall_timeout_s=5.0) as loader:
         iterator = begun(loader, 1)

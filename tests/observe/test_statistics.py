@@ -5,6 +5,7 @@ import time
 import torch
 from drop_in_examples import Counted
 from loader_examples import epoch, make
+from patience import unless_held_up
 from walks import at_state, begun, both_modes, wait_until
 
 from fkat_data import LoaderStatistics
@@ -43,6 +44,7 @@ def test_a_slow_microbatch_in_process_counts_when_it_is_made_and_not_with_the_ne
 
 
 @both_modes
+@unless_held_up
 def test_each_second_of_a_worker_counts_in_one_stage(multiprocessing):
     with make(["a"], slow, multiprocessing=multiprocessing) as loader:
         began_s = time.perf_counter()
@@ -66,6 +68,7 @@ def test_each_second_of_a_worker_counts_in_one_stage(multiprocessing):
     assert 0.25 <= statistics.waiting.p99_s <= elapsed_s
 
 
+@unless_held_up
 def test_what_is_ready_is_not_waited_for_and_one_hiccup_is_seen(remote):
     def factory(shard):
         for index in range(200):
@@ -97,6 +100,7 @@ def test_what_is_made_and_not_delivered_is_the_queue(remote):
         assert loader.statistics().produced == 9
 
 
+@unless_held_up
 def test_a_worker_that_waits_for_leave_is_blocked_and_one_without_a_shard_idle(remote):
     with remote(["list-a-9"], num_microbatch_prefetches=1) as loader:
         microbatches = begun(loader, 1)
@@ -110,6 +114,7 @@ def test_a_worker_that_waits_for_leave_is_blocked_and_one_without_a_shard_idle(r
         assert done.elapsed_s == done.delivered == done.waited_s == 0
 
 
+@unless_held_up
 def test_a_worker_that_finds_the_pipe_full_is_blocked(remote):
     with remote(["list-a-100000"]) as loader:
         next(iter(loader))
@@ -131,6 +136,7 @@ def test_the_numbers_of_workers_outlive_them(remote):
         assert loader.statistics().produced == 18
 
 
+@unless_held_up
 def test_the_time_between_two_iterations_does_not_count():
     loader = make(["list-a-3"])
     for _ in range(3):
@@ -141,6 +147,7 @@ def test_the_time_between_two_iterations_does_not_count():
     assert loader.statistics().elapsed_s < 0.1
 
 
+@unless_held_up
 def test_what_a_resume_makes_again_is_replayed():
     def factory(shard):
         for index in range(4):

@@ -7,6 +7,7 @@ from drop_in_examples import Counted
 from hypothesis import given
 from hypothesis import strategies as st
 from loader_examples import make
+from patience import unless_held_up
 
 import fkat_data
 from fkat_data.observe import Durations, LoaderStatistics, reading
@@ -175,6 +176,7 @@ class LazilyOpened(Counted, torch.utils.data.Dataset):
         return torch.zeros(4)
 
 
+@unless_held_up
 def test_a_slow_first_microbatch_is_a_cause_of_its_own_though_others_are_waited_for_too(processes):
     with fkat_data.DataLoader(LazilyOpened(30), 1, num_workers=1) as loader:
         for _ in loader:
@@ -213,6 +215,7 @@ def doing(kind):
         *((limit, True) for limit in ("store", "transport")),
     ],
 )
+@unless_held_up
 def test_a_real_loop_is_judged_by_what_takes_its_time(limit, multiprocessing):
     shards = ["0", "1", "2"] if multiprocessing else ["0"]
     with make(shards, doing(limit), multiprocessing=multiprocessing, num_microbatch_prefetches=4) as loader:

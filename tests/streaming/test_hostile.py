@@ -120,7 +120,7 @@ def check(number, root, whole):
     (root / "remote" / "index.json").write_bytes(hostile_text(draw, index, root))
     before = outside(root)
     tracemalloc.reset_peak()
-    began_s = time.monotonic()
+    began_s = time.process_time()
     try:
         dataset = StreamingDataset(
             remote=str(root / "remote"), local=str(root / "cache"), batch_size=2, download_retry=0, shuffle_seed=1
@@ -132,7 +132,7 @@ def check(number, root, whole):
     except Exception as error:
         raise AssertionError(f"case {number}: {(root / 'remote' / 'index.json').read_bytes()[:3000]}") from error
     assert tracemalloc.get_traced_memory()[1] < MOST_BYTES, f"case {number}"
-    assert time.monotonic() - began_s < LONGEST_S, f"case {number}"
+    assert time.process_time() - began_s < LONGEST_S, f"case {number}"
     assert outside(root) == before, f"case {number}"
 
 

@@ -10,9 +10,6 @@ from cache_examples import cache_in, get, is_right, leftovers_in, shards_in
 
 pytestmark = pytest.mark.usefixtures("processes", "nothing_left_behind")
 
-#: What is meant to happen at once happens within this on a machine with other work.
-SOON_S = 5.0
-
 MAKER = r"""
 import os, sys, time
 from pathlib import Path
@@ -24,10 +21,10 @@ def fill(file):
     file.flush()
     if "fork" in sys.argv[2:] and os.fork() == 0:
         os.write(1, f"{os.getpid()}\n".encode())
-        time.sleep(100)
+        time.sleep(1000)
         os._exit(0)
     os.write(1, b"filling\n")
-    time.sleep(100)
+    time.sleep(1000)
 
 cache_in(directory).get("a.mds", 1000, fill)
 """
@@ -70,9 +67,7 @@ def test_who_waits_for_a_process_that_is_killed_makes_the_file_at_once(start, ma
     time.sleep(0.5)
     assert not (directory / "a.mds").exists()
     maker.kill()
-    killed_s = time.monotonic()
     assert waiter.stdout.readline() == "made\n"
-    assert time.monotonic() - killed_s < SOON_S
     assert is_right(directory / "a.mds", "a.mds", 1000)
     cache_in(directory)
     assert leftovers_in(directory) == []
@@ -102,9 +97,7 @@ def test_a_forked_child_of_a_process_that_is_killed_is_in_nobodys_way(start, dir
         maker.kill()
         maker.wait()
         os.kill(child, 0)  # it lives
-        started_s = time.monotonic()
         assert is_right(get(cache_in(directory), "a.mds", 1000), "a.mds", 1000)
-        assert time.monotonic() - started_s < SOON_S
         assert leftovers_in(directory) == []
     finally:
         os.kill(child, signal.SIGKILL)
@@ -115,9 +108,7 @@ def test_a_wait_can_be_interrupted(start, maker, directory):
     assert waiter.stdout.readline() == "waiting\n"
     time.sleep(0.5)
     waiter.send_signal(signal.SIGINT)
-    interrupted_s = time.monotonic()
     assert waiter.stdout.readline() == "interrupted\n"
-    assert time.monotonic() - interrupted_s < SOON_S
 
 
 FULL = """

@@ -146,9 +146,7 @@ def test_a_maker_that_is_killed_hands_its_work_over(start, folder, tmp_path):
     maker = start(PROGRAM, tmp_path)
     assert maker.stdout.readline() == "making\n"
     maker.kill()
-    began_s = time.monotonic()
     assert part_of(Maker())[np.array([999])].tolist() == [999]
-    assert time.monotonic() - began_s < 5
     expect_empty(folder)
 
 

@@ -4,6 +4,7 @@ import time
 
 import pytest
 from hub_server import SIGNATURE
+from patience import unless_held_up
 from stored_files import info_of
 
 from fkat_data.errors import ConfigurationError, DownloadError, ShardNotFoundError
@@ -127,6 +128,7 @@ def test_what_is_missing_is_found_missing(opened, url, words):
 @pytest.mark.parametrize(
     ("route", "headers"), [("/revision/", {"RateLimit": '"api";r=0;t=1'}), ("/cdn/", {"Retry-After": "1"})]
 )
+@unless_held_up
 def test_a_hub_that_asks_for_time_gets_it(hub, opened, route, headers):
     hub.faults = [(route, 429, headers)]
     store = opened()
