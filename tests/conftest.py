@@ -33,6 +33,7 @@ os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 import leavings  # noqa: E402 - found by the path above
 from interpreters import environment_of  # noqa: E402 - found by the path above
 from kept_template import KeptTemplate  # noqa: E402 - found by the path above
+from patience import Patience  # noqa: E402 - found by the path above
 from prepared import PreparedInterpreter  # noqa: E402 - found by the path above
 from selection import EXAMPLES, LANES, LaneSelection, starts  # noqa: E402 - found by the path above
 
@@ -41,7 +42,7 @@ for _number in (signal.SIGINT, signal.SIGHUP):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
 
-_SETTLE_S = 5.0
+_SETTLE_S = 20.0
 #: Folders each of whose tests may start processes; none may leave one.
 _STARTING = {"device", "faults", "loader", "observe", "testing", "tools", "worker"}
 _OF_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NODE_RANK")
@@ -53,7 +54,7 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    if config.getoption("lane") == "all":  # for the processes of pytest-xdist, too
+    if config.getoption("lane") in ("all", "whole"):  # for the processes of pytest-xdist, too
         os.environ.setdefault("WALK_SEED", str(random.randrange(10**6)))
     # How long an example takes on a busy machine says nothing.
     settings.register_profile("no deadline", deadline=None)
@@ -182,9 +183,9 @@ def _end_own_templates():
 
 
 def _wait_until_none(left):
-    deadline = time.monotonic() + _SETTLE_S
+    patience = Patience(_SETTLE_S)
     while found := left():
-        if time.monotonic() > deadline:
+        if patience.is_over():
             pytest.fail(f"left behind: {sorted(map(str, found))}")
         gc.collect(1)  # a test's own garbage is young, and a look at everything takes a quarter of a second
         if not left():
@@ -210,12 +211,12 @@ def share_of_examples(pytestconfig):
 
 @pytest.fixture(scope="session")
 def some(pytestconfig):
-    """Return a function that draws some of the cases of a sweep, others in each run; in lane `all`, it takes all."""
+    """Return a function that draws some of the cases of a sweep, others in each run; in lane `whole`, it takes all."""
     lane = pytestconfig.getoption("lane")
 
     def drawn(cases, fewest=4):
         cases = list(cases)
-        number = len(cases) if lane == "all" else max(min(fewest, len(cases)), round(EXAMPLES[lane] * len(cases)))
+        number = max(min(fewest, len(cases)), round(EXAMPLES[lane] * len(cases)))
         return [cases[place] for place in sorted(random.Random().sample(range(len(cases)), number))]
 
     return drawn
@@ -228,7 +229,7 @@ def run_script(processes, tmp_path, request):
     By "fork", it runs in a fork of an interpreter: the test uses the fixture `prepared`, too.
     """
 
-    def run(text, *arguments, by="file", timeout=120, check=True):
+    def run(text, *arguments, by="file", timeout=240, check=True):
         path = tmp_path / "script.py"
         path.write_text(text)
         if by == "fork":

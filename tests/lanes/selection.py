@@ -18,9 +18,10 @@ LANES = {
     "fast": "no test that starts a process or a server, and none that takes long",
     "default": "the fast lane, and the tests that hold the promises",
     "all": "everything that is not marked slow",
+    "whole": "the lane all, with every example of a property and every case of a sweep",
 }
-#: The share of its examples that a property is tested with: every run draws others.
-EXAMPLES = {"fast": 0.04, "default": 0.1, "all": 0.25}
+#: The share of its examples that a property is tested with, and of its cases a sweep: every run draws others.
+EXAMPLES = {"fast": 0.04, "default": 0.1, "all": 0.25, "whole": 1.0}
 _FEWEST_EXAMPLES = 5
 #: Folders of tests whose imports alone take seconds: the fast lane enters one only where it is named.
 _FRAMEWORKS = frozenset({"huggingface", "lightning"})
@@ -55,7 +56,7 @@ class LaneSelection:
             _add_what_its_parameters_need(item)
             _reduce_examples(item, EXAMPLES[self._lane])
         holding = self._find_promised(items)
-        if self._lane == "all":
+        if self._lane in ("all", "whole"):
             return
         chosen = {item for item in items if not starts(item)}
         if self._lane == "default":
