@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from fkat_data.errors import ShardError, ShardNotFoundError
+from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardError, ShardNotFoundError
 from fkat_data.files.formats import check_safe, open_shard
 from fkat_data.files.index import INDEX_NAME, read_index
+from fkat_data.files.lines import lines_of, parsed
+from fkat_data.files.opening import TextFile
 from fkat_data.files.shard import Column, FileInfo, ShardEntry, ShardReader
 from fkat_data.files.stored import decompress_file, validate_file
 from fkat_data.interruption import genuine
@@ -124,6 +126,9 @@ def _samples(directory: Path, entry: ShardEntry, scratch: Path, count: int, allo
 
 
 _ROWS_AT_ONCE = 256
+#: Damaged lines that are shown of one file.
+_MOST_LINES = 20
+_LONGEST_LINE_BYTES = 1 << 62
 
 
 @dataclass
@@ -135,7 +140,9 @@ class DatasetReport:
         num_samples: Decoded samples.
         num_bytes: Size of the files that were compared with the index.
         num_hashes: Hashes that were compared with the index.
-        problems: The first error of each damaged shard.
+        problems: The first error of each damaged shard, or of the first damaged lines of each file.
+        unread: The first error of each shard, or of lines, that is no damage: a value exceeds a limit of this machine.
+        num_lines: Lines of JSON that are damaged, or unread.
     """
 
     num_shards: int = 0
@@ -143,6 +150,15 @@ class DatasetReport:
     num_bytes: int = 0
     num_hashes: int = 0
     problems: list[ShardError] = field(default_factory=list[ShardError])
+    unread: list[ConfigurationError] = field(default_factory=list[ConfigurationError])
+    num_lines: int = 0
+
+    def add(self, error: ShardError | ConfigurationError) -> None:
+        """Take an error into account."""
+        if isinstance(error, ShardError):
+            self.problems.append(error)
+        else:
+            self.unread.append(error)
 
 
 def datasets_in(directory: Path) -> list[Path]:
@@ -196,8 +212,44 @@ def verify_dataset(
                 if progress is not None:
                     progress(done + count, total)
                 done += count
-        except ShardError as error:
-            report.problems.append(error)
+        except (ShardError, ConfigurationError) as error:
+            report.add(error)
+    return report
+
+
+def verify_lines(files: Sequence[str], *, progress: Callable[[int], None] | None = None) -> DatasetReport:
+    """Parse each line of files of JSON lines, plain or compressed, and report the damaged ones.
+
+    Args:
+        files: The files. They are the shards of the report.
+        progress: Called with the number of lines so far, from time to time.
+
+    Raises:
+        ShardNotFoundError: A file does not exist.
+        OSError: A file cannot be read.
+    """
+    report = DatasetReport(num_shards=len(files))
+    for file in files:
+        num_before = report.num_lines
+        try:
+            for line, (offset, text) in enumerate(lines_of(file, TextFile(file, {}).chunks(), _LONGEST_LINE_BYTES)):
+                report.num_bytes += len(text)
+                try:
+                    parsed(file, line, offset, text)
+                except (ShardCorruptError, ConfigurationError) as error:
+                    report.num_lines += 1
+                    if report.num_lines - num_before <= _MOST_LINES:
+                        report.add(error)
+                else:
+                    report.num_samples += 1
+                if progress is not None and line % _ROWS_AT_ONCE == 0:
+                    progress(report.num_samples)
+        except ShardNotFoundError:
+            raise
+        except (ShardError, ConfigurationError) as error:
+            report.add(error)
+        if (num_more := report.num_lines - num_before - _MOST_LINES) > 0:
+            report.add(ShardCorruptError(file, f"{num_more:,} more lines cannot be read"))
     return report
 
 

@@ -12,6 +12,7 @@ from fkat_data import arguments
 from fkat_data.datasets import TarDataset
 from fkat_data.errors import ConfigurationError, SampleError, ShardNotFoundError
 from fkat_data.files.formats import FORMATS
+from fkat_data.files.index import INDEX_NAME
 from fkat_data.files.signatures import COMPRESSED_SUFFIXES, REFUSED_SUFFIXES
 from fkat_data.files.tar import DecoderName
 from fkat_data.folders import data_names, files_below, sample_names, say_partitions
@@ -140,6 +141,22 @@ def sources_of(
     if not files:
         raise ShardNotFoundError(str(place), "no file matches")
     return [_source(file, kind or _kind_of(file), given) for file in files]
+
+
+def files_of_lines(path: Path) -> list[str]:
+    """Return the files of JSON lines at a path, in natural order; none if it has none.
+
+    Args:
+        path: A file, a pattern of files, or a directory.
+
+    Raises:
+        ShardNotFoundError: A pattern matches no file.
+    """
+    if path.is_dir():
+        return [str(path / name) for name in _tables_below(path, "jsonl")]
+    if path.name == INDEX_NAME or _kind_of(str(path)) != "jsonl":
+        return []
+    return [source.name for source in sources_of(path)]
 
 
 def _tables_below(place: Path, kind: str | None) -> list[str]:

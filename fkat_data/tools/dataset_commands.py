@@ -28,12 +28,13 @@ from fkat_data.files.verification import (
     first_samples,
     summary_of,
     verify_dataset,
+    verify_lines,
 )
 from fkat_data.folders import without_sidecars
 from fkat_data.location import machine_path
 from fkat_data.streaming.reading import NO_DATASET, Stream, no_stream, sources_of
 from fkat_data.streaming.writing import IndexLocation, merge_index
-from fkat_data.tools.conversion import KINDS, Kind, convert
+from fkat_data.tools.conversion import KINDS, Kind, convert, files_of_lines
 from fkat_data.tools.presentation import exit_on_failure, long_work, printable, progress_bar, say, terminal
 from fkat_data.wording import readable_bytes
 
@@ -46,6 +47,7 @@ dataset_app: typer.Typer = typer.Typer()
 
 # As text: a Path would turn the // of a URL into /.
 Directory = Annotated[str, typer.Argument(help="A dataset, a folder of splits, or Parquet or tar files.")]
+Verified = Annotated[str, typer.Argument(help="A dataset, a folder of splits, or Parquet, tar or JSON Lines files.")]
 Unsafe = Annotated[
     bool,
     typer.Option("--allow-unsafe-types", help="Read pickle columns. Unpickling can run code from the file's author."),
@@ -74,27 +76,44 @@ def inspect_command(
 
 @dataset_app.command("verify")
 def verify_command(
-    directory: Directory,
+    directory: Verified,
     allow_unsafe_types: Unsafe = False,
 ) -> None:
     """Find damaged shards in a dataset.
 
-    It compares every file with the index (sizes, hashes) and decodes every sample.
+    It compares every file with the index (sizes, hashes) and decodes every sample. Of JSON Lines, plain or compressed, it
+    names the damaged lines.
 
-    Exit code 0: everything is intact. 1: some shards are damaged; the output names each one's first fault. 2: the
-    dataset does not exist or cannot be read, so nothing was verified.
+    Exit code 0: everything is intact. 1: some shards or lines are damaged, or exceed a limit; the output names each
+    one's first fault. 2: the dataset does not exist or cannot be read, so nothing was verified.
     """
     console = terminal()
     num_problems = 0
     with exit_on_failure(console, "nothing was verified"):
+        location = machine_path("DIRECTORY", directory, _EXPECTED)
         with long_work(console, f"reading the index of {directory}"):
-            datasets = stored_datasets(machine_path("DIRECTORY", directory, _EXPECTED))
+            files, datasets = _lines_or_datasets(location)
+        if files:
+            with sample_progress(console, f"verifying {location}") as progress:
+                report = verify_lines(files, progress=lambda count: progress(count, None))
+            num_problems += show_lines(console, location, report)
         for path, entries in datasets:
             with sample_progress(console, f"verifying {path}") as progress:
                 report = verify_dataset(path, allow_unsafe_types=allow_unsafe_types, progress=progress, entries=entries)
-            show_problems(console, path, report)
-            num_problems += len(report.problems)
+            num_problems += show_problems(console, path, report)
     raise typer.Exit(_DAMAGED if num_problems else 0)
+
+
+def _lines_or_datasets(location: Path) -> tuple[list[str], list[tuple[Path, list[ShardEntry] | None]]]:
+    """Return the files of JSON lines at a location; or the datasets, as ``stored_datasets`` does."""
+    if not location.is_dir() and (files := files_of_lines(location)):
+        return files, []
+    try:
+        return [], stored_datasets(location)
+    except ShardNotFoundError:
+        if not location.is_dir() or not (files := files_of_lines(location)):
+            raise
+        return files, []
 
 
 @dataset_app.command("convert")
@@ -315,16 +334,33 @@ def show_samples(console: Console, samples: Sequence[dict[str, Any]]) -> None:
             say(console, f"  {name}: {_shown(value)}")
 
 
-def show_problems(console: Console, directory: Path, report: DatasetReport) -> None:
-    """Print the problems that a verification found, and what it checked."""
-    for problem in report.problems:
-        say(console, str(problem), "red")
+def show_problems(console: Console, directory: Path, report: DatasetReport) -> int:
+    """Print the problems that a verification found, and what it checked; return how many it found."""
     done = (
         f"{directory}: {report.num_samples:,} samples decoded, {readable_bytes(report.num_bytes)} and "
         f"{report.num_hashes:,} hashes compared with the index, {len(report.problems)} of {report.num_shards:,} "
         "shards damaged"
     )
-    say(console, done, "red" if report.problems else "green")
+    return _show_report(console, report, done)
+
+
+def show_lines(console: Console, location: Path, report: DatasetReport) -> int:
+    """Print the problems that a verification of JSON lines found, and what it checked; return how many it found."""
+    files = f"{report.num_shards:,} file{'' if report.num_shards == 1 else 's'}"
+    done = (
+        f"{location}: {report.num_samples:,} lines of {files} parsed, {readable_bytes(report.num_bytes)}; "
+        f"{report.num_lines:,} lines cannot be read"
+    )
+    return _show_report(console, report, done)
+
+
+def _show_report(console: Console, report: DatasetReport, done: str) -> int:
+    problems = [*report.problems, *report.unread]
+    for problem in problems:
+        say(console, str(problem), "red")
+    limits = f", {len(report.unread):,} beyond a limit" if report.unread else ""
+    say(console, f"{done}{limits}", "red" if problems else "green")
+    return len(problems)
 
 
 def _shown(value: Any) -> str:

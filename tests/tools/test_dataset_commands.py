@@ -1,11 +1,16 @@
 """The commands about datasets of shards: what they print, and their exit codes."""
 
+import bz2
+import gzip
 import json
 import lzma
 import shutil
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import zstandard
 from command_examples import run, said
 
 from fkat_data.datasets import JsonDataset
@@ -108,6 +113,53 @@ def test_what_is_no_dataset_is_told_as_such(tmp_path, command):
 def test_a_dataset_without_samples_is_well(tmp_path):
     data = golden("mds-no-samples", tmp_path)
     assert run("inspect", data)[0] == run("verify", data)[0] == 0
+
+
+LINES = {
+    "a.jsonl": bytes,
+    "a.ndjson": bytes,
+    "a.jsonl.gz": gzip.compress,
+    "a.jsonl.xz": lzma.compress,
+    "a.jsonl.bz2": bz2.compress,
+    "a.json.zst": zstandard.compress,
+}
+
+
+@pytest.mark.parametrize("name", LINES)
+@pytest.mark.parametrize("of", ["file", "pattern", "folder"])
+def test_lines_of_json_are_verified_and_the_damaged_ones_named(tmp_path, name, of):
+    path = tmp_path / name
+    location = {"file": path, "pattern": tmp_path / f"*{name[1:]}", "folder": tmp_path}[of]
+    path.write_bytes(LINES[name](b'{"a": 1}\n\n[2]\n'))
+    assert "2 lines of 1 file parsed" in said("verify", location)
+    path.write_bytes(LINES[name](b'{"a": 1}\n{"a": \n{"a": 2}\n{"a": 3\n'))
+    output = said("verify", location, code=1)
+    assert f"{path}': line 1 (from 0, blank lines not counted), at byte 9 of the text" in output
+    assert f"{path}': line 3 (from 0" in output
+    assert "2 lines of 1 file parsed" in output
+    assert "2 lines cannot be read" in output
+
+
+def test_what_is_wrong_with_one_file_of_lines_hides_no_other(tmp_path):
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b'{"a": 1}\n' * 1_000)[:-9])
+    (tmp_path / "b.jsonl").write_bytes(b"[" * 100_000 + b"\n" + b'{"a": 1}\n')
+    (tmp_path / "c.jsonl").write_bytes(b"{\n" * 30)
+    output = said("verify", tmp_path, code=1)
+    assert "a.jsonl.gz': " in output
+    assert "b.jsonl': expected values within the limits" in output
+    assert output.count("c.jsonl': line") == 20
+    assert "c.jsonl': 10 more lines cannot be read" in output
+    assert "of 3 files parsed" in output
+    assert "none.jsonl" in said("verify", tmp_path / "none.jsonl", code=2)
+
+
+def test_a_value_beyond_a_limit_hides_no_other_row_group(tmp_path):
+    days = pa.array([0, 1 << 30, 1, 2], pa.date32())
+    pq.write_table(pa.table({"day": days}), tmp_path / "a.parquet", row_group_size=2)
+    output = said("verify", tmp_path, code=1)
+    assert "columns = 'day': expected columns whose values Python can hold; row group 0, row 1 of" in output
+    assert "2 samples decoded" in output
+    assert "0 of 2 shards damaged, 1 beyond a limit" in output
 
 
 def test_files_are_converted(tmp_path):
