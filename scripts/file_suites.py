@@ -5,10 +5,11 @@ A verdict compares a reader with one that shares no code with it: pyarrow, or Py
 right: the same samples; or an error of a damaged file, where the other one refuses it, too.
 refused by name: a ConfigurationError that names the file, or a SampleError that names the value.
 wrong: other samples, samples of a file that the other one refuses, another error, or the end of the process.
-corrupt: a file that the other one reads is called damaged.
+corrupt: a file is called damaged that the other one reads; or that it decodes, and has values that are none of Python's.
 too long: not done within LIMIT_S seconds, 60 unless the environment says otherwise.
 
-Each file is read in a process of its own. What is not right is listed below the table.
+Each file is read in a process of its own. What is not right is listed below the table, and
+so is each file that not all readers say the same of.
 """
 
 import datetime as dt
@@ -49,8 +50,7 @@ def streamed(path: Path) -> list[Any]:
 def converted(path: Path) -> list[Any]:
     """Convert a file, and read the result."""
     out = path.parent / "out"
-    convert(path, out, nulls="json")
-    return list(LocalDataset(out))
+    return list(LocalDataset(out)) if convert(path, out, nulls="json") else []
 
 
 READERS: dict[str, dict[str, Callable[[Path], list[Any]]]] = {
@@ -67,15 +67,32 @@ READERS: dict[str, dict[str, Callable[[Path], list[Any]]]] = {
 }
 
 
+class BeyondError(Exception):
+    """A file is sound, and has a value that is none of Python's."""
+
+
 def by_pyarrow(path: Path) -> list[Any]:
     """Return what pyarrow reads: times of 96 bits in microseconds, as Python has them."""
     file: Any = pq.ParquetFile(path, page_checksum_verification=True, coerce_int96_timestamp_unit="us")
-    return [row for batch in file.iter_batches(1) for row in batch.to_pylist()]
+    batches = list(file.iter_batches(1))
+    groups = range(file.num_row_groups)
+    if sum(batch.num_rows for batch in batches) != sum(file.metadata.row_group(group).num_rows for group in groups):
+        raise ValueError("rows are missing")
+    try:
+        return [row for batch in batches for row in batch.to_pylist()]
+    except UnicodeDecodeError:
+        raise
+    except (ValueError, OverflowError) as error:
+        raise BeyondError(str(error)) from error
 
 
 def by_json(path: Path) -> list[Any]:
     """Return what Python's json makes of each line that is not blank."""
-    return [json.loads(line) for line in path.read_bytes().split(b"\n") if line.strip(b"\t\r\v\f ")]
+    lines = [line for line in path.read_bytes().split(b"\n") if line.strip(b"\t\r\v\f ")]
+    try:
+        return [json.loads(line) for line in lines]
+    except RecursionError as error:
+        raise BeyondError(str(error)) from error
 
 
 def plain(value: Any) -> Any:
@@ -99,19 +116,22 @@ def plain(value: Any) -> Any:
     )
 
 
-def verdict(reader: str, read: Callable[[Path], list[Any]], path: Path, expected: list[Any] | None) -> tuple[str, str]:
+def verdict(
+    reader: str, read: Callable[[Path], list[Any]], path: Path, expected: list[Any] | BeyondError | None
+) -> tuple[str, str]:
     """Return a reader's verdict on a file, and what it said."""
     try:
         rows = read(path)
     except (ConfigurationError, SampleError) as error:
         return "refused by name", str(error)
     except ShardError as error:
-        is_right = expected is None or (expected == [] and "no samples" in str(error))
-        return ("right" if is_right else "corrupt"), str(error)
+        return ("right" if expected is None else "corrupt"), str(error)
     except Exception as error:  # noqa: BLE001 - what it is, is the verdict
         return "wrong", f"{type(error).__name__}: {error}"
     if expected is None:
         return "wrong", "it reads what the other one refuses"
+    if isinstance(expected, BeyondError):
+        return "right", f"it has values that are none of Python's: {expected}"
     sys.setrecursionlimit(1 << 16)
     # A conversion has JSON for what its format lacks: the number of samples is compared.
     is_right = len(rows) == len(expected) if reader == "convert" else plain(rows) == plain(expected)
@@ -129,6 +149,8 @@ def judge(original: Path, suffix: str, reader: str, sink: Any) -> None:
         os.environ["XDG_CACHE_HOME"] = folder
         try:
             expected = (by_pyarrow if suffix == ".parquet" else by_json)(path)
+        except BeyondError as error:
+            expected = error
         except Exception:  # noqa: BLE001 - it refuses the file
             expected = None
         sink.send(verdict(reader, READERS[suffix][reader], path, expected))
@@ -155,7 +177,7 @@ def verdicts(folder: Path) -> Iterator[tuple[str, str, str, str]]:
                     found = ("wrong", "the process has ended")
             process.kill()
             process.join()
-            yield file.name, reader, found[0], found[1]
+            yield str(file.relative_to(folder)), reader, found[0], found[1]
 
 
 def main() -> None:
@@ -164,14 +186,17 @@ def main() -> None:
     for folder in map(Path, sys.argv[1:]):
         counts: dict[str, Counter[str]] = {}
         others: list[str] = []
+        by_file: dict[str, dict[str, str]] = {}
         for file, reader, found, said in verdicts(folder):
             counts.setdefault(reader, Counter())[found] += 1
+            by_file.setdefault(file, {})[reader] = found
             if found != "right":
                 others.append(f"{found}: {file}, {reader}: {said[:300]}")
         print(f"\n{folder}\n\n| | {' | '.join(VERDICTS)} |\n|{'---|' * (len(VERDICTS) + 1)}")
         for reader, found in counts.items():
             print(f"| {reader} | {' | '.join(str(found[name]) for name in VERDICTS)} |")
-        print("", *others, sep="\n")
+        differing = [f"{file}: {found}" for file, found in by_file.items() if len(set(found.values())) > 1]
+        print("", *others, "", f"readers differ in {len(differing)} files", *differing, sep="\n")
 
 
 if __name__ == "__main__":

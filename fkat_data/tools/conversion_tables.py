@@ -226,6 +226,9 @@ def values_of_column(name: str, column: Any, extension: str, encoding: str, seco
         values = _arrays(column, encoding)
         if encoding == "json":
             values = [value.tolist() if isinstance(value, np.ndarray) else value for value in values]
+            values = (
+                values if is_plain(column.type.storage_type) else _each(name, values, partial(plain_value, column.type))
+            )
     elif extension == "arrow.json" and encoding == "json":
         # The writer checks bytes as ready-made JSON.
         values = [None if text is None else text.encode() for text in column.to_pylist()]
@@ -377,9 +380,11 @@ def plain_value(kind: Any, value: Any) -> Any:
     Raises:
         ValueError: A key of a map comes twice.
     """
-    kind = stored_type(kind)
     if value is None:
         return None
+    if TensorShape.of(kind) is not None:
+        return _plain_tensor(kind.value_type, value)
+    kind = stored_type(kind)
     if _types.is_map(kind):
         return _plain_map(kind, value)
     if _types.is_struct(kind):
@@ -387,6 +392,12 @@ def plain_value(kind: Any, value: Any) -> Any:
     if _is_list(kind):
         return [plain_value(kind.value_type, item) for item in value]
     return _plain_leaf(kind, value)
+
+
+def _plain_tensor(kind: Any, value: Any) -> Any:
+    if isinstance(value, list):
+        return [_plain_tensor(kind, item) for item in cast("list[Any]", value)]
+    return plain_value(kind, value)
 
 
 def _plain_map(kind: Any, value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What pyarrow writes in any schema, each reader gives as pyarrow does, or refuses by file and column."""
+"""What pyarrow writes in any schema, each reader and `convert` give as pyarrow does, or refuse by file and column."""
 
 import datetime as dt
 import json
@@ -7,6 +7,7 @@ import re
 import tempfile
 from decimal import Decimal
 from pathlib import Path
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +18,8 @@ from hypothesis import strategies as st
 
 from fkat_data.datasets import IterableParquetDataset, ParquetDataset
 from fkat_data.errors import FkatDataError
-from fkat_data.streaming import StreamingDataset
+from fkat_data.streaming import LocalDataset, StreamingDataset
+from fkat_data.tools import convert
 
 UNITS = ["s", "ms", "us", "ns"]
 ZONES = [None, "UTC", "Europe/Berlin", "+05:30"]
@@ -156,6 +158,77 @@ def plain(value):
     return "NaN" if isinstance(value, float) and math.isnan(value) else value
 
 
+class NotStoredError(Exception):
+    """No encoding of a dataset stores a value: bytes within JSON, a null among bytes, a map with a key twice."""
+
+
+def stored(scalar, *, is_whole=True):
+    """What a conversion makes of a value: times are text, decimals and UUIDs as well, and a map is an object."""
+    kind = scalar.type
+    if not scalar.is_valid:
+        return None
+    if pa.types.is_dictionary(kind):
+        return stored(scalar.dictionary[scalar.index.as_py()], is_whole=is_whole)
+    if isinstance(kind, pa.FixedShapeTensorType) or pa.types.is_nested(kind):
+        return stored_parts(scalar)
+    value = time_text(scalar) if pa.types.is_temporal(kind) else scalar.as_py()
+    if isinstance(value, bytes) and not is_whole:
+        raise NotStoredError
+    if isinstance(kind, pa.JsonType) and is_whole:
+        return json.loads(value)
+    return str(value) if isinstance(value, (Decimal, UUID)) else plain(value)
+
+
+def stored_parts(scalar):
+    kind = scalar.type
+    if pa.types.is_struct(kind):
+        return {field.name: stored(scalar[index], is_whole=False) for index, field in enumerate(kind)}
+    if pa.types.is_map(kind):
+        pairs = [(item["key"].as_py(), stored(item["value"], is_whole=False)) for item in scalar.values]
+        if len(dict(pairs)) < len(pairs):
+            raise NotStoredError
+        return dict(pairs)
+    items = [stored(item, is_whole=False) for item in (scalar.values if pa.types.is_nested(kind) else scalar.value)]
+    if pa.types.is_nested(kind):
+        return items
+    tensor = np.empty(len(items), object)
+    tensor[:] = items
+    return tensor.reshape(kind.shape).transpose(kind.permutation or range(len(kind.shape))).tolist()
+
+
+def time_text(scalar):
+    kind, rest = scalar.type, 0
+    if getattr(kind, "unit", None) == "ns":
+        count, rest = divmod(scalar.value, 1_000)
+        coarse = {"timestamp": lambda: pa.timestamp("us", kind.tz), "time64": lambda: pa.time64("us")}
+        make = coarse.get(str(kind).partition("[")[0], lambda: pa.duration("us"))
+        scalar = pa.scalar(count, pa.int64()).cast(make())
+    value = scalar.as_py()
+    text = str(value) if isinstance(value, dt.timedelta) else value.isoformat()
+    if not rest:
+        return text
+    whole, zone = re.fullmatch(r"(.*?[0-9]+:[0-9]{2}:[0-9]{2}(?:\.[0-9]{6})?)(.*)", text).groups()
+    return f"{whole}{'' if '.' in whole else '.000000'}{rest:03}{zone}"
+
+
+def stored_of(path):
+    """What a conversion makes of a column; None: there is a value that it refuses."""
+    column = pq.read_table(path).column("a.b")
+    try:
+        values = [stored(scalar) for chunk in column.chunks for scalar in chunk]
+    except (ValueError, OverflowError, NotStoredError):
+        return None
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    is_binary = any(ask(kind) for ask in (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view))
+    return None if None in values and (is_binary or pa.types.is_fixed_size_binary(kind)) else values
+
+
+def converted(path):
+    convert(path, path.parent / "out", nulls="json")
+    found = [plain(row["a.b"]) for row in LocalDataset(path.parent / "out")]
+    return [str(value) if isinstance(value, Decimal) else value for value in found]
+
+
 def expected_of(path):
     """The values that pyarrow gives of a column; None: it gives none of one of them."""
     try:
@@ -165,7 +238,7 @@ def expected_of(path):
 
 
 @given(st.data())
-def test_what_pyarrow_writes_each_reader_gives_or_refuses_by_name(data):
+def test_what_pyarrow_writes_each_reader_and_a_conversion_give_or_refuse_by_name(data):
     kind, values = data.draw(columns(), label="type")
     rows = data.draw(st.lists(values, min_size=1, max_size=5), label="rows")
     options = data.draw(
@@ -201,4 +274,16 @@ def test_what_pyarrow_writes_each_reader_gives_or_refuses_by_name(data):
                 assert found == expected, name
             else:
                 assert expected is None or repr(NO_TIME) in repr(expected), refusal
-                assert re.search(r"rows\.parquet.*a\.b", refusal, re.DOTALL)
+                assert "rows.parquet" in refusal
+                assert "a.b" in refusal
+        expected, refusal = stored_of(path), None
+        try:
+            found = converted(path)
+        except FkatDataError as error:
+            refusal = "".join((str(error), *getattr(error, "__notes__", ())))
+        if refusal is None:
+            assert found == expected
+        else:
+            assert expected is None, refusal
+            assert "rows.parquet" in refusal
+            assert "a.b" in refusal

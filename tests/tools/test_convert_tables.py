@@ -411,3 +411,11 @@ def test_extensions_keep_their_shape_and_their_type(tmp_path, kind):
     assert converted(tmp_path / "b.parquet", tmp_path / "b", nulls="json") == {"tensor": ("json", [shaped[0], None])}
     with pytest.raises(SampleError, match="'tensor', value None"):
         convert(tmp_path / "b.parquet", tmp_path / "c")
+
+
+def test_a_tensor_of_times_is_lists_of_texts(tmp_path):
+    kind = pa.fixed_shape_tensor(pa.timestamp("ns"), [1, 2])
+    column = pa.ExtensionArray.from_storage(kind, pa.array([[0, 1], None], kind.storage_type))
+    pq.write_table(pa.table({"t": column}), tmp_path / "a.parquet")
+    expected = [[["1970-01-01T00:00:00", "1970-01-01T00:00:00.000000001"]], None]
+    assert converted(tmp_path / "a.parquet", tmp_path / "out", nulls="json") == {"t": ("json", expected)}
