@@ -126,7 +126,7 @@ def shown(path, _):
 def verified(path, _):
     ((folder, entries),) = stored_datasets(Path(path))
     report = verify_dataset(folder, entries=entries)
-    for problem in report.problems:
+    for problem in (*report.problems, *report.unread):
         raise problem
     return report.num_samples
 
