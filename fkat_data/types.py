@@ -1,6 +1,6 @@
 """Types that users and the library exchange."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias, runtime_checkable
 
 if TYPE_CHECKING:
@@ -94,6 +94,19 @@ class RandomAccess(Protocol):
 
     def microbatch(self, index: int) -> Microbatch:
         """Make the microbatch at ``index``, from 0; a function of the index and of the random generators alone."""
+        ...
+
+
+@runtime_checkable
+class Prefetching(Protocol):
+    """A map-style dataset that can begin to read items of a batch before it is asked for them."""
+
+    @property
+    def prefetch_items(self) -> Callable[[Sequence[int]], None] | None:
+        """Begins to read the items at some indices; raises nothing, and waits for nothing. None: nothing would be gained.
+
+        Where it is called, ``__getitems__`` is called later with the same indices, unless the work is left.
+        """
         ...
 
 

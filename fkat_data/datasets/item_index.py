@@ -15,11 +15,15 @@ from fkat_data.arguments import integer
 from fkat_data.background import in_parallel
 from fkat_data.files.counted_file import CountedFile
 from fkat_data.files.opening import Locations, ReadRange, local_path, locations_of
+from fkat_data.files.remote import Span
+from fkat_data.interruption import suppress
 from fkat_data.observe.stages import reading
 from fkat_data.wording import Described, place_of
 
-#: Remote files that are opened and read at a time.
+#: Remote files that are opened at a time.
 _NUM_FILES_AT_ONCE = 16
+MOST_OPEN_IN_STORES = 256
+"""Remote files that a dataset keeps open: they have no descriptor, and opening one again takes a request."""
 
 
 def counted_from_start(index: int, length: int) -> int:
@@ -198,9 +202,47 @@ class IndexedFiles(InOrder, DatasetOfFiles, Dataset[Any]):
         is_own = kind.__getitem__ is not IndexedFiles.__getitem__
         return is_own and kind.__getitems__ is IndexedFiles.__getitems__
 
+    @property
+    def prefetch_items(self) -> Callable[[Sequence[int]], None] | None:
+        """Asks stores for the samples at indices that ``__getitems__`` is called with later, and does not wait for them.
+
+        None: the files are local, or a subclass makes samples of its own.
+        """
+        kind = type(self)
+        is_own = kind.__getitem__ is not IndexedFiles.__getitem__ or kind.__getitems__ is not IndexedFiles.__getitems__
+        return self._prefetch if self._has_remote and not is_own else None
+
+    def _prefetch(self, indices: Sequence[int]) -> None:
+        # What is wrong is raised where the samples are read.
+        with suppress(Exception), reading():
+            numbers = counted_from_starts(indices, len(self), "sample")
+            self._begin(
+                [(number, cast("list[int]", rows.tolist())) for number, _, rows in in_parts(numbers, self._ends)]
+            )
+
+    def _begin(self, parts: Sequence[tuple[int, list[int]]]) -> None:
+        """Ask stores for some rows of files, and do not wait for them."""
+        unopened = [number for number, _ in parts if not self._is_open(number)]
+        if len(unopened) > 1:
+            in_parallel(self._file, unopened, _NUM_FILES_AT_ONCE)
+        for file_number, rows in parts:
+            self._file(file_number).begin(self._spans(file_number, rows))
+
+    def _is_open(self, number: int) -> bool:
+        """Return whether a file is open."""
+        raise NotImplementedError
+
+    def _file(self, number: int) -> Any:
+        """Return a file, and open it if it is not open."""
+        raise NotImplementedError
+
+    def _spans(self, number: int, rows: list[int]) -> Iterable[Span]:
+        """Return the bytes of a file that some rows have."""
+        raise NotImplementedError
+
     def _reader(self, file_number: int, rows: list[int]) -> ReadRange:
         """Return what reads a file's bytes for some rows; a remote file's are fetched now."""
-        raise NotImplementedError
+        return self._file(file_number).together(self._spans(file_number, rows))
 
     def _samples(self, file_number: int, rows: list[int], read: ReadRange) -> Iterable[Any]:
         """Return the samples of a file at some rows.
@@ -214,10 +256,10 @@ class IndexedFiles(InOrder, DatasetOfFiles, Dataset[Any]):
 
     def _readers(self, parts: Sequence[tuple[int, list[int]]]) -> Iterable[ReadRange]:
         """Return what reads the bytes of some rows of files; those of remote ones are fetched at the same time."""
-        if not self._has_remote or len(parts) == 1:
-            return starmap(self._reader, parts)  # one at a time: few files are open
-        with reading():
-            return in_parallel(lambda part: self._reader(*part), parts, _NUM_FILES_AT_ONCE)
+        if self._has_remote and len(parts) > 1:
+            with reading():
+                self._begin(parts)
+        return starmap(self._reader, parts)  # one at a time: few files are open
 
     def _read_together(self, indices: Sequence[int]) -> list[Any]:
         """Return the samples at ``indices``; see ``__getitems__``."""

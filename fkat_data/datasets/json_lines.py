@@ -1,6 +1,6 @@
 """Read JSON Lines files, by index or sequentially: one JSON value per line; plain, gzip, zstd, xz or bz2."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,6 +11,7 @@ from fkat_data.datasets.item_index import DatasetOfFiles, IndexedFiles, counted
 from fkat_data.files.counted_file import CountedFile
 from fkat_data.files.lines import LineIndex, lines_of, parsed
 from fkat_data.files.opening import FileVersion, Locations, ReadRange, TextFile, changed, local_path, shown_path
+from fkat_data.files.remote import Span
 
 _MAX_LINE_BYTES = 64 << 20
 #: Lines of files in stores whose offsets are kept, at four bytes each; of each file, at least as many as of a local one.
@@ -115,11 +116,15 @@ class JsonDataset(_JsonFiles, IndexedFiles):
         """Return a number for each file that differs where its text does."""
         return [index.checksum for index in self._indices]
 
-    def _reader(self, file_number: int, rows: list[int]) -> ReadRange:
-        index = self._indices[file_number]
-        return self._files[file_number].together(
-            index.block(number) for number in {row // index.stride for row in rows}
-        )
+    def _is_open(self, number: int) -> bool:
+        return self._files[number].is_open
+
+    def _file(self, number: int) -> TextFile:
+        return self._files[number]
+
+    def _spans(self, number: int, rows: list[int]) -> Iterable[Span]:
+        index = self._indices[number]
+        return [index.block(block) for block in {row // index.stride for row in rows}]
 
     def _samples(self, file_number: int, rows: list[int], read: ReadRange) -> Iterator[Any]:
         file, index = self._files[file_number], self._indices[file_number]

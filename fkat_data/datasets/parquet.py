@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from itertools import islice
 from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
@@ -11,7 +12,14 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from fkat_data import arguments
 from fkat_data.background import BackgroundCall, in_parallel
-from fkat_data.datasets.item_index import DatasetOfFiles, IndexedFiles, counted, counted_from_starts, in_parts
+from fkat_data.datasets.item_index import (
+    MOST_OPEN_IN_STORES,
+    DatasetOfFiles,
+    IndexedFiles,
+    counted,
+    counted_from_starts,
+    in_parts,
+)
 from fkat_data.errors import ShardError
 from fkat_data.files.arrow import ArrowColumn, rows_of
 from fkat_data.files.arrow_extensions import ExtensionCheck, extensions_of
@@ -40,9 +48,7 @@ _parquet = required("pyarrow.parquet", "parquet")
 
 # An open file holds a descriptor and its footer.
 _MAX_OPEN_FILES = 32
-# A remote one holds its footer alone, and opening it again takes several requests.
-_MAX_OPEN_REMOTE_FILES = 256
-# Row groups of a batch that are fetched at a time, and how large the next one may be to be fetched while rows are decoded.
+# Files that are opened at a time, how much of a batch is fetched at a time, and how large the next one may be to be fetched while rows are decoded.
 _NUM_THREADS = 16
 _MOST_FETCHED_BYTES, _MOST_AHEAD_BYTES = 64 << 20, 256 << 20
 #: The length of the footer, and the magic bytes after it.
@@ -115,7 +121,7 @@ class ParquetDataset(_ParquetFiles, IndexedFiles):
     ) -> None:
         super().__init__(paths, columns, storage_options)
         self.row_groups_kept: int = arguments.integer("row_groups_kept", row_groups_kept, minimum=1)
-        self._files: LastUsed[Any] = LastUsed(_MAX_OPEN_REMOTE_FILES if self._has_remote else _MAX_OPEN_FILES)
+        self._files: LastUsed[Any] = LastUsed(MOST_OPEN_IN_STORES if self._has_remote else _MAX_OPEN_FILES)
         self._decoded_groups: LastUsed[dict[str, ArrowColumn]] = LastUsed(self.row_groups_kept)
         self._groups: list[_RowGroup] = []
         self._footers: list[int] = []
@@ -164,8 +170,8 @@ class ParquetDataset(_ParquetFiles, IndexedFiles):
         """Return a number for each file that differs where its footer does."""
         return list(self._footers)
 
-    def _file(self, file_index: int) -> "WholeFile":
-        return self._files.get(file_index, partial(self._opened_again, file_index))
+    def _file(self, number: int) -> "WholeFile":
+        return self._files.get(number, partial(self._opened_again, number))
 
     def _opened_again(self, file_index: int) -> "WholeFile":
         file = WholeFile(self.paths[file_index], self.storage_options)
@@ -182,25 +188,38 @@ class ParquetDataset(_ParquetFiles, IndexedFiles):
             (group, 0 if group in self._decoded_groups else self._groups[group].num_bytes) for group in group_indices
         ]
         for together in in_slices(sizes, _MOST_FETCHED_BYTES):
-            missing = [group for group in together if group not in self._decoded_groups]
             with reading():
-                fetched = dict(zip(missing, in_parallel(self._fetched, missing, _NUM_THREADS), strict=True))
-            for group in together:
-                yield self._decoded(group, fetched.pop(group, None))
+                self._begin_groups(together)
+            yield from map(self._decoded, together)
+
+    def _begin(self, parts: Sequence[tuple[int, list[int]]]) -> None:
+        sizes = [(group, self._groups[group].num_bytes) for group, _ in parts if group not in self._decoded_groups]
+        for together in islice(in_slices(sizes, _MOST_FETCHED_BYTES), 1):
+            self._begin_groups(together)
+
+    def _begin_groups(self, group_indices: Sequence[int]) -> None:
+        """Ask stores for row groups that are not kept, and do not wait for them."""
+        groups = [self._groups[group] for group in group_indices if group not in self._decoded_groups]
+        unopened = [number for number in {group.file_index for group in groups} if number not in self._files]
+        if len(unopened) > 1:
+            in_parallel(self._file, unopened, _NUM_THREADS)
+        for group in groups:
+            file = self._file(group.file_index)
+            file.begin(group.index_in_file, self.columns or file.names)
 
     def _fetched(self, group_index: int) -> WholeFile:
         file_index, group_in_file, *_ = self._groups[group_index]
         file = self._file(file_index)
         return file.with_columns(group_in_file, self.columns or file.names)
 
-    def _decoded(self, group_index: int, file: WholeFile | None = None) -> dict[str, ArrowColumn]:
-        return self._decoded_groups.get(group_index, partial(self._decode, group_index, file))
+    def _decoded(self, group_index: int) -> dict[str, ArrowColumn]:
+        return self._decoded_groups.get(group_index, partial(self._decode, group_index))
 
-    def _decode(self, group_index: int, file: WholeFile | None) -> dict[str, ArrowColumn]:
+    def _decode(self, group_index: int) -> dict[str, ArrowColumn]:
         group = self._groups[group_index]
         path = self.paths[group.file_index]
         with _reading(path):
-            file = self._fetched(group_index) if file is None else file
+            file = self._fetched(group_index)
         names: list[str] = self.columns or file.names
         file.check()
         try:

@@ -1,18 +1,19 @@
 """Read samples of tar files, as webdataset writes them, by index."""
 
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
 import numpy as np
 
 from fkat_data import arguments
-from fkat_data.datasets.item_index import IndexedFiles, counted
+from fkat_data.datasets.item_index import MOST_OPEN_IN_STORES, IndexedFiles, counted
 from fkat_data.errors import ConfigurationError
 from fkat_data.files.counted_file import CountedFile
 from fkat_data.files.kept import LastUsed
 from fkat_data.files.opening import FileVersion, Locations, RangedFile, ReadRange, changed, names_of, shown_path
+from fkat_data.files.remote import Span
 from fkat_data.files.tar import DECODERS, KEY, UNSAFE, URL, DecoderName, TarIndex, checked_decode, decoder_names
 
 _MAX_OPEN_FILES = 32
@@ -58,7 +59,7 @@ class TarDataset(IndexedFiles):
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(paths, storage_options)
-        self._files: LastUsed[RangedFile] = LastUsed(_MAX_OPEN_FILES)
+        self._files: LastUsed[RangedFile] = LastUsed(MOST_OPEN_IN_STORES if self._has_remote else _MAX_OPEN_FILES)
         self._indices: list[TarIndex] = []
         # Of the files that were indexed, or that proved to have the same members.
         self._versions: list[FileVersion] = []
@@ -101,10 +102,11 @@ class TarDataset(IndexedFiles):
         """Return a number for each file that differs where its members, or their places, do."""
         return [_digest(index) for index in self._indices]
 
+    def _spans(self, number: int, rows: list[int]) -> Iterable[Span]:
+        return self._indices[number].spans(self.columns, rows)
+
     def _reader(self, file_number: int, rows: list[int]) -> ReadRange:
-        file = self._file(file_number)
-        read = file.together(self._indices[file_number].spans(self.columns, rows))
-        return partial(self._read, file_number, file, read)
+        return partial(self._read, file_number, self._file(file_number), super()._reader(file_number, rows))
 
     def _samples(self, file_number: int, rows: list[int], read: ReadRange) -> Iterator[dict[str, Any]]:
         index, path = self._indices[file_number], self.paths[file_number]
@@ -133,6 +135,9 @@ class TarDataset(IndexedFiles):
     def _decoder(self, name: str) -> Callable[[bytes], Any]:
         chosen = self._decoders.get(name, "bytes")
         return chosen if callable(chosen) else DECODERS[chosen]
+
+    def _is_open(self, number: int) -> bool:
+        return number in self._files
 
     def _file(self, number: int) -> RangedFile:
         return self._files.get(number, partial(RangedFile, self.paths[number], self.storage_options))

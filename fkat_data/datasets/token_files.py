@@ -12,11 +12,18 @@ import torch
 
 from fkat_data import arguments
 from fkat_data.background import in_parallel
-from fkat_data.datasets.item_index import IndexedFiles, counted_from_start, counted_from_starts, in_parts
+from fkat_data.datasets.item_index import (
+    MOST_OPEN_IN_STORES,
+    IndexedFiles,
+    counted_from_start,
+    counted_from_starts,
+    in_parts,
+)
 from fkat_data.errors import ConfigurationError, ShardCorruptError
 from fkat_data.files.kept import LastUsed
 from fkat_data.files.megatron import Sequences
 from fkat_data.files.opening import Locations, RangedFile, ReadRange, changed, shown_path
+from fkat_data.files.remote import Span
 from fkat_data.files.token_layout import Documents
 from fkat_data.files.tokens import (
     TokenFile,
@@ -52,7 +59,7 @@ class _TokenFiles(IndexedFiles):
         if vocab_size is not None:
             self.vocab_size = arguments.integer("vocab_size", vocab_size, minimum=1)
         self.files: list[TokenFile] = [token_file(path, dtype, self.storage_options) for path in self.paths]
-        self._open: LastUsed[RangedFile] = LastUsed(_MAX_OPEN_FILES)
+        self._open: LastUsed[RangedFile] = LastUsed(MOST_OPEN_IN_STORES if self._has_remote else _MAX_OPEN_FILES)
         self._indices: LastUsed[Documents] = LastUsed(_MAX_OPEN_FILES)
         self._sequences: LastUsed[Sequences] = LastUsed(_MAX_OPEN_FILES)
 
@@ -91,17 +98,18 @@ class _TokenFiles(IndexedFiles):
         self.files[number].check_index()
         return self._indices.get(number, partial(self.files[number].documents, self.storage_options))
 
-    def _reader(self, file_number: int, rows: list[int]) -> ReadRange:
-        found = self.files[file_number]
+    def _is_open(self, number: int) -> bool:
+        return number in self._open
+
+    def _spans(self, number: int, rows: list[int]) -> Iterable[Span]:
+        found = self.files[number]
         size_bytes = np.dtype(found.dtype).itemsize
-        spans = [self._span(file_number, row) for row in rows]
+        spans = [self._span(number, row) for row in rows]
         if found.num_sequences:
-            sequences = self._sequences.get(file_number, partial(found.sequences, self.storage_options))
+            sequences = self._sequences.get(number, partial(found.sequences, self.storage_options))
             for start, stop in spans:
                 sequences.compare(start * size_bytes, stop * size_bytes)
-        return self._file(file_number).together(
-            (found.first_byte + start * size_bytes, found.first_byte + stop * size_bytes) for start, stop in spans
-        )
+        return ((found.first_byte + start * size_bytes, found.first_byte + stop * size_bytes) for start, stop in spans)
 
     @abstractmethod
     def _span(self, number: int, row: int) -> tuple[int, int]:

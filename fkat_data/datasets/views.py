@@ -15,6 +15,7 @@ from fkat_data.errors import ConfigurationError
 from fkat_data.files.counted_file import CountedFile, counted_files_of
 from fkat_data.interruption import genuine
 from fkat_data.sample_errors import early_end, note_place, note_places, place_of_sample, says_places
+from fkat_data.types import Prefetching
 from fkat_data.wording import Described
 
 _Item_co = TypeVar("_Item_co", covariant=True)
@@ -383,6 +384,11 @@ class MapDataset(InOrder, _Mapped, Dataset[Any]):
                 note_places(error, self.dataset, indices[len(made) : len(made) + 1])
                 raise
         return made
+
+    @property
+    def prefetch_items(self) -> Callable[[Sequence[int]], None] | None:
+        """Begins to read the dataset's samples at some indices; None: it has nothing to begin."""
+        return self.dataset.prefetch_items if isinstance(self.dataset, Prefetching) else None
 
     def sample_place(self, index: Any) -> str | None:
         """Return the file of a sample and its place there; None where the dataset does not say."""

@@ -30,9 +30,9 @@ class HeldRanges:
     def __init__(self, file: RangedFile, spans: Sequence[Span], others: "HeldRanges | None" = None) -> None:
         self._read: ReadRange = file.read
         self._held: list[tuple[int, int, memoryview]] = [] if others is None else list(others._held)  # noqa: SLF001 - of the same class
-        adjacent = [span for span in joined_spans(spans, 0) if self._part(*span) is None]
-        read = file.together(adjacent)
-        self._held += [(start, stop, memoryview(read(start, stop))) for start, stop in adjacent]
+        missing = self.missing(spans)
+        read = file.together(missing)
+        self._held += [(start, stop, memoryview(read(start, stop))) for start, stop in missing]
 
     @classmethod
     def tail(cls, file: RangedFile) -> "HeldRanges":
@@ -43,6 +43,10 @@ class HeldRanges:
         """Return bytes of the file, without a copy where they are held."""
         part = self._part(start, stop)
         return self._read(start, stop) if part is None else part
+
+    def missing(self, spans: Sequence[Span]) -> list[Span]:
+        """Return what is not held of some ranges."""
+        return [span for span in joined_spans(spans, 0) if self._part(*span) is None]
 
     def _part(self, start: int, stop: int) -> memoryview | None:
         for first, last, content in self._held:

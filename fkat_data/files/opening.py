@@ -275,6 +275,11 @@ class RangedFile:
         contents = {span: self._whole(content, *span) for span, content in zip(wanted, found, strict=True)}
         return lambda start, stop: contents[start, stop]
 
+    def begin(self, spans: Iterable[Span]) -> None:
+        """Have a remote file ask for ranges that ``together`` will be called with; raises what opening it does."""
+        if isinstance(self._opened, RemoteFile):
+            self._opened.begin(list(spans))
+
     def read_in_order(self) -> None:
         """Expect to be read from the first byte on: a remote file reads ahead."""
         if isinstance(self._opened, RemoteFile):
@@ -383,6 +388,17 @@ class TextFile:
         if plain is not None:
             return plain.together(spans)
         return lambda start, stop: self.read(start, stop - start)
+
+    def begin(self, spans: Iterable[Span]) -> None:
+        """Ask for ranges of the text; see ``RangedFile``."""
+        plain = None if self._decompressed is not None else self._plain.get(0, self._open_for_offsets)
+        if plain is not None:
+            plain.begin(spans)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether ``read`` need not open the file first."""
+        return self._decompressed is not None or 0 in self._plain
 
     def checksum(self, num_bytes: int) -> int:
         """Return the CRC-32 of the first ``num_bytes`` of the text, or of all of it if it is shorter.

@@ -567,6 +567,12 @@ class WholeFile:
         found._source = _sources(HeldRanges(file, self._spans(group_index, names), tail).read, file.size_bytes)  # noqa: SLF001 - a copy of this one
         return found
 
+    def begin(self, group_index: int, names: Collection[str]) -> None:
+        """Have a remote file ask for what ``with_columns`` will fetch, and do not wait for it."""
+        if self._remote is not None:
+            file, tail = self._remote
+            file.begin(tail.missing(self._spans(group_index, names)))
+
     def num_bytes(self, group_index: int, names: Collection[str]) -> int:
         """Return the bytes of some columns of a row group that ``with_columns`` fetches."""
         return 0 if self._remote is None else sum(stop - start for start, stop in self._spans(group_index, names))

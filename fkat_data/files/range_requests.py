@@ -28,8 +28,10 @@ _EXPIRES_S, _RENEWED_S = 3600, 1800
 _CONNECT_S, _SILENCE_S = 5.0, 30.0
 #: A server closes a connection that is not used: from here on, a new one is quicker than to find that out.
 _IDLE_S = 15.0
-#: Connections of one batch of ranges, those of a process that wait for the next one, and those that are opened at a time.
-_MOST_AT_ONCE, _MOST_IDLE, _NUM_THREADS = 64, 256, 16
+MOST_AT_ONCE = 64
+"""Requests of one batch of ranges that are under way at a time, each on a connection of its own."""
+#: Connections of a process that wait for the next request, and those that are opened at a time.
+_MOST_IDLE, _NUM_THREADS = 256, 16
 _LONGEST_HEAD, _RECEIVED_BYTES = 16 << 10, 256 << 10
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+) *\r\n")
 _ENCODING = re.compile(rb"\r\ncontent-encoding: *(?!identity *\r)")
@@ -228,7 +230,7 @@ class Requests:
         self._sent: deque[_Connection] = deque()
         self.is_refused: bool = False
         """Whether the server has answered in another way."""
-        for connection in _connections(server, min(len(spans), _MOST_AT_ONCE)):
+        for connection in _connections(server, min(len(spans), MOST_AT_ONCE)):
             self._send(connection)
 
     def contents(self) -> list[bytes | None]:

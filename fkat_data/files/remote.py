@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -9,7 +10,7 @@ from operator import itemgetter
 from typing import Any, cast
 
 from fkat_data.background import BackgroundCall, in_parallel
-from fkat_data.files.range_requests import RangeRequests, Requests, Span
+from fkat_data.files.range_requests import MOST_AT_ONCE, RangeRequests, Requests, Span
 from fkat_data.observe.stages import reading
 from fkat_data.store_errors import settings_of, store_errors
 
@@ -22,6 +23,8 @@ _LONGEST_REQUEST_BYTES = 8 << 20
 #: What is fetched ahead of a reader that goes on in order, and the most of it by one request.
 _AHEAD_BYTES, _PIECE_BYTES = 16 << 20, 4 << 20
 _SMALLEST_PIECE_BYTES = 64 << 10
+#: Requests under way, and their bytes, that were begun before they are read; and how long one waits to be read.
+_MOST_BEGUN, _MOST_BEGUN_BYTES, _LONGEST_BEGUN_S = 256, 64 << 20, 30.0
 #: How far a reader in order goes back: what it has got the beginning of, it reads again as a whole.
 _OVERLAP_BYTES = 4 << 10
 
@@ -70,11 +73,55 @@ class RemoteFile:
         self._order_lock = threading.Lock()
         self._last: Span | None = None
         self._ahead: _Ahead | None = None
+        # What was begun to be read, and when; the last of it; and how much of it was read, and how much was not.
+        self._begun: dict[tuple[Span, ...], tuple[float, Callable[[], list[bytes]]]] = {}
+        self._last_begun: Span | None = None
+        self._num_used = self._num_unused = 0
 
     def read_in_order(self) -> None:
         """Read ahead from now on, at full length, from the first byte on."""
         with self._order_lock:
             self._ahead = _Ahead(self._fetched_alone, 0, self.size_bytes, _AHEAD_BYTES)
+
+    def begin(self, spans: Sequence[Span]) -> None:
+        """Ask for ranges that the next calls of ``read`` ask for, and do not wait for them.
+
+        Nothing is done where reading is in order, which reads ahead by itself; or where much is under way.
+
+        Raises:
+            Exception: What the file system raises at once.
+        """
+        joined = tuple(joined_spans(spans, self._hop_bytes))
+        if not joined or joined in self._begun or not self._order_lock.acquire(blocking=False):
+            return
+        try:
+            before = [span for span in (self._last, self._last_begun) if span is not None]
+            self._last_begun = joined[0][0], joined[-1][1]
+            is_in_order = len(joined) == 1 and any(_follows(span, joined[0]) for span in before)
+            if self._ahead is None and not is_in_order and self._has_room(joined):
+                self._begun[joined] = time.monotonic(), self._sent(joined)
+        finally:
+            self._order_lock.release()
+
+    def _has_room(self, joined: Sequence[Span]) -> bool:
+        """Return whether more may be begun; forget what was begun for nothing."""
+        oldest_s = time.monotonic() - _LONGEST_BEGUN_S
+        for key, (began_s, _) in list(self._begun.items()):
+            if began_s < oldest_s and self._begun.pop(key, None):
+                self._num_unused += 1
+        if self._num_unused > self._num_used:
+            return False
+        num_ranges = sum(min(len(key), MOST_AT_ONCE) for key in (joined, *self._begun))
+        num_bytes = sum(stop - start for key in (joined, *self._begun) for start, stop in key)
+        return num_ranges <= _MOST_BEGUN and num_bytes <= _MOST_BEGUN_BYTES
+
+    def _sent(self, spans: Sequence[Span]) -> Callable[[], list[bytes]]:
+        """Return what returns the bytes of ranges, which are asked for now."""
+        requests = _requests_of(spans)
+        sent = None if self._requests is None else self._requests.begin(requests)
+        if sent is not None:
+            return lambda: _ranges_of(spans, self._received(requests, sent))
+        return BackgroundCall(lambda: _ranges_of(spans, self._answers(requests))).result
 
     def read(self, spans: Sequence[Span]) -> list[bytes]:
         """Return the bytes of ranges; fewer where the file has become shorter.
@@ -84,10 +131,19 @@ class RemoteFile:
         """
         joined = joined_spans(spans, self._hop_bytes)
         with reading(), store_errors(self._uri):
-            fetched = self._from_ahead(joined) or self._fetched(joined)
+            fetched = self._from_begun(joined) or self._from_ahead(joined) or self._fetched(joined)
         if len(spans) == len(joined) == 1:
             return fetched
         return parts_of(joined, fetched, spans)
+
+    def _from_begun(self, joined: Sequence[Span]) -> list[bytes] | None:
+        """Return ranges that were begun to be read; None: they were not."""
+        _, result = self._begun.pop(tuple(joined), (0.0, None)) if self._begun else (0.0, None)
+        if result is None:
+            return None
+        self._num_used += 1
+        self._last = joined[0][0], joined[-1][1]
+        return result()
 
     def _from_ahead(self, joined: Sequence[Span]) -> list[bytes] | None:
         """Return ranges that continue what was read before; None: they do not."""
@@ -125,13 +181,7 @@ class RemoteFile:
 
     def _fetched(self, spans: Sequence[Span]) -> list[bytes]:
         """Return what is stored in ranges, several at once."""
-        requests = [
-            (begin, min(stop, begin + _LONGEST_REQUEST_BYTES))
-            for start, stop in spans
-            for begin in range(start, stop, _LONGEST_REQUEST_BYTES)
-        ]
-        contents = iter(self._answers_of(requests))
-        return [_joined([next(contents) for _ in range(start, stop, _LONGEST_REQUEST_BYTES)]) for start, stop in spans]
+        return _ranges_of(spans, self._answers_of(_requests_of(spans)))
 
     def _answers_of(self, requests: Sequence[Span]) -> list[bytes]:
         """Return what is stored in ranges; what is not sent at once, fsspec asks for, which retries and says what is wrong."""
@@ -282,6 +332,21 @@ def parts_of(joined: Sequence[Span], contents: Sequence[bytes], spans: Sequence[
         first = joined[number][0] if joined else 0
         found[span] = contents[number][start - first : stop - first] if start < stop else b""
     return [found[span] for span in spans]
+
+
+def _requests_of(spans: Sequence[Span]) -> list[Span]:
+    """Return the requests for ranges: several for a long one."""
+    return [
+        (begin, min(stop, begin + _LONGEST_REQUEST_BYTES))
+        for start, stop in spans
+        for begin in range(start, stop, _LONGEST_REQUEST_BYTES)
+    ]
+
+
+def _ranges_of(spans: Sequence[Span], answers: Sequence[bytes]) -> list[bytes]:
+    """Return the bytes of ranges, from the answers to their requests."""
+    contents = iter(answers)
+    return [_joined([next(contents) for _ in range(start, stop, _LONGEST_REQUEST_BYTES)]) for start, stop in spans]
 
 
 def _joined(parts: list[bytes]) -> bytes:

@@ -155,7 +155,8 @@ class WorkerGroup:
         if owner is not None:
             return self.members[owner]
         found = (worker for place, worker in enumerate(self.members) if picks.of(place) == (ticket, index))
-        return next(found, None)
+        claimant = picks.claimant(ticket, index)
+        return next(found, None if claimant is None else self.members[claimant])
 
     def assign(self, task: Task, allowance: int) -> None:
         """Take a task, to be produced after those taken before."""

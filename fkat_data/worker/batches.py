@@ -8,6 +8,7 @@ by a ``skip(count)`` of its own.
 import copy
 import functools
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any, NamedTuple, TypeAlias, cast
 
@@ -24,7 +25,7 @@ from fkat_data.seeding import (
     seed_stream,
 )
 from fkat_data.types import RandomAccess
-from fkat_data.worker.fetch import direct_fetch, direct_iteration, gives_items_together
+from fkat_data.worker.fetch import direct_fetch, direct_iteration, gives_items_together, prefetch_of
 from fkat_data.worker.items import ItemThreads
 
 _LARGEST_CHUNK = 64
@@ -194,6 +195,7 @@ class NumberedProduction:
         count: Microbatches of the shard.
         streams: The shard's random streams; None: nothing is drawn.
         batch: Returns what ``make`` is called with instead of the index; None: nothing does.
+        prefetch: Begins to read what ``make`` will be called with; None: nothing is begun.
     """
 
     is_drawn = False
@@ -205,12 +207,24 @@ class NumberedProduction:
         count: int,
         streams: ShardStreams | None,
         batch: Callable[[int], Any] | None = None,
+        prefetch: Callable[[Any], object] | None = None,
     ) -> None:
+        self._prefetch = prefetch
         self._make = make
         self.count: int = count
         """Microbatches of the shard."""
         self._streams = streams
         self._batch = batch
+
+    @property
+    def prefetches(self) -> bool:
+        """Whether a microbatch can be begun to be read."""
+        return self._prefetch is not None
+
+    def prefetch(self, index: int) -> None:
+        """Begin to read a microbatch, if the shard has it."""
+        if self._prefetch is not None and index < self.count:
+            self._prefetch(index if self._batch is None else self._batch(index))
 
     def has(self, index: int) -> bool:
         """Return whether the shard has this microbatch."""
@@ -247,6 +261,7 @@ class DrawnProduction:
         make: Makes a microbatch, from what a draw says of it.
         draws: Yields what there is to make, in order.
         streams: The shard's random streams.
+        prefetch: Begins to read what ``make`` will be called with; None: nothing is begun.
     """
 
     is_drawn = True
@@ -254,11 +269,19 @@ class DrawnProduction:
     count: int | None = None
     """Microbatches of the shard are not known."""
 
-    def __init__(self, make: Callable[[Any], Any], draws: Iterator[IndexBatch], streams: ShardStreams) -> None:
+    def __init__(
+        self,
+        make: Callable[[Any], Any],
+        draws: Iterator[IndexBatch],
+        streams: ShardStreams,
+        prefetch: Callable[[Any], object] | None = None,
+    ) -> None:
         self._make = make
         self._draws = draws
         self._streams = streams
-        self._drawn: IndexBatch | None = None
+        self._prefetch = prefetch
+        # What was drawn, from the last that was made on.
+        self._drawn: deque[IndexBatch] = deque()
         self._error: Exception | None = None
         self._is_over = False
 
@@ -268,18 +291,29 @@ class DrawnProduction:
         Raises:
             ValueError: The index is below one that was asked for before.
         """
-        while (
-            not self._is_over and self._error is None and (self._drawn is None or self._drawn.microbatch_index < index)
-        ):
+        drawn = self._drawn
+        while not self._is_over and self._error is None and (not drawn or drawn[-1].microbatch_index < index):
             try:
-                self._drawn = next(self._draws)
+                drawn.append(next(self._draws))
             except genuine(StopIteration):
                 self._is_over = True
             except genuine(Exception) as error:
                 self._error = error  # the sampler's; raised for the first microbatch that it left out
-        if self._drawn is not None and self._drawn.microbatch_index > index:
-            raise ValueError(f"microbatch {index} was asked for after microbatch {self._drawn.microbatch_index}")
-        return self._error is not None or (self._drawn is not None and self._drawn.microbatch_index == index)
+        if drawn and drawn[0].microbatch_index > index:
+            raise ValueError(f"microbatch {index} was asked for after microbatch {drawn[0].microbatch_index}")
+        return self._error is not None or (bool(drawn) and drawn[-1].microbatch_index >= index)
+
+    @property
+    def prefetches(self) -> bool:
+        """Whether a microbatch can be begun to be read."""
+        return self._prefetch is not None
+
+    def prefetch(self, index: int) -> None:
+        """Begin to read a microbatch, if the shard has it."""
+        if self._prefetch is not None and self.has(index):
+            for batch in self._drawn:
+                if batch.microbatch_index == index:
+                    self._prefetch(batch.indices)
 
     def close(self) -> None:
         """End the drawing of indices, here instead of in a finaliser."""
@@ -309,9 +343,11 @@ class DrawnProduction:
         if not self.has(index):
             return None
         drawn = self._drawn
-        if drawn is None or drawn.microbatch_index != index:
+        while len(drawn) > 1 and drawn[0].microbatch_index < index:
+            drawn.popleft()
+        if not drawn or drawn[0].microbatch_index != index:
             raise cast("Exception", self._error)
-        return Part(self._make, drawn.indices, drawn.is_last, self._streams.seed_of(index))
+        return Part(self._make, drawn[0].indices, drawn[0].is_last, self._streams.seed_of(index))
 
 
 IndexedProduction: TypeAlias = NumberedProduction | DrawnProduction
@@ -383,9 +419,11 @@ def _begin_random_access(
     count = arguments.integer("num_microbatches of the factory's product", product.num_microbatches, minimum=0)
     is_plain = getattr(product, "is_plain", False)
     make, stack = product.microbatch, getattr(collate, "stack", None)
-    if stack is not None and getattr(product, "stacks_items", False):
-        make = functools.partial(cast("Any", product).microbatch, stack=stack)
-    return NumberedProduction(make, count, None if is_plain else streams)
+    stacked = cast("Any", product) if getattr(product, "stacks_items", False) else None
+    if stack is not None and stacked is not None:
+        make = functools.partial(stacked.microbatch, stack=stack)
+    prefetch = None if stacked is None else stacked.prefetch
+    return NumberedProduction(make, count, None if is_plain else streams, prefetch=prefetch)
 
 
 def _begin_map_style(
@@ -399,9 +437,9 @@ def _begin_map_style(
     sampler = getattr(product, attribute)
     fetch = direct_fetch(product, collate, threads)
     if fetch is not None and isinstance(sampler, NumberedBatches):
-        return NumberedProduction(fetch, len(sampler), streams, sampler.batch)
+        return NumberedProduction(fetch, len(sampler), streams, sampler.batch, prefetch_of(product))
     if fetch is not None:
-        return DrawnProduction(fetch, draw_batches(sampler, streams), streams)
+        return DrawnProduction(fetch, draw_batches(sampler, streams), streams, prefetch_of(product))
     # The factory may return its product again: change a copy.
     loader = copy.copy(product)
     is_placed = loader.batch_sampler is not None and not gives_items_together(loader.dataset)

@@ -7,7 +7,7 @@ parts are private to torch. Where they are not those that this module knows, a D
 
 import copy
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any, cast
 
@@ -16,6 +16,7 @@ from torch.utils.data import dataloader as torch_dataloader
 
 from fkat_data.interruption import genuine
 from fkat_data.sample_errors import early_end, note_places
+from fkat_data.types import Prefetching
 from fkat_data.worker.items import ItemThreads, items_in_turn
 
 _SINGLE: Any = getattr(torch_dataloader, "_SingleProcessDataLoaderIter", None)
@@ -140,6 +141,13 @@ def _fetch_of(iterator: Any, threads: ItemThreads | None) -> Callable[[Any], Any
 def gives_items_together(dataset: Any) -> bool:
     """Return whether torch asks the dataset for all items of a batch at once."""
     return hasattr(dataset, "__getitems__") and bool(dataset.__getitems__)
+
+
+def prefetch_of(loader: "DataLoader[Any]") -> Callable[[Sequence[int]], None] | None:
+    """Return what begins to read the items of a batch of indices; None: the dataset has nothing to begin."""
+    dataset = cast("Any", loader.dataset)
+    is_batched = loader.batch_sampler is not None and gives_items_together(dataset)
+    return dataset.prefetch_items if is_batched and isinstance(dataset, Prefetching) else None
 
 
 _fetcher_of, _indices_of = attrgetter("_dataset_fetcher"), attrgetter("_sampler_iter")

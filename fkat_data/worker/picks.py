@@ -19,6 +19,9 @@ from fkat_data.transport.record_locks import holder_pid
 from fkat_data.transport.segment import Segment
 from fkat_data.worker.messages import NUM_TASKS
 
+# For each worker: the ticket + 1 and the index of what it makes, and of each microbatch that it has claimed for later.
+_MOST_CLAIMS = 2
+_WORKER = 2 + 2 * _MOST_CLAIMS
 # A row: its task's ticket + 1, the next microbatch, the first one that the shard does not have, its owner + 1.
 _TICKET, _NEXT, _END, _OWNER = range(4)
 _ROW = 4
@@ -57,8 +60,9 @@ class Picks:
         self._descriptor = descriptor
         self.worker = worker
         """The worker's place in the group; -1 in the trainer."""
+        self._num_workers = num_workers
         self._picks_start = _ROW * NUM_TASKS
-        size_bytes = 8 * (self._picks_start + 2 * num_workers)
+        size_bytes = 8 * (self._picks_start + _WORKER * num_workers)
         self._table = Segment(0, descriptor, size_bytes, is_written=True).view.cast("q")
 
     @classmethod
@@ -66,7 +70,7 @@ class Picks:
         """Return a new table for the trainer, and its descriptor."""
         descriptor = anonymous_file()
         try:
-            os.truncate(descriptor, 8 * (_ROW * NUM_TASKS + 2 * num_workers))
+            os.truncate(descriptor, 8 * (_ROW * NUM_TASKS + _WORKER * num_workers))
             return cls(descriptor, num_workers), descriptor
         except BaseException:
             os.close(descriptor)
@@ -84,15 +88,59 @@ class Picks:
             row = self._row(ticket, first)
             if row is None:
                 return Refusal.OVER
-            table, index = self._table, self._table[row + _NEXT]
+            claim = self._first_claim(ticket)
+            table, index = self._table, self._table[row + _NEXT] if claim is None else self._table[claim + 1]
             if index >= table[row + _END] or table[row + _OWNER] not in (0, self.worker + 1):
                 return Refusal.OVER
             if index >= allowance:
                 return Refusal.NOT_ALLOWED
-            # In this order: a worker that dies between the two has picked nothing.
+            # In this order: a worker that dies between the two has picked nothing, or has a claim on what it has picked.
             self.note(ticket, index)
+            if claim is None:
+                table[row + _NEXT] = index + 1
+            else:
+                table[claim] = 0
+            return index
+
+    def claim(self, ticket: int) -> int | None:
+        """Claim the next microbatch of a task, which this worker will pick later and no other does; return its index.
+
+        The successor of a worker that dies has its claims.
+
+        Returns:
+            The index; None: the shard has no other, another worker makes all of it, or this worker has claims enough.
+        """
+        with self._locked():
+            row, table = self._find(ticket), self._table
+            free = next((slot for slot in self._claims(self.worker) if table[slot] != ticket + 1), None)
+            if row is None or free is None or table[row + _OWNER]:
+                return None
+            index = table[row + _NEXT]
+            if index >= table[row + _END]:
+                return None
+            # The ticket last, and then the next: a worker that dies between has a claim on what another one picks, too.
+            table[free] = 0
+            table[free + 1] = index
+            table[free] = ticket + 1
             table[row + _NEXT] = index + 1
             return index
+
+    def next_own(self, ticket: int) -> int:
+        """Return the microbatch of a task that this worker picks next, if nothing changes."""
+        claim = self._first_claim(ticket)
+        return self.next_index(ticket) if claim is None else self._table[claim + 1]
+
+    def num_claims(self, ticket: int) -> int:
+        """Return how many microbatches of a task this worker has claimed."""
+        return sum(self._table[slot] == ticket + 1 for slot in self._claims(self.worker))
+
+    def claimant(self, ticket: int, index: int) -> int | None:
+        """Return the worker that has claimed a microbatch, by its place in the group; None: none has."""
+        table = self._table
+        for worker in range(self._num_workers):
+            if any((table[slot], table[slot + 1]) == (ticket + 1, index) for slot in self._claims(worker)):
+                return worker
+        return None
 
     def own(self, ticket: int, first: int) -> bool:
         """Pick all microbatches of a task; return whether no other worker has picked all of them before."""
@@ -123,7 +171,7 @@ class Picks:
 
     def of(self, worker: int) -> Pick | None:
         """Return what a worker makes, or has made last."""
-        start = self._picks_start + 2 * worker
+        start = self._picks_start + _WORKER * worker
         ticket, index = self._table[start], self._table[start + 1]
         return Pick(ticket - 1, index) if ticket else None
 
@@ -141,11 +189,29 @@ class Picks:
 
     def note(self, ticket: int, index: int) -> None:
         """Note what this worker makes; it may be what a dead worker had picked."""
-        start = self._picks_start + 2 * self.worker
+        start = self._picks_start + _WORKER * self.worker
         # The index first: with a new index, the old ticket is one that was done.
         self._table[start] = 0
         self._table[start + 1] = index
         self._table[start] = ticket + 1
+
+    def _claims(self, worker: int) -> range:
+        """Return where a worker's claims are."""
+        start = self._picks_start + _WORKER * worker
+        return range(start + 2, start + _WORKER, 2)
+
+    def _first_claim(self, ticket: int) -> int | None:
+        """Return where this worker's first claim of a task is; None: it has none. Forget those that were picked."""
+        table, start = self._table, self._picks_start + _WORKER * self.worker
+        found: int | None = None
+        for slot in self._claims(self.worker):
+            if table[slot] != ticket + 1:
+                continue
+            if table[start] == ticket + 1 and table[slot + 1] <= table[start + 1]:
+                table[slot] = 0  # a worker has died when it had picked it
+            elif found is None or table[slot + 1] < table[found + 1]:
+                found = slot
+        return found
 
     def _row(self, ticket: int, first: int) -> int | None:
         """Return where a task's row begins; None if a later task has taken its place: this one is no longer wanted."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, IterableDataset
 
 from fkat_data.errors import ConfigurationError, ReplayMismatchError, StateMismatchError, WorkerError
-from fkat_data.interruption import genuine
+from fkat_data.interruption import genuine, suppress
 from fkat_data.plan.place import ShardTerms, Task
 from fkat_data.sample_errors import early_end
 from fkat_data.seeding import ShardStreams
@@ -37,6 +37,8 @@ from fkat_data.worker.windows import ShardWindows, WindowProduct
 
 _FIELD = "files"
 _MOST_VIEWS = 16  # a dataset may name itself
+MOST_PREFETCHED = 2
+"""Microbatches of a worker that are begun to be read while it makes another one."""
 #: Of more files, neighbours share a number, so that a state stays small.
 _MOST_NUMBERS = 256
 
@@ -192,7 +194,8 @@ class OpenShard:
         if producer.is_threaded and isinstance(product, ShardWindows):
             product.draw_order()
         self._is_ordered = bool(getattr(product, "makes_in_order", False))
-        self._production = self._begun(product, is_shared=is_shared)
+        self._production = self._started(product, is_shared=is_shared)
+        self._begun: set[int] = set()
 
     @property
     def is_random_access(self) -> bool:
@@ -203,6 +206,18 @@ class OpenShard:
     def is_for_threads(self) -> bool:
         """Whether several threads may make its microbatches at once."""
         return self.is_random_access and not self._is_ordered
+
+    @property
+    def prefetches(self) -> bool:
+        """Whether microbatches can be begun to be read before they are made."""
+        return isinstance(self._production, IndexedProduction) and self._production.prefetches
+
+    def prefetch(self, index: int) -> None:
+        """Begin to read a microbatch, once; an error is raised where it is made."""
+        if index not in self._begun:
+            self._begun.add(index)
+            with suppress(Exception):
+                self.indexed.prefetch(index)
 
     @property
     def indexed(self) -> IndexedProduction:
@@ -247,12 +262,14 @@ class OpenShard:
     def _rest(self) -> Iterator[Produced]:
         if isinstance(self._production, IndexedProduction):
             index = self._task.first_microbatch
+            self._look_ahead(index)
             produced = self.make(index)
             while produced is not None:
                 yield produced
                 if produced.is_last:
                     return
                 index += 1
+                self._look_ahead(index)
                 produced = self._made(index, "produce")
             return
         for produced in self._iterated(self._production):
@@ -261,7 +278,12 @@ class OpenShard:
             elif produced.microbatch_index == self._task.first_microbatch - 1:
                 self.check(produced.microbatch_index, produced)
 
-    def _begun(self, product: Any, *, is_shared: bool) -> Production | IndexedProduction:
+    def _look_ahead(self, index: int) -> None:
+        if self.prefetches:
+            for ahead in range(index, index + 1 + MOST_PREFETCHED):
+                self.prefetch(ahead)
+
+    def _started(self, product: Any, *, is_shared: bool) -> Production | IndexedProduction:
         first = self._first if self._first is not None else 0
         if self._producer.is_threaded and is_map_style(product) and not iterates_plainly(product):
             raise ConfigurationError(
@@ -293,6 +315,7 @@ class OpenShard:
 
     def _made(self, index: int, stage: str) -> Produced | None:
         self._mark(stage, index)
+        self._begun.discard(index)
         try:
             made = cast("IndexedProduction", self._production).make(index)
         except genuine(StopIteration) as error:

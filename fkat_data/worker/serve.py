@@ -46,7 +46,7 @@ from fkat_data.worker.messages import (
     unpack_task,
 )
 from fkat_data.worker.picks import Picks, Refusal
-from fkat_data.worker.produce import OpenShard, Produced, Producer, name_place, produce
+from fkat_data.worker.produce import MOST_PREFETCHED, OpenShard, Produced, Producer, name_place, produce
 
 # Up to here a microbatch travels in the message itself: a segment's lease and credit would cost more than the copy.
 _INLINE_BYTES = 2048
@@ -197,6 +197,8 @@ class Server:
                     self._make_alone(task, shard.produce())
                 return
             while index is not None:
+                if shard.prefetches:
+                    self._look_ahead(task, picks, shard, index)
                 index = self._pick(task, picks, shard) if self._make_one(task, picks, shard, index) else None
         except (_CancelledError, ChannelClosed, TornFrameError, _UnheardError):
             raise
@@ -204,6 +206,18 @@ class Server:
             index = task.first_microbatch if index is None else index
             picks.end(task.ticket, index)
             self._send_failure(task, index, raised, is_open=shard is not None)
+
+    def _look_ahead(self, task: Task, picks: Picks, shard: OpenShard, index: int) -> None:
+        """Begin to read what is made now, and what this worker makes next, which no other worker picks from here on."""
+        shard.prefetch(index)
+        while picks.num_claims(task.ticket) < MOST_PREFETCHED:
+            claimed = picks.claim(task.ticket)
+            if claimed is None:
+                return
+            if not shard.indexed.has(claimed):
+                picks.end(task.ticket, claimed)
+                return
+            shard.prefetch(claimed)
 
     def _make_one(self, task: Task, picks: Picks, shard: OpenShard, index: int) -> bool:
         """Make a microbatch that was picked; return whether the shard has it."""
@@ -226,9 +240,9 @@ class Server:
         ticket, first = task.ticket, task.first_microbatch
         index = picks.pick(ticket, first, self._allowances[ticket])
         if index is Refusal.NOT_ALLOWED:
-            self._producer.mark("blocked", picks.next_index(ticket))
+            self._producer.mark("blocked", picks.next_own(ticket))
             while index is Refusal.NOT_ALLOWED:
-                if shard is not None and not shard.indexed.has(picks.next_index(ticket)):
+                if shard is not None and not shard.indexed.has(picks.next_own(ticket)):
                     return None  # no allowance comes for what the shard does not have
                 self._hear_of(task, block=True)
                 index = picks.pick(ticket, first, self._allowances[ticket])

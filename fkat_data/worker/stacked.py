@@ -7,6 +7,7 @@ import torch
 from torch.utils.data import default_collate  # pyright: ignore[reportUnknownVariableType]  # torch leaves its elements open
 
 from fkat_data.sample_errors import note_places
+from fkat_data.types import Prefetching
 from fkat_data.worker.batches import NumberedBatches
 from fkat_data.worker.collate import collates_as_known
 
@@ -46,6 +47,12 @@ class StackedBatches:
     def num_microbatches(self) -> int:
         """Microbatches of the order."""
         return len(self._batches)
+
+    @property
+    def prefetch(self) -> Callable[[int], None] | None:
+        """Begins to read a microbatch, by its number; None: the dataset has nothing to begin."""
+        begin = self._dataset.prefetch_items if isinstance(self._dataset, Prefetching) else None
+        return None if begin is None else lambda index: begin(self._batches.batch(index))
 
     def microbatch(self, index: int, stack: Callable[..., torch.Tensor] | None = None) -> torch.Tensor:
         """Return a microbatch by its number.
