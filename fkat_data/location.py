@@ -221,7 +221,9 @@ def found_below(file_system: Any, root: str, maxdepth: int | None = None) -> dic
         # Some have no maxdepth.
         return file_system.find(root, detail=True, **({} if maxdepth is None else {"maxdepth": maxdepth}))
     found: dict[str, dict[str, Any]] = {}
-    folders = [(str(root).rstrip("/"), 1)]
+    # The page of a web server's folder has a slash at the end.
+    is_web = "http" in cast("tuple[str, ...]", kind.protocol)
+    folders = [(str(root) if is_web else str(root).rstrip("/"), 1)]
     while folders:
         folder, depth = folders.pop()
         try:
@@ -236,6 +238,6 @@ def found_below(file_system: Any, root: str, maxdepth: int | None = None) -> dic
             name = str(entry["name"]).rstrip("/")
             if entry["type"] != "directory":
                 found[entry["name"]] = entry
-            elif name != folder and depth != maxdepth:
-                folders.append((name, depth + 1))
+            elif name != folder.rstrip("/") and depth != maxdepth:
+                folders.append((entry["name"] if is_web else name, depth + 1))
     return dict(sorted(found.items()))

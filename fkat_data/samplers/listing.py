@@ -163,7 +163,7 @@ def _remote_files(file_system: Any, root: str, uri: str, *, recursive: bool) -> 
         with store_errors(uri):
             # fsspec keeps file systems for the life of the process, with their listings. List what is there now.
             file_system.invalidate_cache(root)
-            entries = found_below(file_system, root, None if recursive else 1)
+            entries = _web_file(file_system, root) or found_below(file_system, root, None if recursive else 1)
             if not entries and not file_system.exists(root):
                 file_system.info(root)  # to ``exists``, a store that fails has nothing
     except genuine(FileNotFoundError):
@@ -172,6 +172,14 @@ def _remote_files(file_system: Any, root: str, uri: str, *, recursive: bool) -> 
         raise _noted(error, uri)  # noqa: B904 - its cause is the store's own error
     marks = marks_of_folders({name: entry.get("size") for name, entry in entries.items()})
     return [name for name, entry in entries.items() if entry.get("type") != "directory" and name not in marks]
+
+
+def _web_file(file_system: Any, root: str) -> dict[str, dict[str, Any]]:
+    """Return a file of a web server, whose listing would be the links in it; nothing if it is a page or no web server."""
+    if "http" not in file_system.protocol or root.endswith("/"):
+        return {}
+    found: dict[str, Any] = file_system.info(root)
+    return {} if found.get("mimetype", "").startswith("text/html") else {root: found}
 
 
 def _noted(error: FkatDataError, uri: str) -> FkatDataError:

@@ -5,6 +5,7 @@ import gzip
 import http.server
 import random
 import threading
+from functools import cache, partial
 from urllib.parse import unquote
 
 import numpy as np
@@ -21,7 +22,9 @@ from fkat_data.datasets import (
     TokenWindows,
 )
 from fkat_data.errors import ConfigurationError, DownloadError, ShardNotFoundError
+from fkat_data.samplers import FsShardSampler
 from fkat_data.streaming import Stream, StreamingDataset
+from fkat_data.tools import convert
 
 ROWS = rows(200)
 LINES = json_lines(ROWS)
@@ -35,25 +38,39 @@ def table(samples=ROWS):
 
 
 @contextlib.contextmanager
-def serving(files, *, has_ranges=False, has_size=True, encodes="never", headers=(), cut_bytes=0):
+def serving(
+    files, *, has_ranges=False, has_size=True, encodes="never", headers=(), cut_bytes=0, head=200, moves=False, plain=()
+):
     """Serve files by name; yields the URL of their folder and the paths that were asked for.
 
-    ``encodes``: "never", "asked" for gzip, or "always", whatever was asked for.
+    ``encodes``: "never", "asked" for gzip, or "always", whatever was asked for. ``head``: the status of answers to HEAD.
+    ``moves``: whether a file is found where another answer leads to. ``plain``: ends of names that are never encoded.
     """
     asked = []
+    encoded = cache(partial(gzip.compress, compresslevel=1))
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self):
             asked.append(self.path)
-            content = files.get(unquote(self.path).removeprefix("/folder/"))
-            if content is None:
-                self.send_error(404)
+            content = files.get(unquote(self.path).replace("/moved/", "/folder/").removeprefix("/folder/"))
+            status = head if self.command == "HEAD" else 200
+            status = 302 if moves and "/moved/" not in self.path and status == 200 else status
+            status = 404 if content is None and status == 200 else status
+            if status == 200:
+                self.answer(content)
                 return
+            self.send_response(status)
+            self.send_header("Location", self.path.replace("/folder/", "/moved/"))
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def answer(self, content):
             takes_gzip = "gzip" in self.headers.get("Accept-Encoding", "")
             is_encoded = encodes == "always" or (encodes == "asked" and takes_gzip)
-            body = gzip.compress(content) if is_encoded else content
+            is_encoded = is_encoded and not self.path.endswith(plain or "?")
+            body = encoded(content) if is_encoded else content
             span = self.headers.get("Range")
             if has_ranges and span and not is_encoded:
                 first, _, last = span.removeprefix("bytes=").partition("-")
@@ -157,6 +174,133 @@ def test_a_url_means_the_same_file_for_datasets_and_streams(tmp_path, written, p
         assert ParquetDataset(location)[0] == ROWS[0]
         stream = Stream(remote=location, local=str(tmp_path), download_retry=0)
         assert StreamingDataset(streams=[stream], batch_size=1)[0] == ROWS[0]
+
+
+TEXTS = [{"number": number, "text": random.Random(number).randbytes(2000).hex()} for number in range(100)]
+#: What each reader gives of the server, and where its file is.
+READERS = {
+    "lines by index": ("rows.jsonl", lambda url, _: [JsonDataset(url)[index]["number"] for index in (99, 0)]),
+    "lines in order": ("rows.jsonl", lambda url, _: [row["number"] for row in IterableJsonDataset(url)][::-99]),
+    "Parquet by index": ("rows.parquet", lambda url, _: [ParquetDataset(url)[index]["number"] for index in (99, 0)]),
+    "Parquet in order": ("rows.parquet", lambda url, _: [row["number"] for row in IterableParquetDataset(url)][::-99]),
+    "tar": ("rows.tar", lambda url, _: [TarDataset(url, ["cls"], decode="integer")[index]["cls"] for index in (99, 0)]),
+    "tokens": ("rows.npy", lambda url, _: [TokenWindows(url, 1)[index].item() // 1000 for index in (99_999, 0)]),
+    "sampler": (
+        "rows.jsonl",
+        lambda url, _: [JsonDataset(shard)[index]["number"] for shard in FsShardSampler(url) for index in (99, 0)],
+    ),
+    "stream of Parquet": ("rows.parquet", lambda url, out: streamed(url, out, "number")),
+    "stream of tar": ("rows.tar", lambda url, out: streamed(url, out, "cls")),
+    "stream of tokens": (
+        "rows.npy",
+        lambda url, out: [index // 1000 for index in streamed(url, out, "tokens", tokens={"window_size": 1})],
+    ),
+    "stream of shards": ("shards", lambda url, out: streamed(url, out, "number")),
+    "stream of compressed shards": ("compressed", lambda url, out: streamed(url, out, "number")),
+}
+
+
+def streamed(url, out, column, **settings):
+    dataset = StreamingDataset(streams=[Stream(remote=url, local=str(out), download_retry=0, **settings)], batch_size=1)
+    return [np.asarray(dataset[index][column]).item() for index in (len(dataset) - 1, 0)]
+
+
+@pytest.fixture(scope="module")
+def web_files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("web")
+    (folder / "rows.jsonl").write_bytes(json_lines(TEXTS))
+    convert(folder / "rows.jsonl", str(folder / "shards"))
+    convert(folder / "rows.jsonl", str(folder / "compressed"), compression="zstd")
+    (folder / "rows.parquet").write_bytes(parquet(TEXTS, row_group_size=25))
+    (folder / "rows.tar").write_bytes(
+        archive(
+            [(f"{n:03}.{end}", b"%d" % n + b" " * 9000 * (end == "txt")) for n in range(100) for end in ("cls", "txt")]
+        )
+    )
+    (folder / "rows.npy").write_bytes(npy(np.arange(100_000, dtype=np.uint32)))
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+RANGES, ENCODING, SIZE = "answers requests for ranges", "Content-Encoding", "says its size"
+#: By server: what it is, and what those who cannot read of it say. The others read it.
+SWEPT = {
+    "ranges": ({"has_ranges": True}, {}),
+    "compresses where it may": ({"has_ranges": True, "encodes": "asked"}, {}),
+    "redirects": ({"has_ranges": True, "moves": True}, {}),
+    "no HEAD": ({"has_ranges": True, "head": 405}, {}),
+    "HEAD is not implemented": ({"has_ranges": True, "head": 501}, {}),
+    "signed for GET": ({"has_ranges": True, "head": 403}, {}),
+    "no size": ({"has_ranges": True, "has_size": False}, {"Parquet": RANGES, "tar": RANGES, "tokens": RANGES}),
+    "no ranges": (
+        {},
+        {"Parquet": RANGES, "tar": RANGES, "tokens": RANGES, "stream of Parquet": RANGES, "stream of tokens": RANGES},
+    ),
+    "no ranges, and says so": (
+        {"headers": [("Accept-Ranges", "none")]},
+        {"Parquet": RANGES, "tar": RANGES, "tokens": RANGES, "stream of Parquet": RANGES, "stream of tokens": RANGES},
+    ),
+    "no ranges, and says it has": (
+        {"headers": [("Accept-Ranges", "bytes")]},
+        {"Parquet": RANGES, "tar": RANGES, "tokens": RANGES, "stream of Parquet": RANGES, "stream of tokens": RANGES},
+    ),
+    "redirects, no ranges": (
+        {"moves": True},
+        {"Parquet": RANGES, "tar": RANGES, "tokens": RANGES, "stream of Parquet": RANGES, "stream of tokens": RANGES},
+    ),
+    "neither size nor ranges": (
+        {"has_size": False},
+        {
+            "Parquet": RANGES,
+            "tar": RANGES,
+            "tokens": RANGES,
+            **{f"stream of {kind}": SIZE for kind in ("Parquet", "tar", "tokens")},
+        },
+    ),
+    "compresses all": (
+        {"encodes": "always"},
+        {
+            "Parquet": RANGES,
+            "tar": RANGES,
+            "tokens": RANGES,
+            **{f"stream of {kind}": ENCODING for kind in ("Parquet", "tar", "tokens", "shards", "compressed shards")},
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("server", SWEPT)
+def test_all_readers_read_a_servers_files_or_say_what_is_wrong_with_it(tmp_path, server, web_files, processes):
+    settings, wrong = SWEPT[server]
+    with serving(web_files, **settings) as (url, _):
+        for number, (reader, (name, read)) in enumerate(READERS.items()):
+            said = next((wrong[kind] for kind in wrong if reader.startswith(kind)), None)
+            if said is None:
+                assert read(f"{url}/{name}", tmp_path / str(number)) == [99, 0], reader
+                continue
+            with pytest.raises((ConfigurationError, DownloadError), match=rf"(?s)folder/{name}.*{said}"):
+                read(f"{url}/{name}", tmp_path / str(number))
+
+
+def test_a_folder_of_a_server_is_listed_and_a_file_of_it_is_one_shard(processes):
+    page = b'<html><a href="a%20b.jsonl">a b</a> <a href="c.jsonl">c</a></html>'
+    files = {"": page, "a b.jsonl": LINES, "c.jsonl": LINES}
+    with serving(files, headers=[("Content-Type", "text/html; charset=utf-8")]) as (url, _):
+        assert sorted(FsShardSampler(f"{url}/")) == [f"{url}/a%20b.jsonl", f"{url}/c.jsonl"]
+        for shard in FsShardSampler(f"{url}/"):
+            assert list(IterableJsonDataset(shard)) == ROWS
+    with serving(files) as (url, _):
+        for written in ("a%20b", "a b"):
+            assert list(FsShardSampler(f"{url}/{written}.jsonl")) == [f"{url}/{written}.jsonl"]
+            assert list(JsonDataset(f"{url}/{written}.jsonl")) == ROWS
+        with pytest.raises(ConfigurationError, match=r"folder/none\.jsonl"):
+            FsShardSampler(f"{url}/none.jsonl")
+
+
+def test_shards_that_a_server_compresses_are_an_error_that_says_so(tmp_path, web_files, processes):
+    files = {name: content for name, content in web_files.items() if name.startswith("shards/")}
+    said = pytest.raises(DownloadError, match=r"(?s)shard\.00000\.mds.*Content-Encoding: gzip")
+    with serving(files, encodes="always", plain=("index.json",)) as (url, _), said:
+        streamed(f"{url}/shards", tmp_path, "number")
 
 
 def test_a_stream_of_files_that_a_server_compresses_is_an_error_that_says_so(tmp_path, processes):

@@ -266,7 +266,7 @@ def test_a_wall_clock_that_jumps_changes_nothing(data, serve, tmp_path, monkeypa
 def test_a_cache_is_not_read_where_its_store_refuses(data, serve, tmp_path):
     local = str(tmp_path / "local")
     epoch(remote=serve(data).url, local=local)
-    server = serve(data, {"HEAD index.json": 9 * [fault("status", status=403)]})
+    server = serve(data, {name: 9 * [fault("status", status=403)] for name in ("HEAD index.json", "index.json")})
     with pytest.raises(DownloadError, match="403") as caught:
         epoch(remote=server.url, local=local, download_retry=3)
     assert caught.value.num_attempts == 1

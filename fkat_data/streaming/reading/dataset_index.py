@@ -14,6 +14,7 @@ from fkat_data.errors import ConfigurationError, DownloadError, ShardCorruptErro
 from fkat_data.files.formats import LISTED_SUFFIXES, describing, listed_format
 from fkat_data.files.index import INDEX_NAME, parse_index
 from fkat_data.files.shard import DescribedFile, ShardEntry, version_prefix
+from fkat_data.files.signatures import START_BYTES, signature_of
 from fkat_data.files.stored import file_size
 from fkat_data.files.token_shards import TokenWindowing, check_windowing, index_of
 from fkat_data.folders import say_partitions
@@ -78,7 +79,7 @@ class DatasetIndex:
     @property
     def location(self) -> str:
         """The URL or path of the index."""
-        return f"{self._store.url}/{INDEX_NAME}"
+        return f"{self._store.url.rstrip('/')}/{INDEX_NAME}"
 
     def report(self) -> str:
         """Return what the store reports as the version of the index; "" if it reports none.
@@ -185,7 +186,15 @@ class DatasetIndex:
         return self.read().version
 
     def _read(self) -> tuple[bytes, str]:
-        return self._store.read(INDEX_NAME, _LARGEST_INDEX_BYTES)
+        content, name = self._store.read(INDEX_NAME, _LARGEST_INDEX_BYTES)
+        kind = signature_of(content[:START_BYTES])
+        if kind is not None:
+            expected = (
+                f"an index as it is stored; its first bytes are {kind.name}: if the server compresses it on its way "
+                "(Content-Encoding), though no encoding was asked for, switch this off; otherwise, decompress it"
+            )
+            raise ConfigurationError("remote", self.location, expected)
+        return content, name
 
     def __getstate__(self) -> Mapping[str, object]:
         return self.__dict__ | {"_checked_at_s": 0.0}

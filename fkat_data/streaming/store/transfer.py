@@ -9,6 +9,8 @@ from fkat_data.streaming.store.attempts import FinalError
 from fkat_data.streaming.store.client import Body, ChangedError, Client, ContentError, Pace, TransferError
 
 _HEAD_BYTES = 64
+#: Behind what a server has sent from the first byte on.
+_NO_RANGES = "; if it is no server that answers requests for ranges (Accept-Ranges: bytes), download the files"
 _MARKUP = (b"<?xml", b"<!doctype", b"<html", b"<error")
 
 
@@ -125,7 +127,13 @@ class Transfer:
             if body.size_bytes > self._most_bytes:
                 raise ContentError(f"size is {body.size_bytes:,} bytes: expected at most {self._most_bytes:,}")
         elif body.size_bytes != self._size_bytes:
-            raise ContentError(f"size is {body.size_bytes:,} bytes: expected {self._size_bytes:,}, as in the index")
+            encoding = getattr(body, "encoding", "")
+            sent = (
+                f"; the server sends it with Content-Encoding: {encoding}, which was not asked for" if encoding else ""
+            )
+            raise ContentError(
+                f"size is {body.size_bytes:,} bytes: expected {self._size_bytes:,}, as in the index{sent}"
+            )
 
     def _fetch_range(self, pace: Pace, left: list[tuple[int, int]]) -> None:
         start, stop = left[0]
@@ -139,7 +147,10 @@ class Transfer:
             if self.version and body.version != self.version:
                 raise ChangedError("the file was replaced after its index was made")
             if body.start != start:
-                raise ContentError(f"the store sent bytes from {body.start:,} on: expected those from {start:,} on")
+                advice = "" if body.start else _NO_RANGES
+                raise ContentError(
+                    f"the store sent bytes from {body.start:,} on: expected those from {start:,} on{advice}"
+                )
             self.version = body.version
             while start < stop:
                 chunk = pace.next_bytes(body)[: stop - start]

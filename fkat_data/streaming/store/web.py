@@ -105,6 +105,7 @@ class WebBody:
         self.version = version
         self.start: int = 0
         self.size_bytes: int | None = response.content_length
+        self.encoding: str = response.headers.get("Content-Encoding", "")
         if response.status == 206:
             self.start, self.size_bytes = content_range(response.headers.get("Content-Range", ""))
 
@@ -130,7 +131,9 @@ def status_error(response: Any) -> StatusError:
 
 #: What the names of compressed shards end with.
 _COMPRESSED = (".br", ".bz2", ".gz", ".snappy", ".zstd", ".zst")
-_NO_SUCH_METHOD = (405, 501)
+#: A server may lack HEAD, and the signature of a URL may be for GET alone.
+_NOT_BY_HEAD = (400, 403, 405, 501)
+_FIRST_BYTE = {"Range": "bytes=0-0"}
 _RANGE_FAILED = (412, 416)
 _NO_SUCH_FILE = 404
 
@@ -158,7 +161,7 @@ class WebClient:
         return in_loop(self._session.loop, self._version(name, is_timed), timeout_s)
 
     def listing(self, prefix: str, timeout_s: float) -> list[ListedFile]:
-        """Return the one file that ``prefix`` names, by a HEAD request; see ``Client``."""
+        """Return the one file that ``prefix`` names, by a HEAD request, or GET without it; see ``Client``."""
         if not prefix or prefix.endswith("/"):
             return []
         return in_loop(self._session.loop, self._listing(prefix), timeout_s)
@@ -186,9 +189,9 @@ class WebClient:
 
     async def _version(self, name: str, is_timed: bool) -> str:
         response = await self._send("HEAD", name, {})
-        if response.status in _NO_SUCH_METHOD:
+        if response.status in _NOT_BY_HEAD:
             response.close()
-            response = await self._send("GET", name, {"Range": "bytes=0-0"})
+            response = await self._send("GET", name, _FIRST_BYTE)
         try:
             if response.status not in (200, 206):
                 raise status_error(response)
@@ -202,16 +205,23 @@ class WebClient:
 
     async def _listing(self, name: str) -> list[ListedFile]:
         response = await self._send("HEAD", name, {})
+        is_without_size = response.status == 200 and "Content-Length" not in response.headers
+        if response.status in _NOT_BY_HEAD or is_without_size:
+            response.close()
+            response = await self._send("GET", name, _FIRST_BYTE)
         try:
             if response.status == _NO_SUCH_FILE:
                 return []
             if response.status not in (200, 206):
                 raise status_error(response)
             self._check_encoding(response, name)
-            size_bytes = response.headers.get("Content-Length", "")
-            if not size_bytes.isdecimal():
-                raise TransferError("the server reports no size of the file")
-            return [ListedFile(name, int(size_bytes), content_version(response))]
+            size_bytes = response.content_length
+            if response.status == 206:
+                _, size_bytes = content_range(response.headers.get("Content-Range", ""))
+            if size_bytes is None:
+                expected = "a file whose server says its size (Content-Length): download the file, and pass its path"
+                raise ConfigurationError("remote", without_secrets(_joined(self._url, name)), expected)
+            return [ListedFile(name, size_bytes, content_version(response))]
         finally:
             response.close()
 
