@@ -188,13 +188,17 @@ def index_command(
     with exit_on_failure(console, "not all files were indexed"), long_work(console, "indexing"):
         if lengths is not None:
             named_function("--lengths", lengths)
-        with ProcessPoolExecutor(workers, get_context("spawn")) as executor:
-            counts = count_parallel(partial(index_file, lengths=lengths), files, executor=executor)
-    say(console, f"indexed {counts.sum():,} lines of {len(files)} files", "green")
+        index = partial(index_file, lengths=lengths)
+        if workers == 1:
+            num_lines = sum(map(index, files))
+        else:
+            with ProcessPoolExecutor(workers, get_context("spawn")) as executor:
+                num_lines = count_parallel(index, files, executor=executor).sum()
+    say(console, f"indexed {num_lines:,} lines of {len(files)} files", "green")
 
 
 def index_file(path: str, lengths: str | None) -> int:
-    """Write what there is to write beside a file, and return the number of its lines; runs in a process of its own."""
+    """Write what there is to write beside a file, and return the number of its lines; in any process."""
     if listed_format(path) is not None:
         raise ConfigurationError("FILES", path, "JSON Lines; files of this format need no index")
     before = RangedFile(path, {}).version()

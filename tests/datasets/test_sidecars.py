@@ -33,7 +33,7 @@ def files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for number, name in enumerate(PATHS):
         write(Path(name), [{"text": "x" * ((7 * row + number) % 50)} for row in range(300)])
-    growing = "def growing(sample):\n    return open('a.jsonl', 'a').write('[]\\n')\n"
+    growing = "def growing(sample):\n    with open('a.jsonl', 'a') as file:\n        return file.write('[]\\n')\n"
     Path("counting.py").write_text("def tokens(sample):\n    return len(sample['text'])\n" + growing)
     return PATHS
 
@@ -53,14 +53,14 @@ def test_a_program_that_opens_indexed_files_reads_none_of_them_and_packs_by_thei
     assert sum(length for length in lengths) <= 64 * len(packed)
 
 
-def test_what_an_earlier_call_has_written_is_not_indexed(processes, files):
+def test_what_an_earlier_call_has_written_is_not_indexed(files):
     index(files[0])
     assert "indexed 300 lines of 1 file" in index(*sorted(str(path) for path in Path().glob("a.jsonl*")))
     assert not Path("a.jsonl.lines.lines").exists()
 
 
 @pytest.mark.parametrize("how", ["longer", "other lines", "touched", "cut off", "no sidecar"])
-def test_a_sidecar_of_another_file_says_nothing(processes, files, how, caplog):
+def test_a_sidecar_of_another_file_says_nothing(files, how, caplog):
     index(files[0])
     values = [{"text": "y" * row} for row in range(200)]
     if how == "longer":
@@ -124,5 +124,5 @@ def test_lengths_of_a_file_that_was_changed_are_refused_by_its_name(files):
         (["train.bin"], "expected JSON Lines"),
     ],
 )
-def test_what_cannot_be_indexed_is_said(processes, files, words, found):
+def test_what_cannot_be_indexed_is_said(files, words, found):
     assert found in index(*words, code=2)

@@ -49,8 +49,8 @@ def recorded(loader, num_epochs=3):
 
 
 def follows(make, epochs, states):
-    """Compare the rest of the run with what each state leads to."""
-    for (epoch, step), state in states.items():
+    """Compare the rest of the run with what each of some states leads to."""
+    for (epoch, step), state in states:
         with at_state(make(), json.loads(state)) as loader:
             wanted = [epochs[epoch][step:], *epochs[epoch + 1 :]]
             for rest in filter(None, wanted):
@@ -63,15 +63,15 @@ def test_each_position_resumes_exactly_in_process(order):
     torch.manual_seed(random.randrange(1000))
     epochs, states = recorded(loader_of(order, 0))
     assert epochs[0] != epochs[1]
-    follows(lambda: loader_of(order, 0), epochs, states)
+    follows(lambda: loader_of(order, 0), epochs, states.items())
 
 
 @pytest.mark.parametrize(("saved", "resumed"), [(2, 0), (0, 1), (1, 2)])
-def test_each_position_resumes_exactly_with_other_workers(saved, resumed, processes):
+def test_each_position_resumes_exactly_with_other_workers(saved, resumed, processes, some):
     for order in ("shuffled", "drawn one by one", "with a generator"):
         with loader_of(order, saved) as loader:
             epochs, states = recorded(loader, 2)
-        follows(lambda order=order: loader_of(order, resumed), epochs, states)
+        follows(lambda order=order: loader_of(order, resumed), epochs, some(states.items()))
 
 
 @pytest.mark.parametrize(
@@ -86,13 +86,13 @@ def test_each_position_resumes_exactly_with_other_workers(saved, resumed, proces
         (Restarting, 2, 2),
     ],
 )
-def test_an_iterable_dataset_resumes_exactly(dataset, saved, resumed, processes):
+def test_an_iterable_dataset_resumes_exactly(dataset, saved, resumed, processes, some):
     def make(num_workers):
         return DataLoader(dataset(11), 2, num_workers=num_workers, snapshot_every_n_steps=2)
 
     with make(saved) as loader:
         epochs, states = recorded(loader, 2)
-    follows(lambda: make(resumed), epochs, states)
+    follows(lambda: make(resumed), epochs, some(states.items()))
 
 
 def check_ends_of_epochs(make):

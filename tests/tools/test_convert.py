@@ -548,5 +548,5 @@ def test_a_column_that_only_later_rows_have_is_an_error_and_not_lost(processes, 
     seen = []
     assert convert(paths, tmp_path / "chosen", only=["x"], num_workers=num_workers, progress=seen.append) == 2
     assert num_workers == 1 or seen == [1, 2]
-    assert convert(paths, tmp_path / "all", nulls="json", num_workers=num_workers) == 2
+    assert convert(paths, tmp_path / "all", nulls="json") == 2
     assert sorted(LocalDataset(str(tmp_path / "all"))[1]) == ["x", "z"]

@@ -208,7 +208,7 @@ def test_indices_are_merged(tmp_path):
     assert "expected at least one index.json" in said("merge-index", tmp_path / "nowhere", code=2)
 
 
-def test_index_reads_compressed_lines_and_fails_where_a_file_has_none(tmp_path, processes):
+def test_index_reads_compressed_lines_and_fails_where_a_file_has_none(tmp_path):
     lines, other = tmp_path / "a.jsonl.xz", tmp_path / "b.jsonl.lz4"
     lines.write_bytes(lzma.compress(b"1\n2\n3\n"))
     other.write_bytes(b"\x04\x22\x4d\x18" + bytes(range(256)))

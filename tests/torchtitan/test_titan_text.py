@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from interpreters import run_python
 from titan_ranks import CHATS, NUM_TEXTS, TEXTS, Tokenizer, make
 
 from fkat_data import ConfigurationError
@@ -126,13 +125,13 @@ def test_a_checkpoint_goes_on_with_the_next_row_in_any_epoch(kind):
 
 
 @pytest.mark.parametrize("kind", ["text", "mixed"])
-def test_ranks_go_on_from_a_checkpoint_of_others_and_end_together(processes, tmp_path, kind):
+def test_ranks_go_on_from_a_checkpoint_of_others_and_end_together(processes, prepared, tmp_path, kind):
     script = Path(__file__).with_name("titan_ranks.py")
     rows, lengths = [], []
     for num_ranks, num_steps, before in ((2, 4, "none"), (3, 2, f"{kind}-2"), (2, 0, f"{kind}-3")):
-        by = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={num_ranks}"]
-        run_python(*by, script, tmp_path, kind, num_steps, before, cwd=tmp_path, timeout=170, OMP_NUM_THREADS="1")
-        for rank in range(num_ranks):
+        ranks = prepared.run_ranks(num_ranks, script, tmp_path, kind, num_steps, before, folder=tmp_path)
+        for rank, done in enumerate(ranks):
+            assert done.returncode == 0, done.stderr
             own = json.loads((tmp_path / f"{kind}-{num_ranks}-{rank}.json").read_text())
             lengths.append(len(own))
             rows += own
