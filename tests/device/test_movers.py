@@ -265,5 +265,5 @@ for name in ("nowhere", "cuda"):
 """
 
 
-def test_a_registered_mover_serves_its_type_of_device(run_script):
-    assert run_script(REGISTERED).stdout == "hpu:1\nTrue False\nFalse True\n"
+def test_a_registered_mover_serves_its_type_of_device(prepared, run_script):
+    assert run_script(REGISTERED, by="fork").stdout == "hpu:1\nTrue False\nFalse True\n"

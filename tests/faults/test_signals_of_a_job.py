@@ -56,7 +56,7 @@ print("end", len(numbers))
 
 
 @pytest.mark.parametrize("start_method", ["template", "spawn"])
-def test_no_signal_to_all_processes_of_a_job_ends_or_stops_a_worker(run_script, start_method):
-    done = run_script(PROGRAM, start_method)
+def test_no_signal_to_all_processes_of_a_job_ends_or_stops_a_worker(prepared, run_script, start_method):
+    done = run_script(PROGRAM, start_method, by="fork")
     assert done.stdout.split()[0] == "end"
     assert int(done.stdout.split()[1]) > 20

@@ -159,8 +159,8 @@ with DataLoader(Numbers(), 2, sampler=sampler, num_workers=2) as loader:
 """
 
 
-def test_indices_of_a_sampler_may_be_of_the_scripts_own_classes(run_script):
-    assert run_script(INDICES).stdout.strip() == "[[0, 1], [2, 3], [4, 5]]"
+def test_indices_of_a_sampler_may_be_of_the_scripts_own_classes(prepared, run_script):
+    assert run_script(INDICES, by="fork").stdout.strip() == "[[0, 1], [2, 3], [4, 5]]"
 
 
 MADE = """
@@ -198,8 +198,8 @@ print(Base.made)
 """
 
 
-def test_a_class_that_a_worker_makes_is_made_once_and_leaves_its_base_as_it_was(run_script):
-    assert run_script(MADE).stdout == "['Mine', 'Mine', 'Mine']\n"
+def test_a_class_that_a_worker_makes_is_made_once_and_leaves_its_base_as_it_was(prepared, run_script):
+    assert run_script(MADE, by="fork").stdout == "['Mine', 'Mine', 'Mine']\n"
 
 
 CACHED = """
@@ -281,8 +281,8 @@ loader.close()
 """
 
 
-def test_functions_of_microbatches_are_not_kept(run_script):
-    run_script(MEMORY)
+def test_functions_of_microbatches_are_not_kept(prepared, run_script):
+    run_script(MEMORY, by="fork")
 
 
 #: What looks for the source of code needs its file, in a worker too.

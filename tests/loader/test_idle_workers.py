@@ -46,9 +46,9 @@ MAKE = {
 def few_descriptors(count):
     """Leave this process so many descriptors."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(
-        resource.RLIMIT_NOFILE, (max(int(link.name) for link in Path("/proc/self/fd").iterdir()) + count, limits[1])
-    )
+    taken = {int(link.name) for link in Path("/proc/self/fd").iterdir()}
+    free = itertools.islice((number for number in itertools.count() if number not in taken), count)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(free) + 1, limits[1]))
     try:
         yield
     finally:
@@ -59,29 +59,29 @@ def seen(iterable):
     return [microbatch.tolist() for microbatch in iterable]
 
 
-@pytest.mark.parametrize("kind", MAKE)
-def test_many_loaders_in_turn_need_no_more_descriptors_than_a_few(kind, processes):
-    with contextlib.ExitStack() as stack:
-        first = stack.enter_context(MAKE[kind]())
-        expected = [seen(first), seen(first)]
-        first.close()
-        with few_descriptors(90):
-            loaders = [stack.enter_context(MAKE[kind]()) for _ in range(8)]
-            for epoch in range(2):
-                assert [seen(loader) for loader in loaders] == [expected[epoch]] * len(loaders)
+def test_many_loaders_in_turn_need_no_more_descriptors_than_a_few(some, processes):
+    for make in some(MAKE.values(), 1):
+        with contextlib.ExitStack() as stack:
+            first = stack.enter_context(make())
+            expected = [seen(first), seen(first)]
+            first.close()
+            with few_descriptors(90):
+                loaders = [stack.enter_context(make()) for _ in range(8)]
+                for epoch in range(2):
+                    assert [seen(loader) for loader in loaders] == [expected[epoch]] * len(loaders)
 
 
-@pytest.mark.parametrize("kind", MAKE)
-def test_loaders_that_are_iterated_at_once_give_up_workers_and_lose_nothing(kind, processes):
-    with contextlib.ExitStack() as stack:
-        first = stack.enter_context(MAKE[kind]())
-        expected = seen(first)
-        first.close()
-        with few_descriptors(80):
-            iterators = [iter(stack.enter_context(MAKE[kind]())) for _ in range(5)]
-            got = [seen(same) for same in zip(*iterators, strict=True)]
-    assert [step for step, *_ in got] == expected
-    assert all(each == step[0] for step in got for each in step)
+def test_loaders_that_are_iterated_at_once_give_up_workers_and_lose_nothing(some, processes):
+    for make in some(MAKE.values(), 1):
+        with contextlib.ExitStack() as stack:
+            first = stack.enter_context(make())
+            expected = seen(first)
+            first.close()
+            with few_descriptors(80):
+                iterators = [iter(stack.enter_context(make())) for _ in range(5)]
+                got = [seen(same) for same in zip(*iterators, strict=True)]
+        assert [step for step, *_ in got] == expected
+        assert all(each == step[0] for step in got for each in step)
 
 
 def test_few_idle_workers_stay_those_of_the_loader_used_last_first(processes):

@@ -341,7 +341,7 @@ def test_ranks_of_two_jobs_fetch_each_shard_once(data, serve, tmp_path):
     assert set(gets(server, data)) == {1}
 
 
-@pytest.mark.parametrize("rounds", [3, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
+@pytest.mark.parametrize("rounds", [2, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
 def test_two_jobs_on_a_cache_of_a_tenth_read_rightly_whoever_is_killed(larger, serve, tmp_path, rounds, monkeypatch):
     server, local = serve(larger), tmp_path / "local"
     removals = tmp_path / "removals"

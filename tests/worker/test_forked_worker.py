@@ -113,8 +113,8 @@ with ShardedDataLoader(0, ["other"], lambda shard: [0]) as kept:
 """
 
 
-def test_how_a_forked_worker_ended_is_told(run_script):
-    assert run_script(SIGNALS).stdout == "7 True\n-11 True\n-9 True\n"
+def test_how_a_forked_worker_ended_is_told(prepared, run_script):
+    assert run_script(SIGNALS, by="fork").stdout == "7 True\n-11 True\n-9 True\n"
 
 
 LEAVING = """
@@ -178,5 +178,5 @@ with ShardedDataLoader(0, ["a"], lambda shard: [0]) as loader:
 """
 
 
-def test_ctrl_c_in_the_start_leaves_no_process_and_later_loaders_start(run_script):
-    assert run_script(INTERRUPTED).stdout == "[0]\n"
+def test_ctrl_c_in_the_start_leaves_no_process_and_later_loaders_start(prepared, run_script):
+    assert run_script(INTERRUPTED, by="fork").stdout == "[0]\n"

@@ -34,8 +34,8 @@ for loader in (
 """
 
 
-def test_attributes_may_have_the_names_of_odd_modules(run_script):
-    assert run_script(ATTRIBUTES).stdout == "[[[0, 1], [2, 2], [1, 1]], [[2, 3], [2, 2], [1, 1]]]\n" * 2
+def test_attributes_may_have_the_names_of_odd_modules(prepared, run_script):
+    assert run_script(ATTRIBUTES, by="fork").stdout == "[[[0, 1], [2, 2], [1, 1]], [[2, 3], [2, 2], [1, 1]]]\n" * 2
 
 
 MODULES = """
@@ -201,8 +201,8 @@ except fkat_data.ConfigurationError as error:
 """
 
 
-def test_an_error_names_the_attributes_and_globals_that_lead_to_what_cannot_be_sent(run_script):
-    assert run_script(UNSHIPPABLE).stdout == (
+def test_an_error_names_the_attributes_and_globals_that_lead_to_what_cannot_be_sent(prepared, run_script):
+    assert run_script(UNSHIPPABLE, by="fork").stdout == (
         "dataloader_factory, global 'dataset.transform.lock' of function 'factory'\n"
     )
 
@@ -273,8 +273,8 @@ print("done")
 """
 
 
-def test_storages_arrive_and_what_is_nested_too_deep_is_refused_with_and_without_workers(run_script):
-    assert run_script(ARRIVING).stdout == "done\n"
+def test_storages_arrive_and_what_is_nested_too_deep_is_refused_with_and_without_workers(prepared, run_script):
+    assert run_script(ARRIVING, by="fork").stdout == "done\n"
 
 
 class Forwarding(Dataset):

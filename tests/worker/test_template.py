@@ -191,11 +191,10 @@ def test_a_stopped_template_keeps_nobody_waiting():
 @pytest.mark.usefixtures("nothing_left_behind")
 def test_a_template_without_work_ends_by_itself_and_the_next_loader_gets_another(monkeypatch, caplog):
     monkeypatch.setattr(template_process, "_IDLE_MS", 100)
-    for _ in range(3):
-        with ShardedDataLoader(0, ["a"], load):
-            templates = own_template_pids()  # none, where this process was held up for longer than that
-        # Closed before it has started a worker.
-        wait_until(lambda templates=templates: not {*templates} & {*own_template_pids()})
+    with ShardedDataLoader(0, ["a"], load):
+        templates = own_template_pids()  # none, where this process was held up for longer than that
+    # Closed before it has started a worker.
+    wait_until(lambda: not {*templates} & {*own_template_pids()})
     with ShardedDataLoader(0, ["a"], load) as loader:
         assert len(list(loader)) == 20
         time.sleep(0.3)  # a worker that waits for the next epoch is work
