@@ -20,6 +20,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from patience import Patience
 
 import fkat_data
 from fkat_data import ShardedDataLoader
@@ -298,8 +299,8 @@ def left():
 
 
 def wait_until(condition):
-    deadline_s = time.monotonic() + 30
-    while not condition() and time.monotonic() < deadline_s:
+    patience = Patience()
+    while not condition() and not patience.is_over():
         gc.collect()
         time.sleep(0.02)
 

@@ -32,7 +32,7 @@ def test_after_an_interruption_at_any_instruction_the_loop_goes_on_where_it_was(
     assert not found["left"]
 
 
-@pytest.mark.parametrize("share", [9, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("share", [40, pytest.param(1, marks=pytest.mark.slow)])
 def test_no_template_process_is_forgotten_by_an_interrupted_call(share, swept):
     assert swept("interruption_sweep.sweep_templates", share) > 10
 
