@@ -162,7 +162,7 @@ def parsed(path: str, line: int, offset: int, text: bytes) -> Any:
 
     Raises:
         ShardCorruptError: It is no JSON.
-        ConfigurationError: It exceeds a limit of Python's.
+        ConfigurationError: It exceeds a limit of Python's; or it is the first line of a document of several.
     """
     try:
         return json.loads(text)
@@ -171,9 +171,16 @@ def parsed(path: str, line: int, offset: int, text: bytes) -> Any:
         if limit := limit_of(error):
             raise beyond_limit(path, place, limit) from error
         found = f"{error.msg} at character {error.pos}" if isinstance(error, json.JSONDecodeError) else str(error)
-        # A file of one JSON document over several lines fails in the first.
+        if not line and isinstance(error, json.JSONDecodeError) and _goes_on(text, error):
+            expected = f"JSON lines, each a JSON value of its own; {place}: {found}, as in a document of several lines"
+            raise ConfigurationError("file", shown_path(path), expected) from error
         advice = "" if line else "; each line must be a JSON value of its own"
         raise ShardCorruptError(path, f"{place}: {found}{advice}") from error
+
+
+def _goes_on(text: bytes, error: json.JSONDecodeError) -> bool:
+    """Return whether a line is the beginning of a JSON value, which may go on in the next line."""
+    return text.endswith(b"\n") and len(error.doc[: error.pos].rstrip()) == len(error.doc.rstrip())
 
 
 #: Four bytes each: 8 MiB.

@@ -35,6 +35,7 @@ from fkat_data.files.opening import (
     shown_path,
 )
 from fkat_data.files.row_groups import (
+    check_own_columns,
     encrypted,
     int96_in_seconds,
     leaves_of,
@@ -100,9 +101,10 @@ def describe(file: StoredBytes) -> dict[str, Any]:
         raise ShardCorruptError.of_field(
             file.name, "number of column chunks", f"{sum(num_leaves)}, as in the schema", metadata.num_columns
         )
+    check_own_columns(file.name, metadata)
     padding = _PADDING_BYTES if _TOO_SHORT.match(metadata.created_by or "") else 0
     groups = [
-        _group(file.name, metadata.row_group(group), num_leaves, padding, file.size_bytes)
+        _group(metadata.row_group(group), num_leaves, padding, file.size_bytes)
         for group in range(metadata.num_row_groups)
     ]
     for number, (num_rows, *edges) in enumerate(groups):
@@ -207,11 +209,10 @@ def _check_group(file: str, number: int, num_rows: int, edges: list[int], end: i
             raise ShardCorruptError.of_field(file, f"range of row group {number}", expected, (begin, stop))
 
 
-def _group(file: str, group: Any, num_leaves: list[int], padding: int, end: int) -> list[int]:
+def _group(group: Any, num_leaves: list[int], padding: int, end: int) -> list[int]:
     """Return the number of rows of a row group, then the first byte of each column and the byte after its last.
 
     Args:
-        file: The file.
         group: The row group, as pyarrow has it.
         num_leaves: The number of column chunks of each column.
         padding: How much longer a column chunk may be than it says.
@@ -223,8 +224,6 @@ def _group(file: str, group: Any, num_leaves: list[int], padding: int, end: int)
         spans: list[tuple[int, int]] = []
         for index in range(leaf, leaf + count):
             chunk = group.column(index)
-            if chunk.file_path:
-                raise ShardCorruptError(file, f"its columns are in another file, {chunk.file_path!r}")
             spans.append(chunk_span(chunk))
         stop = max(stop for _, stop in spans)
         edges += [min(start for start, _ in spans), max(stop, min(stop + padding, end))]
@@ -531,6 +530,7 @@ class WholeFile:
         metadata = self._metadata
         if self._footer_bytes() - metadata.serialized_size == _SIGNATURE_BYTES:
             raise encrypted(path)
+        check_own_columns(path, metadata)
         self.num_rows: list[int] = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
         # Some writers leave the file's number at 0.
         if metadata.num_rows not in (0, sum(self.num_rows)) or min(self.num_rows, default=0) < 0:

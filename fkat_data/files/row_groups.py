@@ -126,6 +126,24 @@ def unreadable(path: str, place: str, error: Exception) -> FkatDataError:
     return ShardCorruptError(path, f"{place}: {error}", place)
 
 
+def check_own_columns(path: str, metadata: Any) -> None:
+    """Check that a file has its columns itself, and is no summary of a folder's files.
+
+    Args:
+        path: The file.
+        metadata: What its footer says. Its columns are not encrypted.
+
+    Raises:
+        ConfigurationError: They are in other files.
+    """
+    for group in range(metadata.num_row_groups if metadata.num_columns else 0):
+        if other := metadata.row_group(group).column(0).file_path:
+            expected = (
+                f"a Parquet file with columns of its own; it is a summary of others, such as {other!r}: read those"
+            )
+            raise ConfigurationError("file", path, expected)
+
+
 def encrypted(path: str) -> ConfigurationError:
     """Return the error of a file that is encrypted."""
     return ConfigurationError("file", path, "a Parquet file without encryption, which fkat_data does not read")

@@ -13,6 +13,8 @@ from fkat_data.files.stored import NO_MEMORY, ZSTD_WINDOW_BYTES
 from fkat_data.interruption import genuine
 from fkat_data.machine import required
 
+#: What zstd says of a frame that needs another file.
+_DICTIONARY = "Dictionary mismatch"
 #: How many first bytes of a file tell what it is; those of a tar file stand at byte 257.
 START_BYTES = 512
 #: What the names of compressed files end with.
@@ -271,6 +273,9 @@ def decompressed(path: str, compression: str, stored: Iterable[bytes]) -> Iterat
                         texts = texts or family.texts(frame, piece)
                         text = next(texts, None)
                     except genuine(*family.damage) as error:
+                        if _DICTIONARY in str(error):
+                            expected = "zstd without a dictionary: decompress it with `zstd -d -D DICTIONARY`"
+                            raise ConfigurationError("paths", path, expected) from error
                         kind = ShardError if NO_MEMORY in str(error) else ShardCorruptError
                         raise kind(path, f"{compression}: {error}") from error
                     if text is None:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from fkat_data import arguments
-from fkat_data.errors import ConfigurationError, ShardCorruptError
+from fkat_data.errors import ConfigurationError
 from fkat_data.files.mapping import mapped_span
 from fkat_data.files.megatron import megatron_end, megatron_layout
 from fkat_data.files.shard import (
@@ -185,7 +185,8 @@ def entries_of(
             "remote", files[0].name, "files of tokens; this is an index: name the file that it is of"
         )
     for name in indices.keys() - {index_of(file.name) for file in tokens}:
-        raise ShardCorruptError(name, "it is an index, and the stream does not have the file of tokens that it is of")
+        expected = f"files of tokens with the indices beside them; {name} is an index, and the stream lacks its tokens"
+        raise ConfigurationError("remote", name, expected)
     return [
         ShardEntry("tokens", num_windows, described, info, part=part)
         for file in tokens

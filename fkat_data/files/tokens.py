@@ -277,7 +277,8 @@ def _of_numpy(path: str, file: TokenBytes, head: bytes) -> Layout | None:
     except genuine(ValueError, KeyError) as error:
         raise ShardCorruptError(path, f"its NumPy header cannot be read: {error}") from error
     if len(shape) != 1 or dtype.kind not in "iu":
-        raise ShardCorruptError.of_field(path, "array", "integers with one dimension", f"{dtype} of shape {shape}")
+        expected = f"a NumPy file of integers with one dimension; it has {dtype} of shape {shape}"
+        raise ConfigurationError("paths", path, expected)
     first = stream.tell()
     expected = first + shape[0] * dtype.itemsize
     if file.size_bytes != expected:
@@ -290,7 +291,7 @@ def _of_llm_c(path: str, file: TokenBytes, head: bytes) -> Layout | None:
         return None
     magic, version, num_tokens = _LLM_C.unpack_from(head)
     if magic == _LLM_C_EVALUATION:
-        raise ShardCorruptError(path, "it has the questions of an evaluation of llm.c, and no tokens to train on")
+        raise ConfigurationError("paths", path, "tokens to train on; it has the questions of an evaluation of llm.c")
     if magic not in {known for known, _ in _LLM_C_DTYPES}:
         return None
     dtype = _LLM_C_DTYPES.get((magic, version))

@@ -16,13 +16,14 @@ from uuid import UUID
 
 import numpy as np
 
-from fkat_data.errors import ConfigurationError, SampleError, ShardCorruptError
+from fkat_data.errors import ConfigurationError, FkatDataError, SampleError
 from fkat_data.files.arrow import ArrowColumn, ArrowValues
 from fkat_data.files.arrow_extensions import ExtensionCheck, TensorShape, extensions_of
-from fkat_data.files.arrow_times import columns_of_int96, is_beyond_nanoseconds, is_restored, known_type
+from fkat_data.files.arrow_times import is_beyond_nanoseconds, is_restored, known_type
 from fkat_data.files.column_types import sample_type
 from fkat_data.files.opening import shown_path
-from fkat_data.files.row_groups import int96_in_seconds, leaves_of, row_batches, unreadable
+from fkat_data.files.parquet import WholeFile
+from fkat_data.files.row_groups import unreadable
 from fkat_data.files.sample_types import NUMBERS, SampleType, joined, of_several_types
 from fkat_data.files.signatures import START_BYTES, check_kind
 from fkat_data.machine import required
@@ -548,6 +549,8 @@ class TableSource(RowSource):
         """Name the file in pyarrow's errors."""
         try:
             yield
+        except FkatDataError:
+            raise
         except (_arrow.ArrowException, OSError) as error:
             if Path(self.name).is_file():
                 with Path(self.name).open("rb") as file:
@@ -567,26 +570,20 @@ class ParquetSource(TableSource):
 
     _kinds = ("Parquet",)
 
-    def _file(self) -> Any:
-        return _arrow.OSFile(os.fsencode(self.name))  # a name may be no UTF-8
-
     def _schema(self) -> Any:
-        return _parquet.read_schema(self._file())
+        return WholeFile(self.name, {}).schema
 
     def _batches(self, names: list[str]) -> Iterator[tuple[Any, dict[str, Any]]]:
-        with _parquet.ParquetFile(self._file(), page_checksum_verification=True) as file:
-            int96 = columns_of_int96(file).intersection(names)
-            for group in range(file.num_row_groups):
-                seconds = int96_in_seconds(self._file, file.metadata, group, int96)
-                first = 0
-                for batch in row_batches(file, group, leaves_of(file, names), _ROWS_AT_ONCE):
-                    parts = {name: column.slice(first, batch.num_rows) for name, column in seconds.items()}
-                    yield batch, {name: column.combine_chunks() for name, column in parts.items()}
-                    first += batch.num_rows
-                num_rows = file.metadata.row_group(group).num_rows if names else first
-                if first != num_rows:
-                    expected = f"{num_rows}, as the footer says"
-                    raise ShardCorruptError.of_field(self.name, f"rows of row group {group}", expected, first)
+        file = WholeFile(self.name, {})
+        for group in range(len(file.num_rows)):
+            seconds = file.in_seconds(group, names)
+            first = 0
+            for batch in file.row_batches(group, names, _ROWS_AT_ONCE):
+                parts = {name: column.slice(first, batch.num_rows) for name, column in seconds.items()}
+                yield batch, {name: column.combine_chunks() for name, column in parts.items()}
+                first += batch.num_rows
+            if names:
+                file.check_decoded(group, first)
 
 
 class ArrowSource(TableSource):

@@ -116,5 +116,7 @@ def test_a_line_without_an_end_is_no_way_to_fill_the_memory(tmp_path, compressio
 def test_a_file_of_one_document_says_that_each_line_must_be_a_value(tmp_path):
     path = tmp_path / "rows.json"
     path.write_text('[{"i": 1},\n{"i": 2}]')
-    with pytest.raises(ShardCorruptError, match=r"Expecting value at character \d+; each line must be a JSON value"):
+    with pytest.raises(
+        ConfigurationError, match=r"each a JSON value of its own; .*Expecting value at character \d+, as"
+    ):
         JsonDataset(str(path))[0]

@@ -136,7 +136,7 @@ def test_bad_input_is_named(tmp_path):
     (tmp_path / "megatron" / "1.bin").write_bytes(b"short")
     refused(ShardCorruptError, r"1\.bin.*size is 5.*180 bytes, where 1\.idx ends", tmp_path / "megatron", window)
     (tmp_path / "megatron" / "1.bin").unlink()
-    refused(ShardCorruptError, r"1\.idx.*it is an index, and the stream does not", tmp_path / "megatron", window)
+    refused(ConfigurationError, r"1\.idx is an index, and the stream lacks", tmp_path / "megatron", window)
     stream = StreamingDataset(local=str(tmp_path / "npy"), tokens=window | {"vocab_size": 50}, batch_size=2)
     with pytest.raises(ShardCorruptError, match=r"0\.npy.*token \d+.*from 0 to 49, for vocab_size=50"):
         list(stream)

@@ -143,7 +143,7 @@ def test_lines_of_json_are_verified_and_the_damaged_ones_named(tmp_path, name, o
 def test_what_is_wrong_with_one_file_of_lines_hides_no_other(tmp_path):
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b'{"a": 1}\n' * 1_000)[:-9])
     (tmp_path / "b.jsonl").write_bytes(b"[" * 100_000 + b"\n" + b'{"a": 1}\n')
-    (tmp_path / "c.jsonl").write_bytes(b"{\n" * 30)
+    (tmp_path / "c.jsonl").write_bytes(b"{}\n" + b"{\n" * 30)
     output = said("verify", tmp_path, code=1)
     assert "a.jsonl.gz': " in output
     assert "b.jsonl': expected values within the limits" in output

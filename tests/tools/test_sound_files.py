@@ -396,3 +396,38 @@ def test_a_line_that_is_no_object_is_no_row_of_a_conversion(tmp_path, value):
     path.write_text(f'{{"a": 1}}\n{value}\n')
     with pytest.raises(ConfigurationError, match=r"a JSON object on each line; line 1 .*a\.jsonl"):
         convert(path, tmp_path / "out")
+
+
+@pytest.mark.parametrize("reader", JSON_READERS)
+@pytest.mark.parametrize(
+    "text", ['[\n{"a": 1},\n{"a": 2}\n]\n', '{\n  "a": 1\n}\n', '[{"a": 1},\n {"a": 2}]', '{"a":\r\n1}\r\n']
+)
+def test_a_json_document_of_several_lines_is_of_another_kind_and_no_damage(tmp_path, reader, text):
+    path = tmp_path / "a.json"
+    path.write_text(text)
+    with pytest.raises(ConfigurationError, match=r"a\.json.*JSON lines, each a JSON value of its own; line 0 "):
+        JSON_READERS[reader](path)
+    path.write_text(text[: text.index("\n")])  # a cut is one
+    with pytest.raises(ShardCorruptError, match=r"a\.json.*line 0 "):
+        JSON_READERS[reader](path)
+
+
+@pytest.mark.parametrize("reader", JSON_READERS)
+def test_zstd_files_that_need_a_dictionary_are_refused_and_not_called_corrupt(tmp_path, reader):
+    lines = [b'{"a": %d, "text": "the same in each of them"}\n' % number for number in range(2_000)]
+    dictionary = zstandard.train_dictionary(1 << 10, lines)
+    path = tmp_path / "a.jsonl.zst"
+    path.write_bytes(zstandard.ZstdCompressor(dict_data=dictionary).compress(b"".join(lines[:9])))
+    with pytest.raises(ConfigurationError, match=r"a\.jsonl\.zst.*without a dictionary"):
+        JSON_READERS[reader](path)
+
+
+@pytest.mark.parametrize("reader", PARQUET_READERS)
+def test_a_parquet_file_that_summarizes_others_is_refused_and_not_called_corrupt(tmp_path, reader):
+    table, found = pa.table({"a": [1, 2]}), []
+    pq.write_table(table, tmp_path / "part-0.parquet", metadata_collector=found)
+    found[0].set_file_path("part-0.parquet")
+    (tmp_path / "summary").mkdir()
+    pq.write_metadata(table.schema, tmp_path / "summary" / "a.parquet", metadata_collector=found)
+    with pytest.raises(ConfigurationError, match=r"a\.parquet.*a summary of others, such as 'part-0\.parquet'"):
+        PARQUET_READERS[reader](tmp_path / "summary" / "a.parquet")
