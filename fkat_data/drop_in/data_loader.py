@@ -2,6 +2,7 @@
 
 import logging
 import os
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -29,6 +30,7 @@ from fkat_data.drop_in.own_engine import (
     checked_argument,
     drops_last,
     engine_of,
+    prepare_workers,
     settable_of,
     size_of_batches,
     stream_of,
@@ -47,7 +49,7 @@ from fkat_data.observe.statistics import DataLoaderStatistics, LoaderStatistics
 from fkat_data.plan.state import sealed, unsealed
 from fkat_data.sample_errors import place_of_sample
 from fkat_data.seeding import next_number
-from fkat_data.transport.definitions import digest_of_shipment
+from fkat_data.transport.definitions import digest_of_shipment, largest_part
 from fkat_data.types import Microbatch_co, Profiler, plans_batches
 from fkat_data.wording import Described
 from fkat_data.worker.settings import StartMethod, WorkerKind
@@ -55,6 +57,8 @@ from fkat_data.worker.stacked import stacks_items
 from fkat_data.worker.windows import WindowFunction, version_of, window_functions_of
 
 _logger = logging.getLogger(__name__)
+#: Seconds that an epoch may begin later because its dataset is compared with the workers'.
+_LONG_LOOK_S = 0.2
 
 
 # What torch declares as a variable is a property here.
@@ -233,6 +237,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         # The newest iterator, while it is used.
         self._iterator_of: weakref.ref[Any] | None = None
         self._shipped: bytes | None = None
+        self._has_told_of_look: bool = False
         self._made_with: list[Any] = []
         if shuffle and not self._is_iterable and self._windowed is None:
             shuffled = EpochShuffle(cast("Any", dataset), generator, self.seed)
@@ -243,6 +248,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         original = original_of(self)
         if isinstance(original, DataLoader):
             self._succeed(cast("DataLoader[Any]", original))
+        prepare_workers(self)
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, checked_argument(self, name, value))
@@ -648,7 +654,20 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         if self.workers == "threads" and stream is None:
             return None
         dataset = self.dataset if stream is None else stream.loader_terms()[1]
-        return digest_of_shipment((dataset, self.window_fn, self.collate_fn, self.worker_init_fn))
+        began_s = time.thread_time()
+        digest = digest_of_shipment(dataset, (self.window_fn, self.collate_fn, self.worker_init_fn))
+        took_s = time.thread_time() - began_s
+        if took_s > _LONG_LOOK_S and not self._has_told_of_look:
+            vars(self).update(_has_told_of_look=True)
+            path, size_bytes = largest_part("dataset", dataset)
+            _logger.warning(
+                "each epoch begins with a look for changes of the dataset, which takes %.1f s: %s alone has %.1f MB. "
+                "persistent_workers=True spares it; changes of the dataset then reach no worker",
+                took_s,
+                path,
+                size_bytes / 1e6,
+            )
+        return digest
 
     def _make_engine(self) -> Engine[Microbatch_co]:
         loaded = self._loaded

@@ -20,7 +20,8 @@ from fkat_data.iteration import EpochIterator, HandOver, Iterations
 from fkat_data.loader.agreement import identity_of
 from fkat_data.loader.engine import Engine, EngineSettings
 from fkat_data.loader.recovery import Recovery
-from fkat_data.loader.worker_pool import WorkerPoolSettings
+from fkat_data.loader.worker_pool import WorkerPoolSettings, prepare_template
+from fkat_data.machine import can_start_workers
 from fkat_data.observe.statistics import DataLoaderStatistics
 from fkat_data.observe.timeline import open_timeline
 from fkat_data.types import Microbatch, plans_batches
@@ -262,6 +263,18 @@ def engine_of(loader: Any, plan: DatasetPlan, *, seed: int, dp_rank: int, keeps_
         DataLoaderStatistics,
     )
     return Engine(plan, settings)
+
+
+def prepare_workers(loader: Any) -> None:
+    """Start the process that the workers of a DataLoader will be forked from, where it needs one and none runs.
+
+    It imports torch while the program goes on; this does not wait for it.
+
+    Raises:
+        ConfigurationError: This system does not allow the start method.
+    """
+    if loader.num_workers and loader.workers == "processes" and can_start_workers():
+        prepare_template(_start_method(loader))
 
 
 def check_threads(loader: Any, *, is_iterable: bool) -> None:

@@ -30,7 +30,7 @@ from fkat_data.worker.inline import InlineWorker
 from fkat_data.worker.items import ItemThreads
 from fkat_data.worker.messages import Worker
 from fkat_data.worker.produce import Producer
-from fkat_data.worker.settings import THREADS_A_PLACE, Elsewhere, WorkerKind, WorkerSettings
+from fkat_data.worker.settings import THREADS_A_PLACE, Elsewhere, ProgramKey, WorkerKind, WorkerSettings
 from fkat_data.worker.threads import ThreadWorker
 
 if TYPE_CHECKING:  # only where worker processes are wanted: Windows has none
@@ -355,6 +355,7 @@ class WorkerPool:
         settings = self._settings
         registrations = Registrations()
         sent = WorkerSettings(
+            key=ProgramKey() if settings.kind == "processes" else None,
             registrations=registrations,
             factory=settings.factory,
             seed=settings.seed,
@@ -370,6 +371,22 @@ class WorkerPool:
         )
         users = {**settings.users, "profiler": settings.profiler, "registered": registrations.entries()}
         return sent, users, "{}={}".format(*settings.in_process)
+
+
+def prepare_template(start_method: str | None) -> None:
+    """Start the process that worker processes are forked from, if none runs; do not wait for it.
+
+    Args:
+        start_method: The loader's; None: as this system allows.
+
+    Raises:
+        ConfigurationError: This system does not allow the start method.
+    """
+    # It imports what Windows does not have.
+    from fkat_data.worker.template_process import find_template, uses_template  # noqa: PLC0415 - see above
+
+    if uses_template(start_method):
+        find_template()
 
 
 def _starter(settings: WorkerPoolSettings, sink: EventSink) -> "WorkerStarter":

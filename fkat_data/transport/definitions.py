@@ -7,7 +7,6 @@ is: the trainer's classes never change because of what workers do with their cop
 import copyreg
 import enum
 import functools
-import hashlib
 import importlib
 import io
 import itertools
@@ -19,13 +18,15 @@ import types
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import IO, Any, NamedTuple, cast
 
 import cloudpickle
+import torch
 
 from fkat_data.dropped import WeakTable
 from fkat_data.interruption import genuine
 from fkat_data.machine import call_in_forks
+from fkat_data.transport.buffers import BufferPlaces, BufferReducer, Mappings, hashed_buffer
 
 #: The script that runs, as processes see it: multiprocessing calls it so in those that it spawns.
 _SCRIPTS = ("__main__", "__mp_main__")
@@ -154,24 +155,103 @@ def dump_shipment(value: Any) -> tuple[bytes, list[Any]]:
     return stream.getvalue(), pickler.definitions
 
 
-def digest_of_shipment(value: Any) -> bytes:
+def write_shipment(value: Any, file: IO[bytes], places: BufferPlaces) -> list[Any]:
+    """Write what a worker gets from its trainer to a file, for ``fkat_data.transport.buffers.load_with_buffers``.
+
+    Large arrays and tensors are copied once, from where they lie to the file.
+
+    Args:
+        value: What the worker gets.
+        file: Its end follows.
+        places: Knows what is not in the file; it stays open for as long as the file is read.
+
+    Returns:
+        As ``dump_shipment``, the definitions.
+
+    Raises:
+        Exception: Whatever the pickling raises, as for ``dump_shipment``.
+        OSError: The file cannot be written.
+    """
+    pickler = ShipmentPickler(file, places)
+    pickler.dump(value)
+    places.write(file)
+    return pickler.definitions
+
+
+def digest_of_shipment(value: Any, functions: tuple[Any, ...] = ()) -> bytes:
     """Return a digest of what ``dump_shipment`` would return; equal ones mean that nothing has changed.
 
-    Where code comes from does not count: a cell of a notebook that runs again has another name.
+    Where code comes from does not count: a cell of a notebook that runs again has another name. Arrays and tensors are
+    hashed where they lie; of a mapped file, it counts which one it is.
+
+    Args:
+        value: What is sent.
+        functions: What is sent beside it. The weights of models in it do not count, which training changes.
 
     Raises:
         Exception: Whatever the pickling raises.
     """
     stream = _Digest()
-    ShipmentPickler(stream, is_digested=True).dump(value)
+    ShipmentPickler(stream, stream.add, is_digested=True).dump(value)
+    ShipmentPickler(stream, stream.add, is_digested=True, has_weights=False).dump(functions)
     return stream.digest()
+
+
+def largest_part(name: str, value: Any) -> tuple[str, int]:
+    """Return the attribute of a value that ``dump_shipment`` makes most bytes of, by its path, and how many.
+
+    Args:
+        name: How the value is called.
+        value: What is sent. Where it has no attributes, it is the largest part itself.
+    """
+    attributes = cast("dict[str, Any]", getattr(value, "__dict__", {}))
+    parts = {f"{name}.{attribute}": part for attribute, part in attributes.items()} or {name: value}
+    sizes = {path: _size_of(part) for path, part in parts.items()}
+    largest = max(sizes, key=sizes.__getitem__)
+    return largest, sizes[largest]
+
+
+def _size_of(value: Any) -> int:
+    size = _Size()
+    try:
+        ShipmentPickler(size, size.add).dump(value)
+    except genuine(Exception):  # the object as a whole may leave this attribute out
+        return 0
+    return size.num_bytes
+
+
+class _Size(io.RawIOBase):
+    """Counts what is written, and keeps nothing."""
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+
+    def add(self, buffer: pickle.PickleBuffer) -> bool:
+        self.num_bytes += buffer.raw().nbytes
+        return False
+
+    def write(self, data: Any, /) -> int:
+        num_bytes = memoryview(data).nbytes
+        self.num_bytes += num_bytes
+        return num_bytes
 
 
 class _Digest(io.RawIOBase):
     """Keeps a digest of what is written, and nothing else."""
 
     def __init__(self) -> None:
-        self._digest = hashlib.blake2b(digest_size=16)
+        # Imported here, because most processes digest nothing.
+        import xxhash  # noqa: PLC0415 - see above
+
+        self._digest = xxhash.xxh3_128()
+        self._mappings = Mappings()
+
+    def add(self, buffer: pickle.PickleBuffer) -> bool:
+        """Digest a buffer where it lies; return whether it belongs in the pickle."""
+        hashed = hashed_buffer(buffer, self._mappings)
+        if hashed is not None:
+            self._digest.update(hashed)
+        return hashed is None
 
     def write(self, data: Any, /) -> int:
         self._digest.update(data)
@@ -203,13 +283,14 @@ class _DefinitionPickler(cloudpickle.Pickler):
 
     def __init__(
         self,
-        stream: io.BytesIO | io.RawIOBase,
+        stream: IO[bytes] | io.RawIOBase,
         kinds: tuple[type, ...],
+        take_buffer: Callable[[pickle.PickleBuffer], bool] | None = None,
         *,
         is_shipment: bool,
         is_digested: bool = False,
     ) -> None:
-        super().__init__(stream, protocol=5)
+        super().__init__(stream, protocol=5, buffer_callback=take_buffer)
         if "__mp_main__" in sys.modules:  # which cloudpickle takes for a module that can be imported
             cloudpickle.register_pickle_by_value(sys.modules["__mp_main__"])
         self._is_shipment = is_shipment
@@ -238,11 +319,27 @@ class _DefinitionPickler(cloudpickle.Pickler):
 
 
 class ShipmentPickler(_DefinitionPickler):
-    """Pickles what a worker gets; refuses what only this process can import."""
+    """Pickles what a worker gets; refuses what only this process can import.
 
-    def __init__(self, stream: io.BytesIO | io.RawIOBase, *, is_digested: bool = False) -> None:
-        super().__init__(stream, _DEFINITIONS, is_shipment=True, is_digested=is_digested)
+    Args:
+        stream: Where the pickle goes.
+        take_buffer: Takes large arrays and tensors, and returns whether they belong in the pickle; None: they do.
+        is_digested: Whether the pickle is only digested.
+        has_weights: Whether the weights of models belong to it.
+    """
+
+    def __init__(
+        self,
+        stream: IO[bytes] | io.RawIOBase,
+        take_buffer: Callable[[pickle.PickleBuffer], bool] | None = None,
+        *,
+        is_digested: bool = False,
+        has_weights: bool = True,
+    ) -> None:
+        super().__init__(stream, _DEFINITIONS, take_buffer, is_shipment=True, is_digested=is_digested)
         self._checked: set[type] = set()
+        self._reduce_buffer = BufferReducer()
+        self._has_weights = has_weights
         # A module may put any object in its own place.
         self._stand_ins = {
             id(found): name
@@ -256,7 +353,13 @@ class ShipmentPickler(_DefinitionPickler):
         Raises:
             PicklingError: A worker cannot import it.
         """
+        if not self._has_weights and isinstance(obj, (torch.nn.Module, torch.optim.Optimizer)):
+            content = _content_without_weights(obj)
+            if content is not None:
+                return _without_weights, (type(obj), content)
         reduced: Any = super().reducer_override(obj)
+        if reduced is NotImplemented:
+            reduced = self._reduce_buffer(obj)
         if reduced is NotImplemented:
             if id(obj) in self._stand_ins:
                 return _import, (self._stand_ins[id(obj)],)
@@ -290,6 +393,25 @@ class ShipmentPickler(_DefinitionPickler):
             getattr(blank, "__setstate__", None)
         except genuine(Exception) as error:
             raise pickle.PicklingError(_unset_attribute(error, asks)) from error
+
+
+def _content_without_weights(trained: Any) -> dict[str, Any] | None:
+    """Return what is pickled of a model or an optimizer; of what training changes, the names. None: that is unknown."""
+    kind = cast("type[object]", type(trained))
+    if (kind.__reduce_ex__, kind.__reduce__) != (object.__reduce_ex__, object.__reduce__):
+        return None
+    content = trained.__getstate__()
+    if not isinstance(content, dict):
+        return None
+    content = cast("dict[str, Any]", content)
+    if isinstance(trained, torch.optim.Optimizer):
+        return {"names": list(content)}
+    changing: dict[str, Any] = {name: list(content.get(name, ())) for name in ("_parameters", "_buffers")}
+    return {**content, **changing, "training": None}
+
+
+def _without_weights(kind: type[object], content: dict[str, Any]) -> Any:
+    raise TypeError(f"a {kind.__qualname__} was digested without its weights, so nothing can be made of it: {content}")
 
 
 def _unset_attribute(error: Exception, asks: types.FunctionType) -> str:

@@ -110,7 +110,7 @@ class _EnteredPopen(subprocess.Popen[bytes]):
 
 def _end(started: "Sequence[subprocess.Popen[bytes]]") -> None:
     for process in started:
-        if hasattr(process, "pid"):  # else the system has started none
+        if getattr(process, "pid", None) is not None:  # else the system has started none
             process.kill()
             process.wait()
 

@@ -5,7 +5,6 @@ import ctypes
 import functools
 import mmap
 import os
-import pickle
 import signal
 import socket
 from typing import Any
@@ -17,6 +16,7 @@ from fkat_data.observe.events import MAIN_THREAD, EventRecorder
 from fkat_data.observe.profile import WorkerProfile
 from fkat_data.observe.stages import Page, StageClock
 from fkat_data.registry import Registrations
+from fkat_data.transport.buffers import load_with_buffers
 from fkat_data.transport.channel import Channel
 from fkat_data.transport.memory_limit import WorkerMemory
 from fkat_data.transport.segment import Segment
@@ -39,7 +39,7 @@ def main(settings_file: mmap.mmap, worker_index: int, channel_descriptor: int, p
     The process is bound to its trainer by then (see ``fkat_data.worker.lifeline``).
 
     Args:
-        settings_file: The pickled ``WorkerSettings``, at its current position.
+        settings_file: The ``WorkerSettings`` of a shipment, at its current position, mapped privately.
         worker_index: The worker's number among its loader's.
         channel_descriptor: The worker's end of the pipe.
         page_descriptor: Where the worker reports its stages, see ``fkat_data.observe.stages``.
@@ -71,11 +71,11 @@ def _prepare(settings_file: mmap.mmap, worker_index: int, sock: socket.socket, p
 
 def _settings(settings_file: mmap.mmap) -> WorkerSettings:
     try:
-        return pickle.load(settings_file)
+        return load_with_buffers(settings_file)
     except Exception as error:  # noqa: BLE001 - the trainer gets it with the first shard
         fail = functools.partial(_fail, error)
         memory = WorkerMemory(1, 1, 1)
-        return WorkerSettings(Registrations(), fail, 0, 0, memory, None, torch.get_default_dtype(), False, False)
+        return WorkerSettings(None, Registrations(), fail, 0, 0, memory, None, torch.get_default_dtype(), False, False)
 
 
 def _fail(error: Exception, shard: Shard) -> Any:

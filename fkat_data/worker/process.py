@@ -184,7 +184,7 @@ settings, channel, page, lifeline, stacks, worker_index, stack_signal = map(int,
 bind(lifeline)
 faulthandler.register(stack_signal, file=stacks)
 import mmap, pickle
-file = mmap.mmap(settings, 0, access=mmap.ACCESS_READ)
+file = mmap.mmap(settings, 0, access=mmap.ACCESS_COPY)
 os.close(settings)
 sys.path[:], sys.argv = pickle.load(file)
 from fkat_data.worker.main import main

@@ -57,11 +57,27 @@ def worker_kind(value: object) -> WorkerKind:
     raise ConfigurationError("workers", value, "'processes', 'threads', or fkat_data.ray.Actors(...)")
 
 
+class ProgramKey:
+    """What processes of one program know each other by: the managers of ``multiprocessing`` ask for it.
+
+    Where it is unpickled, it becomes the process's own.
+    """
+
+    def __reduce__(self) -> Any:
+        return _take_over, (bytes(multiprocessing.current_process().authkey),)
+
+
+def _take_over(key: bytes) -> ProgramKey:
+    multiprocessing.current_process().authkey = key
+    return ProgramKey()
+
+
 class WorkerSettings(NamedTuple):
-    """What a worker needs to start.
+    """What a worker needs to start. What comes first is unpickled first.
 
     Attributes:
-        registrations: What users have registered in the trainer. It is unpickled first.
+        key: The program's; None for a worker of another one.
+        registrations: What users have registered in the trainer.
         factory: Makes the iterable of a shard's microbatches.
         seed: The loader's seed.
         dp_rank: The loader's data-parallel rank.
@@ -75,6 +91,7 @@ class WorkerSettings(NamedTuple):
         loader_name: The loader's class, for the names of ranges.
     """
 
+    key: ProgramKey | None
     registrations: Registrations
     factory: Any
     seed: int

@@ -8,13 +8,14 @@ import pickle
 import resource
 import sys
 import types
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeAlias, cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar, cast
 
 from fkat_data.errors import ConfigurationError
 from fkat_data.interruption import genuine, suppress
 from fkat_data.transport.anonymous import anonymous_file
-from fkat_data.transport.definitions import ShipmentPickler, dump_shipment, is_definition
+from fkat_data.transport.buffers import BufferPlaces
+from fkat_data.transport.definitions import ShipmentPickler, dump_shipment, is_definition, write_shipment
 from fkat_data.worker.inheritance import import_paths
 
 #: An object within objects within objects is named by the first and the last of them.
@@ -22,6 +23,7 @@ _MOST_NAMES = 16
 _Name: TypeAlias = tuple[str, str]
 """How a part is called, and what follows after the names of its own parts."""
 _LEAST_FILE_BYTES = 1 << 20
+_Dumped = TypeVar("_Dumped")
 # Where there is no O_PATH, this process must be allowed to list the folder, too.
 _FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 
@@ -40,9 +42,8 @@ class Shipment:
     """
 
     def __init__(self, settings: Any, users: Mapping[str, Any], instead: str) -> None:
-        # Microbatches come back with references to the definitions.
-        payload, self._definitions = shipped(settings, users, instead)
-        _check_file_size_limit(len(payload), instead)
+        _check_file_size_limit(settings, users, instead)
+        self._places = BufferPlaces()
         self.settings: int = anonymous_file()
         """A descriptor of anonymous memory: the paths to import from and the arguments, then the settings proper."""
         self.folder: int | None = None
@@ -50,7 +51,9 @@ class Shipment:
         try:
             with os.fdopen(os.dup(self.settings), "wb") as file:
                 file.write(pickle.dumps((import_paths(), sys.argv)))
-                file.write(payload)
+                # Microbatches come back with references to the definitions.
+                write = functools.partial(write_shipment, settings, file, self._places)
+                self._definitions = _named_errors(write, settings, users, instead)
             with suppress(PermissionError):
                 self.folder = os.open(".", _FOLDER)
         except BaseException:
@@ -59,6 +62,7 @@ class Shipment:
 
     def close(self) -> None:
         """Close the descriptors. Any number of calls."""
+        self._places.close()
         (settings, self.settings), (folder, self.folder) = (self.settings, -1), (self.folder, None)
         for descriptor in (settings, folder):
             if descriptor is not None and descriptor >= 0:
@@ -76,20 +80,35 @@ def shipped(settings: Any, users: Mapping[str, Any], instead: str) -> tuple[byte
     Raises:
         ConfigurationError: Part of a user's object cannot be pickled.
     """
+    return _named_errors(lambda: dump_shipment(settings), settings, users, instead)
+
+
+def _named_errors(dump: Callable[[], _Dumped], settings: Any, users: Mapping[str, Any], instead: str) -> _Dumped:
+    """Return what a function returns that pickles the settings; its errors name what cannot be pickled.
+
+    Raises:
+        ConfigurationError: Part of a user's object cannot be pickled.
+        OSError: There is no memory to write to.
+    """
     try:
-        return dump_shipment(settings)
+        return dump()
     except genuine(Exception) as error:
         found = (_find_unshippable(argument, value, error) for argument, value in users.items())
-        path, culprit, reason = next(filter(None, found), (" and ".join(users), settings, error))
+        culprit_of = next(filter(None, found), None)
+        if culprit_of is None and isinstance(error, OSError):
+            raise
+        path, culprit, reason = culprit_of or (" and ".join(users), settings, error)
         expected = f"something that can be sent to a worker process, but: {reason} (or {instead})"
         raise ConfigurationError(path, culprit, expected) from error
 
 
-def _check_file_size_limit(payload_bytes: int, instead: str) -> None:
+def _check_file_size_limit(settings: Any, users: Mapping[str, Any], instead: str) -> None:
     """Refuse to start workers under a limit that leaves them no shared memory: it consists of anonymous files."""
     limit_bytes, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
-    needed_bytes = payload_bytes + _LEAST_FILE_BYTES
-    if limit_bytes != resource.RLIM_INFINITY and limit_bytes < needed_bytes:
+    if limit_bytes == resource.RLIM_INFINITY:
+        return
+    needed_bytes = len(shipped(settings, users, instead)[0]) + _LEAST_FILE_BYTES
+    if limit_bytes < needed_bytes:
         raise ConfigurationError(
             "ulimit -f",
             f"{limit_bytes:,} bytes",
@@ -113,6 +132,8 @@ def _find_unshippable(argument: str, value: Any, error: Exception) -> tuple[str,
             found = error
         # Any other error is what is looked for.
         return _in_words(argument, tracer.way), tracer.way[-1], found
+    finally:
+        tracer.close()
     return None
 
 
@@ -127,9 +148,14 @@ class _Tracer(pickle._Pickler):  # noqa: SLF001  # pyright: ignore[reportPrivate
     dispatch_table = ShipmentPickler.dispatch_table
 
     def __init__(self) -> None:
-        super().__init__(_Nowhere(), protocol=5)
+        self._places = BufferPlaces()
+        super().__init__(_Nowhere(), protocol=5, buffer_callback=self._places)
         self._shipment = ShipmentPickler(_Nowhere())
         self.way: list[Any] = []
+
+    def close(self) -> None:
+        """Close what it has opened."""
+        self._places.close()
 
     def reducer_override(self, obj: Any) -> Any:
         # The pickler in C does not ask for plain values.

@@ -266,7 +266,7 @@ def _become_worker(request: WorkerRequest, descriptors: WorkerDescriptors) -> tu
     # Python's generator seeds itself at a fork.
     np.random.seed()  # noqa: NPY002 - the global generator is meant
     torch.default_generator.seed()
-    settings = mmap.mmap(descriptors.settings, 0, access=mmap.ACCESS_READ)
+    settings = mmap.mmap(descriptors.settings, 0, access=mmap.ACCESS_COPY)
     _close((descriptors.settings, descriptors.stderr, descriptors.folder, stdout))
     return settings, request.worker_index, descriptors.channel, descriptors.page
 

@@ -297,7 +297,7 @@ def test_what_cannot_be_sent_is_named_as_the_user_knows_it():
     dataset = Items(3, "int")
     dataset.lock = threading.Lock()
     with pytest.raises(ConfigurationError, match=r"^dataset\.lock = .*or num_workers=0"):
-        iter(DataLoader(dataset, num_workers=1))
+        iter(DataLoader(dataset, num_workers=1, start_method="spawn"))
 
 
 def test_more_samples_than_an_iterable_dataset_says_is_a_warning():

@@ -126,8 +126,9 @@ def streams_of(loader, dp_rank, epoch):
 def test_each_strand_has_a_stream_of_its_own_on_whatever_ranks(num_workers, trip, data):
     num_strands = num_workers * trip[0]
     is_old, state, first = data.draw(st.booleans()), None, None
+    options = {"num_workers": num_workers, "start_method": "spawn"}  # none starts, nor what workers are forked from
     for num_ranks in (min(number, num_strands) for number in trip):
-        loaders = [loader_of(num_workers=num_workers, state=state, deal=(num_ranks, rank)) for rank in range(num_ranks)]
+        loaders = [loader_of(state=state, deal=(num_ranks, rank), **options) for rank in range(num_ranks)]
         found = {}
         for rank, loader in enumerate(loaders):
             found |= streams_of(loader, rank, epoch=1)

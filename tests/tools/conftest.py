@@ -17,6 +17,7 @@ def config(tmp_path):
         "  _target_: fkat_data.streaming.StreamingDataLoader\n"
         "  dataset: ${dataset}\n"
         "  num_workers: 1\n"
+        "  start_method: spawn\n"
     )
     return path
 

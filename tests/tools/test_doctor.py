@@ -199,7 +199,7 @@ def test_a_streaming_loader_is_described_with_its_cache(tmp_path):
 
     def make():
         dataset = StreamingDataset(remote=str(tmp_path / "data"), local=str(tmp_path / "cache"), batch_size=5)
-        return StreamingDataLoader(dataset, num_workers=1)
+        return StreamingDataLoader(dataset, num_workers=1, start_method="spawn")
 
     found = examined(make)
     assert found["epoch"].found == "10 microbatches on this rank"
@@ -219,6 +219,7 @@ def test_an_error_of_the_configuration_is_one_line():
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_too_many_workers_are_advice_and_too_much_memory_is_wrong():
-    found = examined(lambda: DataLoader([1, 2], num_workers=4 * psutil.cpu_count() + 1, memory_limit_bytes=1 << 50))
+    options = {"num_workers": 4 * psutil.cpu_count() + 1, "memory_limit_bytes": 1 << 50, "start_method": "spawn"}
+    found = examined(lambda: DataLoader([1, 2], **options))
     assert (found["workers"].level, found["memory"].level) == ("advice", "wrong")
     assert found["memory"].found.startswith("at most 1.02e+03 TiB")

@@ -318,13 +318,13 @@ def test_a_getattr_that_recurses_before_attributes_are_set_is_named(make):
         ConfigurationError,
         match=r"Forwarding\.__getattr__ then asks for 'inner'.*begin with `if name.startswith\('__'\): raise AttributeError",
     ) as caught:
-        iter(DataLoader(make(["a", "b"]), num_workers=1))
+        iter(DataLoader(make(["a", "b"]), num_workers=1, start_method="spawn"))
     assert str(caught.value).startswith("dataset")
 
 
 def test_a_getattr_that_raises_another_error_before_attributes_are_set_is_named():
     with pytest.raises(ConfigurationError, match=r"ByKey\.__getattr__ then raises KeyError: 'inner'"):
-        iter(DataLoader(ByKey(["a", "b"]), num_workers=1))
+        iter(DataLoader(ByKey(["a", "b"]), num_workers=1, start_method="spawn"))
 
 
 def test_a_getattr_that_recurses_does_no_harm_where_nothing_is_unpickled():
