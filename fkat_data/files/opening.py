@@ -16,6 +16,7 @@ from fkat_data.files.counted_file import VERSIONS
 from fkat_data.files.kept import LastUsed
 from fkat_data.files.remote import RemoteFile, Span
 from fkat_data.files.signatures import START_BYTES, check_text, compression_of, decompressed
+from fkat_data.files.stored import named
 from fkat_data.interruption import genuine, suppress
 from fkat_data.location import file_system_of, is_chain, path_of, resolved
 from fkat_data.store_errors import NoRangesError, read_in_order, store_error, store_errors
@@ -194,13 +195,6 @@ class FileVersion(NamedTuple):
 def changed(path: str, reason: str = "it was written again while it was in use") -> ShardCorruptError:
     """Return the error of a file that is no longer the one that a dataset was made of."""
     return ShardCorruptError(path, f"the file has changed: {reason}; make the dataset again, or restore the file")
-
-
-def named(error: OSError, path: str) -> OSError:
-    """Return an error of the operating system with the file in it, which reads of a descriptor do not name."""
-    if error.filename is None and error.errno is not None:
-        error.filename = path
-    return error
 
 
 #: What is read in the time that another reading takes to begin: of a local file, and of others.

@@ -17,6 +17,13 @@ from fkat_data.interruption import genuine, suppress
 from fkat_data.machine import path_in_file_system, required
 
 
+def named(error: OSError, path: str) -> OSError:
+    """Return an error of the operating system with the file in it, which reads of an open one do not name."""
+    if error.filename is None and error.errno is not None:
+        error.filename = path
+    return error
+
+
 def file_size(path: Path) -> int:
     """Return a regular file's size in bytes. Refuse pipes and devices, which could block forever when opened.
 
@@ -141,6 +148,8 @@ def validate_file(path: Path, info: FileInfo, algorithm: str | None = None) -> N
     except genuine(FileNotFoundError) as error:
         # A cache may evict it at any time.
         raise ShardNotFoundError(str(path), "no such file") from error
+    except genuine(OSError) as error:
+        raise named(error, str(path)) from None
     if made.hexdigest() != info.hashes[algorithm]:
         expected = f"{info.hashes[algorithm]}, as in the index"
         raise ShardCorruptError.of_field(path, algorithm, expected, made.hexdigest())
@@ -340,7 +349,7 @@ def decompress_into(compression: str, source: Path, output: BinaryIO, raw: FileI
     size_bytes = 0
     try:
         with source.open("rb") as file:
-            for chunk in FAMILIES[family].decompressed(file, raw.bytes):
+            for chunk in _named_reads(source, FAMILIES[family].decompressed(file, raw.bytes)):
                 size_bytes += len(chunk)
                 if size_bytes > raw.bytes:
                     break
@@ -351,6 +360,13 @@ def decompress_into(compression: str, source: Path, output: BinaryIO, raw: FileI
     if size_bytes != raw.bytes:
         found = f"<more than {raw.bytes}>" if size_bytes > raw.bytes else size_bytes
         raise ShardCorruptError.of_field(source, "decompressed size in bytes", f"{raw.bytes}, as in the index", found)
+
+
+def _named_reads(source: Path, chunks: Iterator[bytes]) -> Iterator[bytes]:
+    try:
+        yield from chunks
+    except genuine(OSError) as error:
+        raise named(error, str(source)) from None
 
 
 def decompress_file(compression: str, source: Path, target: Path, raw: FileInfo) -> None:

@@ -216,3 +216,37 @@ def test_no_memory_says_what_takes_less(tmp_path, plan):
     plan.set(4, OTHERS["memory"])
     with pytest.raises(ShardError, match=r"rows\.parquet.*memory.*row groups"):
         list(IterableParquetDataset(str(path)))
+
+
+@pytest.mark.parametrize("reader", ["inspect of shards", "verify of shards"])
+def test_a_disk_that_fails_is_an_error_with_the_file(tmp_path, reader, monkeypatch):
+    read, make = READERS[reader]
+    path = tmp_path / make(tmp_path)
+    expected = read(str(path), tmp_path)
+    open_file = Path.open
+
+    class Failing:
+        def __init__(self, file):
+            self._file = file
+
+        def __getattr__(self, name):
+            return getattr(self._file, name)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            self._file.close()
+
+        def read(self, *_):
+            raise OSError(errno.EIO, "Input/output error")
+
+    def opened(self, *arguments, **options):
+        file = open_file(self, *arguments, **options)
+        return Failing(file) if self.name.endswith(".zstd") else file
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", opened)
+        with pytest.raises(OSError, match=r"Input/output error.*shard\.00000\.mds\.zstd"):
+            read(str(path), tmp_path)
+    assert read(str(path), tmp_path) == expected
