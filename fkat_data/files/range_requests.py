@@ -262,7 +262,7 @@ class Requests:
             connection = _Connection(self._server)
             connection.send(self._of(span))
             return connection.receive(*span, self._size_bytes)
-        except _RefusedError:
+        except genuine(_RefusedError):
             self.is_refused = True
         except genuine(OSError):
             pass  # the caller's other client says what is wrong
