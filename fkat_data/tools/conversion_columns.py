@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from decimal import Decimal, InvalidOperation
 from typing import Any, TypeVar, cast
 
+from fkat_data.errors import ConfigurationError
 from fkat_data.files.sample_types import NUMBERS, SampleType, joined, of_several_types
 
 #: Encodings of numbers, and the types of samples that they store.
@@ -96,7 +97,7 @@ class FoundColumns:
         self.allows_nulls = allows_nulls
         self._kinds: dict[type[FoundColumn], dict[str, Any]] = {}
         self._files: dict[tuple[type[FoundColumn], str], str] = {}  # the first one with a column
-        self._names: list[Collection[str]] = []  # of each file
+        self._names: dict[str, Collection[str]] = {}  # of each file
 
     def of_kind(self, kind: "type[Found]") -> "dict[str, Found]":
         """Return what the files of one kind have said, to add to."""
@@ -106,18 +107,32 @@ class FoundColumns:
         """Take the names of a file's columns into account; none: it says nothing of them."""
         for name in names:
             self._files.setdefault((kind, name), file)
-        self._names += [names] if names else []
+        if names:
+            self._names[file] = names
 
     def encodings(self) -> dict[str, str]:
         """Return the encoding of each column; if nulls are refused, of each that the first file has.
 
         Raises:
-            ConfigurationError: No encoding stores the values of files of several kinds.
+            ConfigurationError: No encoding stores the values of files of several kinds; or a file lacks a column whose
+                encoding stores no null.
         """
-        files = self._names if self.allows_nulls else self._names[:1]
+        files = list(self._names.values())[: None if self.allows_nulls else 1]
         found = {name: self._encoding(name) for name in dict.fromkeys(name for names in files for name in names)}
-        lacking = [name for name in found if not all(name in names for names in files) and name not in self.given]
-        return {**found, **dict.fromkeys(lacking, "json")}
+        for name, encoding in found.items():
+            lacking = [file for file, names in self._names.items() if name not in names]
+            if not lacking or name in self.given or (self.only and name not in self.only):
+                continue
+            if encoding != "json" and (encoding in NOT_FOR_JSON or not self.allows_nulls):
+                raise self._lacking(name, lacking[0])
+            found[name] = "json"
+        return found
+
+    def _lacking(self, name: str, file: str) -> ConfigurationError:
+        other = next(other for other, names in self._names.items() if name in names)
+        remedy = "leave it out with only=[...]" + ("" if self.allows_nulls else ", or pass nulls='json'")
+        expected = f"a column that all files have; {file} has it not, and {other} has: {remedy}"
+        return ConfigurationError("columns", name, expected)
 
     def _encoding(self, name: str) -> str:
         if name in self.given:

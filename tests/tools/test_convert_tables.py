@@ -419,3 +419,14 @@ def test_a_tensor_of_times_is_lists_of_texts(tmp_path):
     pq.write_table(pa.table({"t": column}), tmp_path / "a.parquet")
     expected = [[["1970-01-01T00:00:00", "1970-01-01T00:00:00.000000001"]], None]
     assert converted(tmp_path / "a.parquet", tmp_path / "out", nulls="json") == {"t": ("json", expected)}
+
+
+@pytest.mark.parametrize("nulls", ["refuse", "json"])
+def test_a_column_that_a_file_lacks_and_no_null_can_be_of_is_refused_before_anything_is_written(tmp_path, nulls):
+    pq.write_table(pa.table({"a": [1], "b": [b"x"]}), tmp_path / "0.parquet")
+    pq.write_table(pa.table({"a": [2]}), tmp_path / "1.parquet")
+    files = [tmp_path / "0.parquet", tmp_path / "1.parquet"]
+    with pytest.raises(ConfigurationError, match=r"'b': .*1\.parquet has it not, and .*0\.parquet has: leave it out"):
+        convert(files, tmp_path / "out", nulls=nulls)
+    assert not (tmp_path / "out").exists()
+    assert converted(files, tmp_path / "out", nulls=nulls, only=["a"]) == {"a": ("int", [1, 2])}
