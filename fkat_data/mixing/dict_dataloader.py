@@ -1,9 +1,10 @@
 """A loader over loaders: microbatches of several sources in one order, each with the name of its source."""
 
+import copy
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, Self, cast
 
 from fkat_data.arguments import STATE_VERSION, saved_version
 from fkat_data.distributed import gather, rank_and_world_size
@@ -138,8 +139,9 @@ class DictDataLoader(Described, Closing):
         return EpochIterator(self._next, self._draft, self._iterations, self)
 
     def _repr_facts(self) -> Iterator[tuple[str, object]]:
-        yield "epoch", self._schedule.epoch
-        yield "step", self._step
+        # Attributes, unless a state is left to the next call.
+        yield "epoch", self.epoch
+        yield "step", self.step
         yield "strategy", self._schedule.strategy
         yield "num_sources", len(self._sources)
         yield "sources", ", ".join(self._sources)
@@ -276,6 +278,20 @@ class DictDataLoader(Described, Closing):
             close = getattr(source.loader, "close", None)
             if callable(close):
                 close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy has: the same arguments, and this place, at which its first iteration goes on."""
+        place = (
+            None if all(not source.is_used for source in self._settled_sources().values()) else self.local_state_dict()
+        )
+        begins = {"_iterations": Iterations("mixture"), "_draft": _Draft(), "_num_delivered": 0, "_loading": place}
+        return {**vars(self), **begins}
+
+    def __copy__(self) -> Self:
+        copied = type(self).__new__(type(self))
+        sources = {name: copy.copy(source) for name, source in self._sources.items()}
+        vars(copied).update(self.__getstate__(), _sources=sources, _schedule=copy.copy(self._schedule))
+        return copied
 
     def _next(self) -> Microbatch:
         self._settle()

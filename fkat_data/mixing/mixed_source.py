@@ -4,6 +4,7 @@ A pass is one iteration over the loader. A loader with ``state_dict`` and ``load
 them. Any other iterable is iterated again, up to the saved position.
 """
 
+import copy
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -71,6 +72,18 @@ class MixedSource:
     def is_begun(self) -> bool:
         """Whether a pass is under way."""
         return self._iterator is not None
+
+    @property
+    def is_used(self) -> bool:
+        """Whether a pass was begun or loaded."""
+        return self.is_begun or self._has_ended or self.taken > 0 or self._loaded is not None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy has before it loads a position."""
+        return {**vars(self), **vars(MixedSource(self.name, self.loader))}
+
+    def __copy__(self) -> "MixedSource":
+        return MixedSource(self.name, copy.copy(self.loader))
 
     @property
     def is_over(self) -> bool:

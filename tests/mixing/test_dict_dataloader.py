@@ -1,8 +1,9 @@
 import copy
 import gc
 import logging
+import pickle
 from collections import Counter
-from itertools import islice, product
+from itertools import chain, islice, product
 
 import pytest
 import torch
@@ -705,3 +706,39 @@ def test_a_mixture_that_is_closed_after_an_interruption_can_be_iterated_again():
         mixture.close()
         assert mixture.step == step
         assert list(map(labelled, mixture)) == [(name, [number]) for number in range(3) for name in "ab"]
+
+
+def pickled(mixture):
+    return pickle.loads(pickle.dumps(mixture))
+
+
+def shuffled(name, count):
+    samples = [{"number": f"{name}{index}"} for index in range(count)]
+    return fkat_data.DataLoader(samples, None, shuffle=True, generator=torch.Generator().manual_seed(count))
+
+
+@pytest.mark.parametrize("copied_by", [copy.copy, copy.deepcopy, pickled])
+def test_a_copy_of_a_mixture_goes_on_at_its_place_and_leaves_the_mixture_as_it_is(copied_by, some):
+    kinds = [Numbers, InPlace, windowed, nested, shuffled]
+    for kind, on_exhausted, count in some(product(kinds, ON_EXHAUSTED, range(9)), 6):
+        mixture, undisturbed = (numbers(RoundRobin(["a", "b"]), {"a": 4, "b": 2}, on_exhausted, kind) for _ in range(2))
+        state = undisturbed.state_dict()  # which draws a seed where none is given
+        mixture.load_state_dict(copy.deepcopy(state))
+        expected = list(map(plain, chain.from_iterable(undisturbed for _ in range(3))))
+        loops = chain.from_iterable(mixture for _ in range(3))
+        found = list(map(plain, islice(loops, count)))
+        copied = copied_by(mixture)
+        assert (copied.epoch, copied.step, copied.delivered) == (mixture.epoch, mixture.step, mixture.delivered)
+        assert repr(copied) == repr(mixture)
+        if copied_by is not copy.copy or kind is not InPlace:  # whose state a shallow copy shares
+            found_there = list(map(plain, chain.from_iterable(copied for _ in range(3))))
+            assert found_there[: len(expected) - count] == expected[count:], (kind, on_exhausted, count)
+        assert found + list(map(plain, loops)) == expected, (kind, on_exhausted, count)
+
+
+def test_a_mixture_of_loaders_that_own_processes_says_that_it_cannot_be_copied():
+    mixture = DictDataLoader({"a": sharded("a", 3)}, RoundRobin(["a"]), None)
+    for copied_by in (copy.copy, copy.deepcopy, pickled):
+        with pytest.raises(TypeError, match="a ShardedDataLoader cannot be pickled or copied"):
+            copied_by(mixture)
+    assert len(list(mixture)) == 6

@@ -236,7 +236,6 @@ class Mixed(Face):
 
     knows_end_always = False
     goes_on_behind_end = True
-    copies = False
     has_length = False
     parts = ("in order", "sampler", "iterable", "ShardedDataLoader", "StreamingDataLoader", "window_fn")
 
@@ -248,6 +247,10 @@ class Mixed(Face):
             "strategy": rng.choice(STRATEGIES),
             "on_exhausted": rng.choice(["drop", "restart", "stop"]),
         }
+
+    @property
+    def copies(self):
+        return all(face.copies for face in self.faces().values())
 
     def faces(self):
         return {f"s{place}": face_of(*part) for place, part in enumerate(self.config["parts"])}

@@ -200,6 +200,12 @@ class MixtureModel:
         self.is_loaded, self.iterating = True, None
         self._undo = None
 
+    def copy(self):
+        """``copy.deepcopy(loader)``: it goes on at this place."""
+        other = self.fresh()
+        other.load(self.save())
+        return other
+
     def begin(self):
         self._undo = None
         if self.step and not self.is_loaded:
