@@ -36,10 +36,10 @@ from fkat_data.drop_in.own_engine import (
     stream_of,
 )
 from fkat_data.drop_in.rank_share import RankShare, shared_fields
-from fkat_data.drop_in.sampler_states import samplers_in, with_samplers_set
+from fkat_data.drop_in.sampler_states import FirstBatch, samplers_in, with_samplers_set
 from fkat_data.drop_in.states import check_order, checked_loader_state, merged_states
 from fkat_data.drop_in.strand_plan import StrandPlan, StrandRanks, counts_all_ranks
-from fkat_data.drop_in.window_plan import WindowOrder, WindowPlan, check_windows, kind_of_order
+from fkat_data.drop_in.window_plan import WindowOrder, WindowPlan, check_windows, order_of_windows
 from fkat_data.drop_in.worker_side import order_of
 from fkat_data.errors import ConfigurationError
 from fkat_data.interruption import genuine
@@ -228,6 +228,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         self._engine: Engine[Microbatch_co] | None = None
         self._plan: DatasetPlan | None = None
         self._drawn_seed: int | None = None
+        self._first_batch = FirstBatch()
         # A state that the next iteration begins with.
         self._loaded: dict[str, Any] | None = None
         # What a state of the epoch under way must have: what was set since counts from the next one.
@@ -515,7 +516,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         outermost = self.sampler if self.batch_sampler is None else self.batch_sampler
         if self.has_windows:
             outermost = torch_data.BatchSampler(self.sampler, self.window_size, drop_last=False)  # as the plan does
-        loaded["sampler"] = with_samplers_set(outermost, sampler)
+        loaded["sampler"] = with_samplers_set(outermost, sampler, loaded["seed"], loaded["epoch"], self._first_batch)
 
     def provenance(self) -> list[Provenance]:
         """Return what the last microbatch that the engine delivered was made of: its samples, window by window.
@@ -725,8 +726,10 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         dealing = self._dealing()
         if self.has_windows:
             if self._windowed is None:
-                kind = kind_of_order(self.sampler, self.batch_sampler, dealing)
-                order = kind(self.sampler, self.window_size, self._known_seed())
+                seed = self._known_seed()
+                order = order_of_windows(
+                    self.sampler, self.batch_sampler, dealing, self.window_size, seed, self._first_batch
+                )
             else:
                 order = self._windows_of(self._windowed)
             limit = self.max_skipped_samples if self.on_sample_error == "skip" else None
@@ -742,7 +745,12 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         order = self.sampler if self.batch_sampler is None else self.batch_sampler
         seed, dp_rank = self._known_seed(), self._known_dp_rank()
         dealt = dealing if isinstance(dealing, TokenBudgetBatchSampler) else None
-        shared: dict[str, Any] = {"share": self._share, "layers": self._layers, "dealt": dealt}
+        shared: dict[str, Any] = {
+            "known": self._first_batch,
+            "share": self._share,
+            "layers": self._layers,
+            "dealt": dealt,
+        }
         # As torch, whose default is 2.
         most_ahead = max(1, self.num_workers * (2 if self.prefetch_factor is None else self.prefetch_factor))
         return DrawnPlan(order, seed, dp_rank, most_ahead=most_ahead, **shared)

@@ -37,9 +37,11 @@ from fkat_data.drop_in.layers_of_ranks import (
 from fkat_data.drop_in.numbered_plan import SampleOrder
 from fkat_data.drop_in.rank_share import RankShare
 from fkat_data.drop_in.sampler_states import (
+    FirstBatch,
     Iteration,
     Reached,
     begun_again,
+    generators_of,
     is_same,
     load_into,
     members_of,
@@ -48,7 +50,7 @@ from fkat_data.drop_in.sampler_states import (
 )
 from fkat_data.errors import StateMismatchError
 from fkat_data.plan.place import Piece, Position
-from fkat_data.seeding import OwnGenerators, ShardStreams
+from fkat_data.seeding import OwnGenerators
 from fkat_data.types import Stateful
 from fkat_data.worker.batches import NumberedBatches
 
@@ -96,6 +98,7 @@ class DrawnPlan(IndexPlan):
         dp_rank: The loader's data-parallel rank.
         most_ahead: Batches that may be drawn from a sampler of the user's before the caller has those before them. All of
             an epoch that are decided on when it begins come in larger parts.
+        known: Of the loader's first iteration.
         share: What this rank gets of the batches; None: there is one rank, or the sampler knows its rank.
         layers: Where the number of ranks has changed.
         dealt: The sampler, if it deals itself out to ranks.
@@ -110,6 +113,7 @@ class DrawnPlan(IndexPlan):
         dp_rank: int,
         *,
         most_ahead: int,
+        known: FirstBatch,
         share: RankShare | None = None,
         layers: Sequence[Layer] = (),
         dealt: TokenBudgetBatchSampler | None = None,
@@ -122,6 +126,7 @@ class DrawnPlan(IndexPlan):
         self._seed = seed
         self._dp_rank = dp_rank
         self._most_ahead = most_ahead
+        self._first_batch = known
         self._read_samplers()
         # The samplers' states when the epoch began; None: the next one begins with what they are then.
         self._begun: dict[str, Any] | None = None
@@ -238,7 +243,7 @@ class DrawnPlan(IndexPlan):
         None: they give other batches than those that are known.
         """
         is_live = begun is self._begun
-        first = self._iteration.first if is_live else None
+        first = (self._iteration.first_said() if is_live else None) or begun.get("first")
         found = begun_again(_frozen(self._sampler), begun, first, known, self._new_generators)
         if found is None:
             self._load(begun)
@@ -256,8 +261,7 @@ class DrawnPlan(IndexPlan):
         return {name: value for name, value in left.items() if name != "set"}
 
     def _new_generators(self) -> OwnGenerators:
-        streams = ShardStreams.of(self._seed, 0, self._epoch, 0)
-        return OwnGenerators(int.from_bytes(streams.key[:8], "little"))
+        return generators_of(self._seed, self._epoch)
 
     def _first_of(self, count: int, before: Sequence[Any] = ()) -> Check:
         """Iterate the sampler again for some batches, after those before; return their number and digest."""
@@ -307,14 +311,32 @@ class DrawnPlan(IndexPlan):
             within = self._within(drawn) if self._has_own_states else None
             if within is not None and self._share is None and not self._layers:
                 count["within"] = within
-            return {**self._begun, "step": step, **count, "order": order}
+            return {**self._begun, **self._first_said(), "step": step, **count, "order": order}
         # A state of an order that is arithmetic, before the first microbatch, says nothing of these samplers.
         state = {**self._terms(), "step": 0, "order": 0, **({} if "num_samples" in loaded else loaded)}
         if self._has_own_states and "generators" not in loaded:
-            state.pop("previous", None)
+            for name in ("previous", "first", *(() if self._is_as_loaded(loaded) else ("orders",))):
+                state.pop(name, None)
             previous = self._previous()
-            state |= {} if previous is None else {"previous": previous}
+            state |= self._begun_of(loaded) if previous is None else {"previous": previous}
         return state
+
+    def _first_said(self) -> dict[str, Any]:
+        """Return what a state says of the first batch, from which samplers that have nothing to go back from go on."""
+        first = None if self._begun is None or "previous" in self._begun else self._iteration.first_said()
+        return {} if first is None else {"first": first}
+
+    def _is_as_loaded(self, loaded: Mapping[str, Any]) -> bool:
+        """Return False if samplers are known to be other than a load has set them."""
+        first = loaded.get("first", {})
+        return "set" not in first or is_same(first["set"], self._states())
+
+    def _begun_of(self, loaded: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what samplers said where the epoch began that a load has set them to; nothing: it is not known."""
+        if "first" not in loaded or not self._is_as_loaded(loaded):
+            return {}
+        first = {name: value for name, value in loaded["first"].items() if name not in ("passed", "begun", "set")}
+        return {**loaded["first"]["begun"], "first": first}
 
     def epoch_again(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Return the start of a state's epoch, and of samplers with a state what is known of its order."""
@@ -330,29 +352,17 @@ class DrawnPlan(IndexPlan):
 
     def _begin(self, epoch: int) -> None:
         loaded = self._loaded_at(epoch)
-        is_same_epoch = epoch == self._epoch
-        begun = self._begun if is_same_epoch and not self._is_stale else None
-        previous, again = self._previous(), self._again if is_same_epoch else None
-        self._known = {} if begun is None else {**self._known, **self._marks}
-        self._is_torn, self._is_over = True, False
-        before: list[Any] | None = []
-        if again is not None and is_same(again[1], self._states()):
-            before, begun = again[0], self._begun
-        elif begun is not None or "generators" in loaded:
-            begun = loaded if begun is None else begun
-            self._epoch = epoch
-            if self._has_own_states:
-                known = checks_in(loaded) if begun is loaded else [*self._known.values()]
-                before = self._set_to_start(begun, max(known, default=(0, 0)))
-            else:
-                self._load(begun)
+        if not self._is_as_loaded(loaded):
+            loaded = {name: value for name, value in loaded.items() if name != "orders"}
+        previous = self._previous()
+        before, begun = self._set_samplers(epoch, loaded)
         length = self._terms().get("length")
         if loaded.get("length", length) != length:
             raise StateMismatchError("num_samples", loaded["length"], length, OTHER_LENGTH)
         self._iterable = _frozen(self._sampler)
         terms = self._terms()
         if self._has_own_states and begun is not None:
-            terms |= {name: begun[name] for name in ("generators", "samplers", "previous") if name in begun}
+            terms |= {name: begun[name] for name in ("generators", "samplers", "previous", "first") if name in begun}
         elif previous is not None:
             terms["previous"] = previous
         self._begun, self._epoch = terms, epoch
@@ -372,6 +382,30 @@ class DrawnPlan(IndexPlan):
             self._marks = {step: self._marks[step] for step in (self._num_drawn,) if step in self._marks}
         self._is_torn = False
 
+    def _set_samplers(self, epoch: int, loaded: Mapping[str, Any]) -> tuple[list[Any] | None, Mapping[str, Any] | None]:
+        """Set samplers to where an epoch begins.
+
+        Returns:
+            The batches that they are past, or None if they give others than those that are known; and what they said where
+            the epoch began, or None where they are as the program has them.
+        """
+        is_same_epoch = epoch == self._epoch
+        begun: Mapping[str, Any] | None = self._begun if is_same_epoch and not self._is_stale else None
+        again = self._again if is_same_epoch else None
+        self._known = {} if begun is None else {**self._known, **self._marks}
+        self._is_torn, self._is_over = True, False
+        if again is not None and is_same(again[1], self._states()):
+            return again[0], self._begun
+        if begun is None and "generators" not in loaded:
+            found = self._begun_of(loaded)
+            return (loaded["first"]["passed"], found) if found else ([], None)
+        known = [*self._known.values()] if begun is not None else checks_in(loaded)
+        begun, self._epoch = begun or loaded, epoch
+        if self._has_own_states:
+            return self._set_to_start(begun, max(known, default=(0, 0))), begun
+        self._load(begun)
+        return [], begun
+
     def _go_on(self, loaded: Mapping[str, Any], *, is_known: bool) -> None:
         """Draw the batches before the step of a loaded state."""
         step: int = loaded["step"]
@@ -385,6 +419,7 @@ class DrawnPlan(IndexPlan):
                 self._newest = self._marks[step] = order.count, order.digest
                 return
         if self._has_own_states and step:
+            self._note(*self._draw(1))
             self._skip(max(step - 1, 1))
             self._note()
         self._skip(step)
@@ -434,6 +469,7 @@ class DrawnPlan(IndexPlan):
         batches = self._draw(1 if is_alone else self._part_size)
         if is_alone and batches:
             self._note(batches[0])
+            self._first_batch.note(self._epoch, {**cast("dict[str, Any]", self._begun), **self._first_said()})
             batches += self._draw(self._part_size - 1)
         if batches:
             self._parts[self._num_parts] = DrawnBatches(first, batches)

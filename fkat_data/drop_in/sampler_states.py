@@ -9,6 +9,7 @@ import base64
 import pickle
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain, islice
 from typing import Any, NamedTuple, cast
 
@@ -18,7 +19,7 @@ from fkat_data.arguments import copied_state
 from fkat_data.drop_in.checked_order import Check, CheckedOrder
 from fkat_data.errors import StateMismatchError
 from fkat_data.interruption import genuine
-from fkat_data.seeding import OwnGenerators
+from fkat_data.seeding import OwnGenerators, ShardStreams
 from fkat_data.types import Stateful
 
 _INNER = ("batch_sampler", "sampler", "base_sampler")
@@ -50,6 +51,20 @@ class Iteration:
         self.first: tuple[Any, Reached] | None = None
         """The first batch, and what the samplers said after it."""
 
+    def first_said(self) -> dict[str, Any] | None:
+        """Return what a state says of the first batch: samplers that cannot begin the iteration again go on behind it.
+
+        None: it is not known, or no plain value, which a saved state may hold.
+        """
+        if self.first is None:
+            return None
+        batch, reached = self.first
+        items = cast("list[Any]", batch) if type(batch) is list else [batch]
+        if not {type(item) for item in items} <= {int, str}:
+            return None
+        said = {name: reached.states[name] for name in ("generators", "samplers")}
+        return {**said, "batch": batch, "drawn": reached.num_drawn, "order": reached.digest}
+
     def note(self, reached: Reached, batch: Any = None) -> None:
         """Remember what the samplers say; ``batch``: the first one, if it is the only one that was drawn."""
         if batch is not None:
@@ -75,6 +90,24 @@ class Iteration:
         states, drawn, order = (before or known)[-1]
         said = {name: states[name] for name in ("generators", "samplers")}
         return {**said, "drawn": drawn, "order": order, "left": count, "newest": list(newest), "is_over": is_over}
+
+
+class FirstBatch:
+    """What a loader's first iteration has begun with: a state from before it, which has no batch yet, may be loaded later."""
+
+    def __init__(self) -> None:
+        self._epoch = -1
+        self._begun: Mapping[str, Any] = {}
+
+    def note(self, epoch: int, begun: Mapping[str, Any]) -> None:
+        """Remember what samplers said where an epoch began, and its first batch, unless an earlier one is known."""
+        if not self._begun and "first" in begun:
+            self._epoch, self._begun = epoch, begun
+
+    def of(self, epoch: int, begun: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return what is known of the first batch of an epoch that begins with these states."""
+        is_known = epoch == self._epoch and "previous" not in begun and is_same(self._begun, begun)
+        return begun.get("first", self._begun["first"] if is_known else None)
 
 
 def repeated(
@@ -115,7 +148,7 @@ def repeated(
 def begun_again(
     sampler: Iterable[Any],
     begun: Mapping[str, Any],
-    first: tuple[Any, Reached] | None,
+    first: Mapping[str, Any] | None,
     known: Check,
     new_generators: Callable[[], OwnGenerators],
 ) -> list[Any] | None:
@@ -124,7 +157,7 @@ def begun_again(
     Args:
         sampler: The outermost one.
         begun: What they said before it; in ``previous``, what is known of the iteration before.
-        first: The first batch of it, if it is known, and what they said then.
+        first: What is known of the first batch of it, as ``Iteration.first_said`` returns it; None: nothing.
         known: A number of its batches, and their digest.
         new_generators: Returns what an iteration draws from beside theirs.
 
@@ -134,6 +167,8 @@ def begun_again(
     members = members_of(sampler)
     if is_same(states_of(members), begun):
         return []
+    if first is not None:
+        known = max(known, (first["drawn"], first["order"]))
 
     def load() -> bool:
         load_into(members, begun)
@@ -145,11 +180,11 @@ def begun_again(
 
     def load_first() -> bool:
         if first is not None:
-            load_into(members, first[1].states)
+            load_into(members, first)
         return first is not None
 
     ways: list[tuple[Callable[[], bool], list[Any]]] = [(load, []), (repeat, [])]
-    for set_to_start, before in [*ways, (load_first, [] if first is None else [first[0]])]:
+    for set_to_start, before in [*ways, (load_first, [] if first is None else [first["batch"]])]:
         if not set_to_start():
             continue
         if not known[0] or _digest_of(chain(before, _opened(sampler)), known[0], new_generators()) == known:
@@ -173,12 +208,22 @@ def samplers_in(sampler: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return found if "generators" in found else None
 
 
-def with_samplers_set(sampler: Any, state: Mapping[str, Any]) -> dict[str, Any]:
+def generators_of(seed: int, epoch: int) -> OwnGenerators:
+    """Return what samplers draw from in an epoch beside generators of their own."""
+    return OwnGenerators(int.from_bytes(ShardStreams.of(seed, 0, epoch, 0).key[:8], "little"))
+
+
+def with_samplers_set(
+    sampler: Any, state: Mapping[str, Any], seed: int, epoch: int, known: FirstBatch
+) -> dict[str, Any]:
     """Set samplers to what a state at an epoch's start says of them, now, so that the program may set them on.
 
     Args:
         sampler: The outermost one.
         state: The field ``sampler`` of the state.
+        seed: The loader's.
+        epoch: The epoch.
+        known: Of the loader's first iteration.
 
     Returns:
         What is left for the plan that begins with the state.
@@ -189,9 +234,16 @@ def with_samplers_set(sampler: Any, state: Mapping[str, Any]) -> dict[str, Any]:
     members, states = members_of(sampler), cast("Mapping[str, Any]", samplers_in(state))
     before = states_of(members)
     rest = {name: value for name, value in states.items() if name not in ("generators", "samplers", "previous")}
-    previous = states.get("previous")
+    previous, first = states.get("previous"), known.of(epoch, states)
     if previous is not None and repeated(sampler, previous, OwnGenerators(0)) is not None:
         rest["previous"] = {**previous, "set": states_of(members)}
+    elif first is not None:
+        passed = begun_again(sampler, states, first, (0, 0), partial(generators_of, seed, epoch))
+        if passed is None:
+            load_into(members, states)
+            passed = []
+        begun = {name: states[name] for name in ("generators", "samplers")}
+        rest["first"] = {**first, "passed": passed, "begun": begun, "set": states_of(members)}
     elif previous is not None or not is_same(before, states):  # to load it would say that an iteration is to go on
         try:
             load_into(members, states)

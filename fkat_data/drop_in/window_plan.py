@@ -23,6 +23,7 @@ from fkat_data.drop_in.equal_ends import DeliveredAlike, EndsOfRanks
 from fkat_data.drop_in.layers_of_ranks import distributed_sampler_of
 from fkat_data.drop_in.numbered_plan import EpochShuffle, SampleOrder, is_numbered
 from fkat_data.drop_in.rank_share import RankShare
+from fkat_data.drop_in.sampler_states import FirstBatch
 from fkat_data.drop_in.window_states import DealtWindows, WindowPlace, dealt_windows, place_in
 from fkat_data.errors import ConfigurationError, SkippedSamplesError, StateMismatchError
 from fkat_data.plan.place import Piece, Place, Position, Task
@@ -119,13 +120,14 @@ class DrawnWindows(WindowOrder):
         sampler: The user's.
         window_size: Samples of a window.
         seed: The loader's.
+        known: Of the loader's first iteration.
     """
 
-    def __init__(self, sampler: Sized, window_size: int, seed: int) -> None:
+    def __init__(self, sampler: Sized, window_size: int, seed: int, known: FirstBatch) -> None:
         self._sampler = sampler
         self._window_size = window_size
         batches: Any = BatchSampler(sampler, window_size, drop_last=False)  # type: ignore[arg-type]  # iterable, as checked
-        self._plan = DrawnPlan(batches, seed, 0, most_ahead=1)
+        self._plan = DrawnPlan(batches, seed, 0, most_ahead=1, known=known)
         self._saved: Mapping[str, Any] | None = None
         # The epoch whose end this rank has come to, and its windows.
         self._ended: tuple[int, int] | None = None
@@ -138,6 +140,8 @@ class DrawnWindows(WindowOrder):
     def renew(self, epoch: int, step: int) -> None:
         """Iterate the sampler again when the next iteration begins."""
         self._go_to_end()
+        if step and self._ended is not None and self._ended[0] == epoch:
+            step = self._ended[1]  # the plan's steps are windows, all of which are drawn
         self._ended = None
         self._plan.renew(epoch, step)
 
@@ -507,8 +511,10 @@ def check_windows(window_fn: Any, dataset: object, batch_sampler: object, on_sam
         raise ConfigurationError("batch_sampler", batch_sampler, f"batch_size, {_WINDOWED}: batches are cut from rows")
 
 
-def kind_of_order(sampler: Any, batch_sampler: Any, dealing: object) -> type[SampledWindows] | type[DrawnWindows]:
-    """Return what cuts a loader's order into windows.
+def order_of_windows(
+    sampler: Any, batch_sampler: Any, dealing: object, window_size: int, seed: int, known: FirstBatch
+) -> WindowOrder:
+    """Return a loader's order, cut into windows; ``known``: of its first iteration.
 
     Raises:
         ConfigurationError: It is of one rank, or has no length.
@@ -518,7 +524,7 @@ def kind_of_order(sampler: Any, batch_sampler: Any, dealing: object) -> type[Sam
         expected = f"an order of all ranks, {_WINDOWED}; deal_out(num_ranks, rank) gives ranks their windows"
         raise ConfigurationError("sampler", found, expected)
     if is_numbered(sampler, batch_sampler):
-        return SampledWindows
+        return SampledWindows(sampler, window_size, seed)
     if not isinstance(sampler, Sized):
         raise ConfigurationError("sampler", sampler, f"a sampler that has a length, {_WINDOWED}")
-    return DrawnWindows
+    return DrawnWindows(sampler, window_size, seed, known)

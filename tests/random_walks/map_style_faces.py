@@ -1,9 +1,10 @@
 """The faces of loaders over datasets with indices."""
 
 import torch
+from drop_in_examples import Further, FurtherAtOnce, FurtherInPlace, Rewinding
 from face import Face
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler, WeightedRandomSampler
-from walk_data import Backwards, Documents, Drawing, Remembering, Rows, Samples, as_list, labelled
+from walk_data import Backwards, Documents, Drawing, Permuted, Rows, Samples, as_list, labelled
 
 from fkat_data import DataLoader
 from fkat_data.datasets import (
@@ -62,8 +63,12 @@ SAMPLERS = {
     "RandomSampler, replacement": lambda count: RandomSampler(range(count), replacement=True, num_samples=count + 2),
     "WeightedRandomSampler": lambda count: WeightedRandomSampler([1.0] * count, count),
     "backwards": Backwards,
+    "permuted": Permuted,
     "drawing": Drawing,
-    "remembering": Remembering,
+    "rewinding": Rewinding,
+    "further epochs": Further,
+    "further epochs, at once": FurtherAtOnce,
+    "further epochs, in place": FurtherInPlace,
 }
 
 
@@ -257,7 +262,17 @@ class Windowed(MapStyle):
             "counts": counts_of_rows(rng, count),
             "size": rng.choice([None, 1, 2, 3]),
             "window": rng.randint(1, 6),
-            "order": rng.choice(["in order", "shuffle", "backwards", "RandomSampler, generator"]),
+            "order": rng.choice(
+                [
+                    "in order",
+                    "shuffle",
+                    "backwards",
+                    "RandomSampler, generator",
+                    "rewinding",
+                    "further epochs",
+                    "permuted",
+                ]
+            ),
         }
 
     def build(self, count, counts, size, window, order, **how):

@@ -116,25 +116,17 @@ class Drawing(Backwards):
             yield int(torch.randint(self.count, ())) if random.random() < 0.5 else random.randrange(self.count)
 
 
-class Remembering(Backwards):
-    """Begins anew with each iteration, except for the one that a load is for; its state says how far the last one was."""
+class Permuted(Backwards):
+    """Draws an order, index by index, from a generator of its own."""
 
     def __init__(self, count):
         super().__init__(count)
-        self.first = self.index = 0
+        self.generator = torch.Generator().manual_seed(3)
 
     def __iter__(self):
-        first, self.first = self.first, 0
-        for index in range(first, self.count):
-            self.index = index + 1
-            yield index * 5 % self.count if self.count % 5 else index
-        self.index = 0
-
-    def state_dict(self):
-        return {"index": self.index}
-
-    def load_state_dict(self, state):
-        self.first = self.index = state["index"]
+        left = [*range(self.count)]
+        while left:
+            yield left.pop(int(torch.randint(len(left), (), generator=self.generator)))
 
 
 class Items(IterableDataset):
