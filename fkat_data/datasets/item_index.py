@@ -181,6 +181,10 @@ class IndexedFiles(InOrder, DatasetOfFiles, Dataset[Any]):
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def __getitem__(self, index: int) -> Any:
+        if type(self).__getitems__ is IndexedFiles.__getitems__:
+            # Python's numbers are quicker for one sample than arrays.
+            is_plain = type(index) is int and 0 <= index < len(self)
+            return self._read_one(index) if is_plain else self._read_together([index])[0]
         return (self._read_together if self._makes_own_items else self.__getitems__)([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
@@ -260,6 +264,13 @@ class IndexedFiles(InOrder, DatasetOfFiles, Dataset[Any]):
             with reading():
                 self._begin(parts)
         return starmap(self._reader, parts)  # one at a time: few files are open
+
+    def _read_one(self, index: int) -> Any:
+        """Return the sample at a number from 0 on that is in range."""
+        ends = self._ends
+        part = int(np.searchsorted(ends, index, side="right")) if len(ends) > 1 else 0
+        rows = [index - int(ends[part - 1])] if part else [index]
+        return next(iter(self._samples(part, rows, self._reader(part, rows))))
 
     def _read_together(self, indices: Sequence[int]) -> list[Any]:
         """Return the samples at ``indices``; see ``__getitems__``."""

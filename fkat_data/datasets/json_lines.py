@@ -124,7 +124,7 @@ class JsonDataset(_JsonFiles, IndexedFiles):
 
     def _spans(self, number: int, rows: list[int]) -> Iterable[Span]:
         index = self._indices[number]
-        return [index.block(block) for block in {row // index.stride for row in rows}]
+        return (index.block(block) for block in {row // index.stride for row in rows})
 
     def _samples(self, file_number: int, rows: list[int], read: ReadRange) -> Iterator[Any]:
         file, index = self._files[file_number], self._indices[file_number]

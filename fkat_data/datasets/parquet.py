@@ -1,5 +1,6 @@
 """Read rows of Parquet files as tensors, by index or sequentially, one row group at a time."""
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -48,11 +49,15 @@ _parquet = required("pyarrow.parquet", "parquet")
 
 # An open file holds a descriptor and its footer.
 _MAX_OPEN_FILES = 32
-# Files that are opened at a time, how much of a batch is fetched at a time, and how large the next one may be to be fetched while rows are decoded.
+# Files that are opened at a time, how much of a batch is fetched at a time; and, where reading is in order, how much is fetched
+# while rows are decoded, in how many row groups, and how large the next one may be.
 _NUM_THREADS = 16
-_MOST_FETCHED_BYTES, _MOST_AHEAD_BYTES = 64 << 20, 256 << 20
+_MOST_FETCHED_BYTES = 64 << 20
+_AHEAD_BYTES, _MOST_GROUPS_AHEAD, _MOST_AHEAD_BYTES = 16 << 20, 16, 256 << 20
 #: The length of the footer, and the magic bytes after it.
 _TAIL_BYTES = 8
+#: The place of a row that is read alone.
+_ALONE: npt.NDArray[np.int64] = np.zeros(1, np.int64)
 
 
 class _ParquetFiles(DatasetOfFiles):
@@ -140,6 +145,11 @@ class ParquetDataset(_ParquetFiles, IndexedFiles):
         # _ends[g]: rows up to and including row group g.
         self._ends = np.cumsum([group.num_rows for group in self._groups], dtype=np.int64)
 
+    def _read_one(self, index: int) -> dict[str, Any]:
+        group = int(np.searchsorted(self._ends, index, side="right"))
+        within = np.array([index - int(self._ends[group - 1]) if group else index])
+        return self._rows([(group, _ALONE, within)], 1)[0]
+
     def _read_together(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Return the rows at ``indices``. Each row group is decoded once.
 
@@ -150,11 +160,16 @@ class ParquetDataset(_ParquetFiles, IndexedFiles):
             ConfigurationError: A value is one that Python cannot hold.
         """
         rows = counted_from_starts(indices, len(self), "row")
-        parts = list(in_parts(rows, self._ends))
+        return self._rows(list(in_parts(rows, self._ends)), len(rows))
+
+    def _rows(
+        self, parts: Sequence[tuple[int, npt.NDArray[np.int64], npt.NDArray[np.int64]]], num_rows: int
+    ) -> list[dict[str, Any]]:
+        """Return rows: of each row group, their places among all of them, and their numbers within it."""
         try:
             decoded = self._decoded_together([group for group, _, _ in parts])
             return rows_of(
-                len(rows), ((at, within, group) for (_, at, within), group in zip(parts, decoded, strict=True))
+                num_rows, ((at, within, group) for (_, at, within), group in zip(parts, decoded, strict=True))
             )
         except genuine(_arrow.ArrowException, ValueError, OverflowError):
             for group, _, within in parts:
@@ -239,7 +254,7 @@ class IterableParquetDataset(_ParquetFiles, IterableDataset[dict[str, Any]]):
     """Rows of one or more Parquet files in order, as an iterable dataset.
 
     The rows are those of ``ParquetDataset``. One file is open at a time, and memory holds the compressed columns of one
-    row group (of a remote file, of two) and ``rows_at_once`` decoded rows. In a DataLoader with *n* workers, worker *w* reads the row groups *w*,
+    row group (of a remote file, of two, or of as many as take 16 MiB) and ``rows_at_once`` decoded rows. In a DataLoader with *n* workers, worker *w* reads the row groups *w*,
     *w + n* and so on, so that each row comes once.
 
     Files are opened when iteration begins. A resume replays this dataset up to its position, while ``ParquetDataset``
@@ -349,14 +364,21 @@ class IterableParquetDataset(_ParquetFiles, IterableDataset[dict[str, Any]]):
 def _fetched_in_turn(
     file: WholeFile, group_indices: Sequence[int], names: Sequence[str]
 ) -> Iterator[tuple[int, WholeFile]]:
-    """Yield row groups, each with a file that has its columns; of a remote one, the next is fetched meanwhile."""
-    ahead: BackgroundCall[WholeFile] | None = None
-    for number, group_index in enumerate(group_indices):
+    """Yield row groups, each with a file that has its columns; of a remote one, the next are fetched meanwhile."""
+    ahead: deque[tuple[int, BackgroundCall[WholeFile]]] = deque()  # and the bytes of each
+    number = 0  # of the first that was not begun
+    for place, group_index in enumerate(group_indices):
+        call = ahead.popleft()[1] if ahead else None
+        number = max(number, place + 1)
         with _reading(file.path):
-            fetched = file.with_columns(group_index, names) if ahead is None else ahead.result()
-        ahead, following = None, group_indices[number + 1 : number + 2]
-        if following and 0 < file.num_bytes(following[0], names) <= _MOST_AHEAD_BYTES:
-            ahead = BackgroundCall(partial(file.with_columns, following[0], names))
+            fetched = file.with_columns(group_index, names) if call is None else call.result()
+        while number < len(group_indices) and len(ahead) < _MOST_GROUPS_AHEAD:
+            num_bytes = file.num_bytes(group_indices[number], names)
+            num_ahead = sum(each for each, _ in ahead)
+            if not 0 < num_bytes <= _MOST_AHEAD_BYTES or (ahead and num_ahead + num_bytes > _AHEAD_BYTES):
+                break
+            ahead.append((num_bytes, BackgroundCall(partial(file.with_columns, group_indices[number], names))))
+            number += 1
         yield group_index, fetched
 
 

@@ -98,14 +98,21 @@ class _TokenFiles(IndexedFiles):
         self.files[number].check_index()
         return self._indices.get(number, partial(self.files[number].documents, self.storage_options))
 
+    def _reader(self, file_number: int, rows: list[int]) -> ReadRange:
+        if self._has_remote or self.files[file_number].num_sequences:
+            return super()._reader(file_number, rows)
+        # Of a local file, windows are read into their array.
+        return lambda start, stop: self._file(file_number).read(start, stop)
+
     def _is_open(self, number: int) -> bool:
         return number in self._open
 
     def _spans(self, number: int, rows: list[int]) -> Iterable[Span]:
         found = self.files[number]
         size_bytes = np.dtype(found.dtype).itemsize
-        spans = [self._span(number, row) for row in rows]
+        spans: Iterable[Span] = (self._span(number, row) for row in rows)
         if found.num_sequences:
+            spans = list(spans)
             sequences = self._sequences.get(number, partial(found.sequences, self.storage_options))
             for start, stop in spans:
                 sequences.compare(start * size_bytes, stop * size_bytes)

@@ -3,7 +3,7 @@
 A trial reads from files on this machine, or over S3 or HTTP from a store on loopback that waits 10 ms before each answer.
 Shuffled: a DataLoader with 2 workers and microbatches of 32. In order: one pass in the caller's process, from a store
 that sends 100 MB/s. *Fetched* is what 20 samples at random cost, one by one, over what they hold; of Parquet, over the
-column chunks that hold them.
+column chunks that hold them. In order, a local file shows what decoding allows.
 """
 
 import io
@@ -35,6 +35,8 @@ from fkat_data.datasets import (
 )
 
 _COUNT = 40_000
+#: In order, opening the file and the first answer must not weigh.
+_TIMES_IN_ORDER = 4
 _BATCH_SIZE = 32
 _SHUFFLED_S = 4.0
 _LATENCY_S, _LINK_BYTES_PER_S, _FAST_BYTES_PER_S = 0.01, 100e6, 10e9
@@ -97,17 +99,24 @@ def trial(folder: str, workload: str, count: int, place: str) -> dict[str, Any]:
     if not data.is_dir():
         data.mkdir()
         _WORKLOADS[workload].write(data / "file", count)
+        _WORKLOADS[workload].write(data / "long", _TIMES_IN_ORDER * count)
     if place == "local":
-        return {"samples_per_s": _shuffled(workload, str(data / "file"), {})}
+        path = str(data / "file")
+        return {"samples_per_s": _shuffled(workload, path, {}), "of_link": _of_link(workload, data, path, {})}
     with served(data, _FAST_BYTES_PER_S, _LATENCY_S) as port:
         uri, options = _uri(place, port)
         found = {"fetched": _fetched(workload, uri, options, port), "samples_per_s": _shuffled(workload, uri, options)}
+        num_answers, cpu_s = _cost(port)
+        found["server_s"] = cpu_s / num_answers
     with served(data, _LINK_BYTES_PER_S, _LATENCY_S) as port:
-        began_s = time.perf_counter()
-        for _ in _in_order(workload, *_uri(place, port)):
-            pass
-        num_bytes = (data / "file").stat().st_size
-        return {**found, "of_link": num_bytes / (time.perf_counter() - began_s) / _LINK_BYTES_PER_S}
+        return {**found, "of_link": _of_link(workload, data, *_uri(place, port))}
+
+
+def _of_link(workload: str, data: Path, uri: str, options: dict[str, Any]) -> float:
+    began_s = time.perf_counter()
+    for _ in _in_order(workload, uri[: -len("file")] + "long", options):
+        pass
+    return (data / "long").stat().st_size / (time.perf_counter() - began_s) / _LINK_BYTES_PER_S
 
 
 def _uri(place: str, port: int) -> tuple[str, dict[str, Any]]:
@@ -142,6 +151,12 @@ def _fetched(workload: str, uri: str, options: dict[str, Any], port: int) -> flo
     return _num_sent(port) / (20 * _WORKLOADS[workload].sample_bytes or chunks)
 
 
+def _cost(port: int) -> tuple[int, float]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/cost") as answer:
+        num_answers, cpu_s = answer.read().split()
+    return int(num_answers), float(cpu_s)
+
+
 def _num_sent(port: int) -> int:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/sent") as answer:
         return int(answer.read())
@@ -172,6 +187,9 @@ def run(settings: Settings) -> list[Table]:
                 number = medians(found[place])
                 speed = number("samples_per_s")
                 speeds = [f"{local:,.0f}", f"{speed:,.0f}", f"{speed / local:.3f}"]
-                rows.append([_NAMES[workload], place, *speeds, f"{number('fetched'):.2f}", f"{number('of_link'):.2f}"])
-    headers = ["files", "store", "local, samples/s", "remote", "ratio", "fetched", "in order, of the link"]
+                in_order = [f"{medians(found['local'])('of_link'):.2f}", f"{number('of_link'):.2f}"]
+                costs = [f"{number('fetched'):.2f}", f"{1e6 * number('server_s'):.0f}"]
+                rows.append([_NAMES[workload], place, *speeds, *costs, *in_order])
+    headers = ["files", "store", "local, samples/s", "remote", "ratio", "fetched", "server, us of CPU a request"]
+    headers += ["in order, local, of the link", "remote"]
     return [Table("Shuffled, 2 workers, 10 ms before each answer; in order, 100 MB/s", headers, rows)]
