@@ -6,9 +6,15 @@ from fkat_data.errors import ConfigurationError, FkatDataError, ShardCorruptErro
 from fkat_data.files.opening import shown_path
 
 
+class BeyondLimitError(ValueError):
+    """A value is sound, and of a kind that is not decoded here. The message says which."""
+
+
 def limit_of(error: BaseException) -> str | None:
     """Return what a value has too much of, and what would do; None: the error is not one of a limit."""
     for cause in _causes(error):
+        if isinstance(cause, BeyondLimitError):
+            return str(cause)
         if isinstance(cause, RecursionError):
             return "it is nested more deeply than Python reads"
         if "set_int_max_str_digits" in str(cause):

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from fkat_data.errors import ConfigurationError, FkatDataError, ShardCorruptError
-from fkat_data.files.limits import beyond_limit, limit_of
+from fkat_data.files.limits import BeyondLimitError, beyond_limit, limit_of
 from fkat_data.files.mapping import mapped
 from fkat_data.files.shard import (
     Column,
@@ -29,13 +29,16 @@ from fkat_data.files.shard import (
     dicts_of,
 )
 from fkat_data.files.tar_headers import members_of, refused
-from fkat_data.interruption import genuine
+from fkat_data.interruption import genuine, suppress
 from fkat_data.machine import required
 
 DecoderName: TypeAlias = Literal["bytes", "image", "integer", "json", "npy", "pickle", "text", "torch"]
 
 #: Pillow opens no other formats here: some of them start another program.
 _IMAGES = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "PPM")
+_AS_BYTES = "decode='bytes' gives it as it is"
+#: What Pillow shows its plugins of a file.
+_PREFIX_BYTES = 16
 _BY_EXTENSION = {
     **dict.fromkeys(("jpg", "jpeg", "png", "webp"), "image"),
     "json": "json",
@@ -89,7 +92,25 @@ def _bytes(content: bytes) -> bytes:
 
 def _image(content: bytes) -> Any:
     """Return a ``PIL.Image.Image``, which decodes its pixels on first use."""
-    return required("PIL.Image", "streaming").open(io.BytesIO(content), formats=_IMAGES)
+    pillow = required("PIL.Image", "streaming")
+    try:
+        return pillow.open(io.BytesIO(content), formats=_IMAGES)
+    except genuine(pillow.UnidentifiedImageError):
+        if (kind := _other_image(pillow, content[:_PREFIX_BYTES])) is not None:
+            reason = f"an image of the kind {kind}, where {', '.join(_IMAGES)} are decoded"
+            raise BeyondLimitError(f"{reason}; {_AS_BYTES}") from None
+        raise
+
+
+def _other_image(pillow: Any, prefix: bytes) -> str | None:
+    """Return the kind of an image, by its first bytes, that is opened nowhere here; None: they are of none."""
+    pillow.init()
+    for kind, (_, accepts) in pillow.OPEN.items():
+        with suppress(Exception):  # plugins expect more bytes than there may be, as Pillow knows
+            # Some return a text, of why they do not read it.
+            if kind not in _IMAGES and accepts is not None and accepts(prefix) is True:
+                return str(kind)
+    return None
 
 
 def _text(content: bytes) -> str:
@@ -105,11 +126,11 @@ def _array(content: bytes) -> npt.NDArray[Any]:
     file = io.BytesIO(content)
     version = np.lib.format.read_magic(file)
     if version not in ((1, 0), (2, 0)):
-        raise ValueError(f"the version of the NumPy file is {version}")
+        raise BeyondLimitError(f"a NumPy file of version {version}, where (1, 0) and (2, 0) are decoded; {_AS_BYTES}")
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, is_fortran, dtype = read(file)
     if dtype.hasobject:
-        raise ValueError("an array of Python objects, which are pickles")
+        raise BeyondLimitError(f"an array of Python objects, which are pickles; {_AS_BYTES}")
     # Compare first: numpy would allocate what the header declares.
     count = 1
     for length in shape:

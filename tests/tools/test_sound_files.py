@@ -8,6 +8,7 @@ import re
 import tarfile
 from decimal import Decimal
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -364,7 +365,15 @@ def test_lines_beyond_a_limit_are_refused_and_not_called_corrupt(tmp_path, kind,
     assert "a.jsonl" in str(caught.value)
 
 
+def saved(save, *arguments):
+    buffer = io.BytesIO()
+    save(buffer, *arguments)
+    return buffer.getvalue()
+
+
 LIMITED_MEMBERS = {
+    "npy": (saved(np.save, np.array([{}, None])), "pickles"),
+    "jpg": (saved(Image.new("RGB", (2, 2)).save, "TIFF"), "an image of the kind TIFF"),
     "json": (b"[" * 100_000 + b"]" * 100_000, "nested more deeply"),
     "cls": (b"9" * 5_000, "set_int_max_str_digits"),
 }
