@@ -82,10 +82,11 @@ def path_in_file_system(path: str) -> str:
     """
     mounts: list[tuple[str, str, str, str]] = []
     for line in text_of(_MOUNTS).splitlines():
-        _, _, device, root, point, *others = (
-            _OCTAL.sub(lambda found: chr(int(found[1], 8)), word) for word in line.split()
-        )
-        mounts.append((point.rstrip("/"), device, root.rstrip("/"), others[others.index("-") + 1]))
+        with suppress(ValueError, IndexError):  # a line of another form
+            _, _, device, root, point, *others = (
+                _OCTAL.sub(lambda found: chr(int(found[1], 8)), word) for word in line.split()
+            )
+            mounts.append((point.rstrip("/"), device, root.rstrip("/"), others[others.index("-") + 1]))
     # What was mounted last hides what was mounted there before.
     found = [mount for mount in reversed(mounts) if path == mount[0] or path.startswith(f"{mount[0]}/")]
     if not found:

@@ -53,6 +53,9 @@ def test_a_path_in_a_file_system_is_the_same_for_all_mounts_of_it(tmp_path, monk
 3 1 0:50 / /volumes rw - nfs4 host:/volumes rw
 4 1 0:51 / /one rw - nfs4 host:/one rw
 5 1 0:51 / /two rw - nfs4 host:/one/two rw
+odd
+8 1 254:0 / / rw
+9 1 254:0 / / rw -
 6 1 0:60 / /bound/deep rw - tmpfs none rw
 7 1 254:0 /other /bound rw - ext4 /dev/vda rw
 """
