@@ -4,6 +4,7 @@
 
     FkatDataError
       ConfigurationError (ValueError)       an argument or a configuration key is invalid
+        ValueLimitError                     a sound value of a file exceeds a limit of Python or of a library
       StateMismatchError (ValueError)       a saved state does not fit the object that loads it
       RankMismatchError (RuntimeError)      ranks that must agree disagree
       StaleIteratorError (RuntimeError)     a newer iterator or a loaded state replaced this iterator
@@ -71,6 +72,10 @@ class ConfigurationError(FkatDataError, ValueError):
 
     def __str__(self) -> str:
         return f"{self.argument} = {self.value}: expected {self.expected}"
+
+
+class ValueLimitError(ConfigurationError):
+    """A value in a file is sound, and exceeds a limit of Python or of a library. ``on_sample_error`` can leave it out."""
 
 
 @made_from_text

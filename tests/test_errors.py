@@ -21,6 +21,7 @@ from fkat_data.errors import (
     SkippedSamplesError,
     StaleIteratorError,
     StateMismatchError,
+    ValueLimitError,
     WorkerDiedError,
     WorkerError,
     WorkerStalledError,
@@ -29,6 +30,7 @@ from fkat_data.errors import (
 #: One of each, and what its message says.
 EXAMPLES = [
     (ConfigurationError("batch_size", -1, "a positive number"), "batch_size = -1: expected a positive number"),
+    (ValueLimitError("file", "a.jsonl", "less"), "file = 'a.jsonl': expected less"),
     (StateMismatchError("fingerprint.seed", 1, 2), "state field 'fingerprint.seed': saved 1, expected 2"),
     (StateMismatchError("dp_size", 4, 2, "resume with 4"), "state field 'dp_size': saved 4, expected 2; resume with 4"),
     (StaleIteratorError("replaced"), "replaced"),
@@ -148,6 +150,7 @@ def test_every_error_is_ours_and_what_pythons_own_would_be(error, text):
     assert isinstance(error, FkatDataError)
     standard = {
         ConfigurationError: ValueError,
+        ValueLimitError: ConfigurationError,
         StateMismatchError: ValueError,
         RankMismatchError: RuntimeError,
         StaleIteratorError: RuntimeError,

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from fkat_data.errors import ConfigurationError, FkatDataError, ShardCorruptError
+from fkat_data.errors import FkatDataError, ShardCorruptError, ValueLimitError
 from fkat_data.files.opening import shown_path
 
 
@@ -31,7 +31,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__
 
 
-def beyond_limit(path: str, place: str, limit: str) -> ConfigurationError:
+def beyond_limit(path: str, place: str, limit: str) -> ValueLimitError:
     """Return the error of a value that exceeds a limit.
 
     Args:
@@ -39,9 +39,7 @@ def beyond_limit(path: str, place: str, limit: str) -> ConfigurationError:
         place: Where the value is in it.
         limit: What ``limit_of`` returned.
     """
-    return ConfigurationError(
-        "file", shown_path(path), f"values within the limits of what reads them; {place}: {limit}"
-    )
+    return ValueLimitError("file", shown_path(path), f"values within the limits of what reads them; {place}: {limit}")
 
 
 def bad_value(path: str, place: str, column: str, error: Exception) -> FkatDataError:
@@ -57,4 +55,4 @@ def bad_value(path: str, place: str, column: str, error: Exception) -> FkatDataE
         field = f"{place}, column {column!r}"
         return ShardCorruptError(path, f"{field}: {error}", field)
     expected = f"columns whose values Python can hold; {place} of {shown_path(path)} has one that it cannot ({error})"
-    return ConfigurationError("columns", column, f"{expected}: choose the others with columns=[...]")
+    return ValueLimitError("columns", column, f"{expected}: choose the others with columns=[...]")

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias, cast
 
 from torch.utils import data as torch_data
 
-from fkat_data.errors import CacheFullError, ConfigurationError, DownloadError, StateMismatchError
+from fkat_data.errors import CacheFullError, ConfigurationError, DownloadError, StateMismatchError, ValueLimitError
 from fkat_data.interruption import genuine, is_interruption
 from fkat_data.sample_errors import early_end, note_misfit, note_places
 from fkat_data.seeding import ShardStreams, microbatch_seed, undoing_draws
@@ -115,7 +115,8 @@ class _Skipping:
         try:
             sample = self._dataset.window_samples([index])[0] if self._is_stream else self._dataset[index]
         except genuine(Exception) as error:
-            if not is_left_out and (not self._skips or isinstance(error, _NOT_THE_SAMPLES)):
+            is_other = isinstance(error, _NOT_THE_SAMPLES) and not isinstance(error, ValueLimitError)
+            if not is_left_out and (not self._skips or is_other):
                 raise
             note_places(error, self._dataset, [index])
             return Skipped(place, index, "; ".join([f"{type(error).__name__}: {error}", *notes_of(error)]))

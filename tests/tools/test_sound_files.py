@@ -4,6 +4,7 @@ import base64
 import datetime as dt
 import io
 import itertools
+import pickle
 import re
 import tarfile
 from decimal import Decimal
@@ -16,6 +17,7 @@ import zstandard
 from PIL import Image
 from pyarrow.parquet import encryption
 
+from fkat_data import DataLoader
 from fkat_data.datasets import IterableJsonDataset, IterableParquetDataset, JsonDataset, ParquetDataset, TarDataset
 from fkat_data.errors import ConfigurationError, SampleError, ShardCorruptError
 from fkat_data.streaming import LocalDataset, StreamingDataset
@@ -440,3 +442,24 @@ def test_a_parquet_file_that_summarizes_others_is_refused_and_not_called_corrupt
     pq.write_metadata(table.schema, tmp_path / "summary" / "a.parquet", metadata_collector=found)
     with pytest.raises(ConfigurationError, match=r"a\.parquet.*a summary of others, such as 'part-0\.parquet'"):
         PARQUET_READERS[reader](tmp_path / "summary" / "a.parquet")
+
+
+def test_samples_with_values_beyond_a_limit_are_left_out_where_the_caller_says_so(tmp_path):
+    days = pa.array([0, 1 << 30, 1], pa.date32())
+    pq.write_table(pa.table({"day": days, "row": [0, 1, 2]}), tmp_path / "a.parquet")
+    (tmp_path / "a.jsonl").write_bytes(b'{"row": 0}\n' + b"[" * 100_000 + b'\n{"row": 2}\n')
+    for dataset in (
+        ParquetDataset(tmp_path / "a.parquet"),
+        JsonDataset(tmp_path / "a.jsonl"),
+        StreamingDataset(local=str(tmp_path / "a.parquet"), batch_size=1),
+    ):
+        loader = DataLoader(dataset, batch_size=1, collate_fn=list, on_sample_error="skip")
+        assert [row["row"] for batch in loader for row in batch] == [0, 2]
+
+
+def test_an_error_of_a_limit_is_the_same_in_another_process(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(b"[" * 100_000 + b"\n")
+    with pytest.raises(ConfigurationError) as caught:
+        JsonDataset(tmp_path / "a.jsonl")[0]
+    copy = pickle.loads(pickle.dumps(caught.value))
+    assert (type(copy), str(copy), vars(copy)) == (type(caught.value), str(caught.value), vars(caught.value))
