@@ -215,21 +215,26 @@ class Server:
             if claimed is None:
                 return
             if not shard.indexed.has(claimed):
-                picks.end(task.ticket, claimed)
+                self._end(task, picks, claimed)
                 return
             shard.prefetch(claimed)
 
     def _make_one(self, task: Task, picks: Picks, shard: OpenShard, index: int) -> bool:
         """Make a microbatch that was picked; return whether the shard has it."""
         produced = shard.make(index)
-        if produced is None or produced.is_last:
-            picks.end(task.ticket, index + (produced is not None))
-        if produced is not None:
-            self._publish(task, produced)
-        elif index == task.first_microbatch:
-            self._send_events()
-            self._channel.send(Kind.END, END.pack(task.ticket, index))
-        return produced is not None
+        if produced is None:
+            self._end(task, picks, index)
+            return False
+        if produced.is_last:
+            picks.end(task.ticket, index + 1)
+        self._publish(task, produced)
+        return True
+
+    def _end(self, task: Task, picks: Picks, count: int) -> None:
+        """Say that a shard has this many microbatches: if other workers know more, the trainer would wait for this one's."""
+        picks.end(task.ticket, count)
+        self._send_events()
+        self._channel.send(Kind.END, END.pack(task.ticket, count))
 
     def _pick(self, task: Task, picks: Picks, shard: OpenShard | None) -> int | None:
         """Return the next microbatch of a shard for this worker; None: it has no other."""

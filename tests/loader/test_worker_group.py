@@ -17,7 +17,7 @@ from patience import unless_held_up
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 from walks import at_state, recorded, wait_until
 
-from fkat_data import MemoryLimitError, ShardedDataLoader, WorkerDiedError
+from fkat_data import MemoryLimitError, ShardedDataLoader, WorkerDiedError, WorkerError
 from fkat_data.errors import WorkerStalledError
 
 pytestmark = pytest.mark.usefixtures("processes")
@@ -294,3 +294,57 @@ def test_little_memory_holds_workers_up_and_only_what_the_caller_keeps_is_an_err
         assert got == [*range(40), *range(30)]
         with pytest.raises(MemoryLimitError, match="that the caller keeps"):
             list(several)
+
+
+class OfItsProcess(Dataset):
+    """Samples, and batches of them whose number is another one in each process: the one with fewer makes none at the end."""
+
+    def __init__(self, folder):
+        self.folder, self.count = folder, None
+
+    def __len__(self):
+        return 20
+
+    def wait_for(self, name):
+        wait_until((self.folder / name).exists)
+
+    def batches(self):
+        try:
+            (self.folder / "first").touch(exist_ok=False)
+            self.count = 10
+        except FileExistsError:
+            self.count = 20
+            (self.folder / "second").touch()
+        self.wait_for("second")
+        yield from ([index] for index in range(self.count))
+        (self.folder / f"{self.count} drawn").touch()
+
+    def __getitem__(self, index):
+        if index == 9:
+            (self.folder / "made").touch()
+        elif index > 9:
+            self.wait_for("10 drawn")
+        elif self.count == 10:
+            self.wait_for("made")
+        return index
+
+
+class Batches:
+    def __init__(self, dataset):
+        self.dataset = dataset
+
+    def __iter__(self):
+        return self.dataset.batches()
+
+
+def test_workers_whose_sampler_gives_other_numbers_of_batches_end_in_an_error_instead_of_a_wait(tmp_path):
+    def factory(shard):
+        dataset = OfItsProcess(tmp_path)
+        return DataLoader(dataset, batch_sampler=Batches(dataset))
+
+    ahead = {"num_workers_per_shard": 2, "num_microbatch_prefetches": 20}
+    with (
+        ShardedDataLoader(3, ["a"], factory, **ahead) as loader,
+        pytest.raises(WorkerError, match="do not agree on its end: one of them has no microbatch 1"),
+    ):
+        list(loader)
