@@ -231,8 +231,8 @@ def test_an_error_comes_in_its_place_and_a_skip_goes_on_behind_its_shard():
 
 
 @unless_held_up
-def test_one_slow_microbatch_does_not_stop_the_others_and_the_verdict_names_it():
-    with loader(Factory([40], Slow), num_workers_per_shard=3) as several:
+def test_one_slow_microbatch_does_not_stop_the_others_and_the_verdict_names_it(tmp_path):
+    with loader(Factory([40], partial(Slow, later=tmp_path / "later")), num_workers_per_shard=3) as several:
         got = epoch(several)
         statistics = several.statistics()
     assert [microbatch[0] for microbatch in got] == list(range(40))
@@ -241,11 +241,18 @@ def test_one_slow_microbatch_does_not_stop_the_others_and_the_verdict_names_it()
 
 
 class Slow:
-    def __init__(self, count):
+    """One microbatch comes a while after later ones, which other workers make."""
+
+    def __init__(self, count, later=None):
         self.num_microbatches = count
+        self.later = later
 
     def microbatch(self, index):
-        time.sleep(0.4 if index == 10 else 0.001)
+        if index == 10:
+            wait_until(self.later.exists)
+            time.sleep(0.4)
+        elif index > 10:
+            self.later.touch()
         return torch.tensor([index])
 
 

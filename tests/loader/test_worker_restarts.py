@@ -225,6 +225,9 @@ def sleeping():
 @pytest.mark.parametrize("fall_silent", [holding_the_lock_in_c, sleeping], ids=["hanging", "sleeping"])
 @unless_held_up
 def test_a_silent_worker_is_reported_with_its_stack_and_at_last_ended(processes, fall_silent, caplog, tmp_path):
+    caplog.clear()
+    (tmp_path / "begun").unlink(missing_ok=True)
+
     def begun(shard):
         (tmp_path / "begun").touch()
         yield torch.tensor(0)
