@@ -14,7 +14,12 @@ import threading
 import types
 
 STACK_SIGNAL: int = signal.SIGRTMAX - 3 if hasattr(signal, "SIGRTMAX") else signal.SIGWINCH
-"""Makes a worker write its Python stacks; datasets do not use this signal, nor does a process without a terminal."""
+"""Makes a worker write its Python stacks, whatever it does: where that is to run Python code, this may crash it.
+
+Datasets do not use this signal, nor does a process without a terminal.
+"""
+SAFE_STACK_SIGNAL: int | None = signal.SIGRTMAX - 4 if hasattr(signal, "SIGRTMAX") else None
+"""Makes a worker write its Python stacks between two instructions, once it comes there."""
 
 # Nothing survives the first two. The next ones say that the process itself has failed. By default, the last ones do
 # nothing, or have a stopped process go on.
@@ -71,6 +76,22 @@ def bind(descriptor: int) -> None:
     with contextlib.suppress(BlockingIOError):
         if os.read(descriptor, 1) == b"":
             os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
+def write_stacks_on_signals(stack_signal: int, descriptor: int) -> None:
+    """Have this process write its Python stacks to a descriptor when ``STACK_SIGNAL`` or ``SAFE_STACK_SIGNAL`` comes.
+
+    What handles the first reads the frames of functions that may be about to begin or to end.
+    """
+
+    def write_stacks(number: int, frame: types.FrameType | None) -> None:
+        del number, frame
+        faulthandler.dump_traceback(descriptor)
+
+    faulthandler.register(stack_signal, file=descriptor)
+    if SAFE_STACK_SIGNAL is not None:
+        signal.signal(SAFE_STACK_SIGNAL, write_stacks)
+        signal.siginterrupt(SAFE_STACK_SIGNAL, False)
 
 
 def _enlarge_signal_stack() -> None:

@@ -24,7 +24,7 @@ from fkat_data.interruption import genuine, suppress
 from fkat_data.machine import text_of
 from fkat_data.worker.child import SpawnedChild, events_on, has_stdout, popen_interpreter
 from fkat_data.worker.inheritance import BIRTH, DEATH, IS_DEAD, Surroundings, WorkerDescriptors, WorkerRequest
-from fkat_data.worker.lifeline import STACK_SIGNAL
+from fkat_data.worker.lifeline import SAFE_STACK_SIGNAL, STACK_SIGNAL
 from fkat_data.worker.monitor import Latch, WorkerMonitor, new_lines
 from fkat_data.worker.ship import Shipment
 from fkat_data.worker.template_process import TemplateProcess
@@ -179,10 +179,9 @@ Child: TypeAlias = SpawnedChild | ForkedChild
 # The settings are a pickled list of the paths to import from, then the pickled settings proper. The first lines make
 # stacks visible, those of the following imports included.
 _BOOTSTRAP = """\
-import faulthandler
 settings, channel, page, lifeline, stacks, worker_index, stack_signal = map(int, sys.argv[1:])
 bind(lifeline)
-faulthandler.register(stack_signal, file=stacks)
+write_stacks_on_signals(stack_signal, stacks)
 import mmap, pickle
 file = mmap.mmap(settings, 0, access=mmap.ACCESS_COPY)
 os.close(settings)
@@ -194,8 +193,11 @@ main(file, worker_index, channel, page)
 _REPORT_GRACE_S = 1.0
 _KILL_GRACE_S = 5.0
 _STACK_WAIT_S = 0.5
+_SAFE_STACK_WAIT_S = 0.2
 _LONGEST_STACK_BYTES = 1 << 16
 _EVERY_SIGNAL = "f" * 16
+#: Parts of lines of stacks: of imports, and of what writes the stacks.
+_NOT_ITS_OWN = ('"<frozen importlib', " in write_stacks")
 
 
 _Inherited: TypeAlias = tuple[int, int, int, int, int]
@@ -284,18 +286,25 @@ class WorkerProcess:
         if not int(status.get("SigCgt", "0"), 16) >> (STACK_SIGNAL - 1) & 1:
             return f"no Python stack yet: the process is starting (state {status.get('State', 'gone')})"
         os.ftruncate(self._stacks, 0)
+        size = 0 if SAFE_STACK_SIGNAL is None else self._written(pid, SAFE_STACK_SIGNAL, _SAFE_STACK_WAIT_S)
+        if not size:  # it is in C for long, or waits there
+            size = self._written(pid, STACK_SIGNAL, _STACK_WAIT_S)
+        lines = os.pread(self._stacks, min(size, _LONGEST_STACK_BYTES), 0).decode(errors="replace").splitlines()
+        text = "\n".join(line for line in lines if not any(part in line for part in _NOT_ITS_OWN)).strip()
+        return text or f"no Python stack: the process does not answer (state {_status(pid).get('State', 'gone')})"
+
+    def _written(self, pid: int, number: int, wait_s: float) -> int:
+        """Send a signal that has stacks written; return the number of bytes, once no more come."""
         with suppress(ProcessLookupError):
-            os.kill(pid, STACK_SIGNAL)
-        deadline_s = time.monotonic() + _STACK_WAIT_S
+            os.kill(pid, number)
+        deadline_s = time.monotonic() + wait_s
         size = 0
         while time.monotonic() < deadline_s:
             time.sleep(0.02)
             before, size = size, os.fstat(self._stacks).st_size
             if size and size == before:
                 break
-        lines = os.pread(self._stacks, min(size, _LONGEST_STACK_BYTES), 0).decode(errors="replace").splitlines()
-        text = "\n".join(line for line in lines if '"<frozen importlib' not in line).strip()
-        return text or f"no Python stack: the process does not answer (state {_status(pid).get('State', 'gone')})"
+        return size
 
 
 def _start(

@@ -9,7 +9,6 @@ a while. The end of its lifeline kills it.
 
 import atexit
 import contextlib
-import faulthandler
 import gc
 import importlib
 import mmap
@@ -38,7 +37,7 @@ from fkat_data.worker.inheritance import (
     WorkerDescriptors,
     WorkerRequest,
 )
-from fkat_data.worker.lifeline import STACK_SIGNAL, bind
+from fkat_data.worker.lifeline import STACK_SIGNAL, bind, write_stacks_on_signals
 
 _REQUEST_BYTES = 1 << 18
 
@@ -257,7 +256,7 @@ def _become_worker(request: WorkerRequest, descriptors: WorkerDescriptors) -> tu
     os.setpgid(0, 0)
     bind(descriptors.lifeline)
     os.dup2(descriptors.stderr, 2)
-    faulthandler.register(request.stack_signal, file=descriptors.stacks)
+    write_stacks_on_signals(request.stack_signal, descriptors.stacks)
     stdout = os.open(os.devnull, os.O_WRONLY) if descriptors.stdout is None else descriptors.stdout
     os.dup2(stdout, 1)
     with contextlib.suppress(OSError):

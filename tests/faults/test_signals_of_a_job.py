@@ -8,10 +8,12 @@ import psutil
 import torch
 from torch.utils.data import Dataset
 from fkat_data import DataLoader
+from fkat_data.worker.lifeline import STACK_SIGNAL
 
 name = sys.argv[1]
 left_alone = {signal.SIGKILL, signal.SIGSTOP}  # and what says that the process has failed
 left_alone |= {getattr(signal, f"SIG{name}") for name in ("SEGV", "BUS", "ILL", "FPE", "ABRT", "TRAP", "SYS")}
+left_alone |= {STACK_SIGNAL}  # which Python may crash at
 numbers = sorted(signal.valid_signals() - left_alone)
 for number in numbers:
     signal.signal(number, lambda number, frame: None)

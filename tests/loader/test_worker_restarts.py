@@ -222,7 +222,14 @@ def sleeping():
     time.sleep(60)
 
 
-@pytest.mark.parametrize("fall_silent", [holding_the_lock_in_c, sleeping], ids=["hanging", "sleeping"])
+def computing():
+    while True:
+        sorted(range(50), key=abs)
+
+
+@pytest.mark.parametrize(
+    "fall_silent", [holding_the_lock_in_c, sleeping, computing], ids=["hanging", "sleeping", "computing"]
+)
 @unless_held_up
 def test_a_silent_worker_is_reported_with_its_stack_and_at_last_ended(processes, fall_silent, caplog, tmp_path):
     caplog.clear()
@@ -249,6 +256,7 @@ def test_a_silent_worker_is_reported_with_its_stack_and_at_last_ended(processes,
         assert "is working on; tasks under way: 1, no microbatch is ready" in warnings[-1]
         for text in (warnings[-1], caught.value.stack):
             assert f"in {fall_silent.__name__}" in text
+            assert "write_stacks" not in text
 
 
 @unless_held_up

@@ -3,6 +3,10 @@
 import json
 import os
 
+import pytest
+
+from fkat_data.worker.lifeline import SAFE_STACK_SIGNAL
+
 PROGRAM = """
 import json, os, resource, signal, sys
 import torch
@@ -115,6 +119,33 @@ with ShardedDataLoader(0, ["other"], lambda shard: [0]) as kept:
 
 def test_how_a_forked_worker_ended_is_told(prepared, run_script):
     assert run_script(SIGNALS, by="fork").stdout == "7 True\n-11 True\n-9 True\n"
+
+
+ASKED = """
+import os, signal, sys, time
+from fkat_data.worker.lifeline import SAFE_STACK_SIGNAL, STACK_SIGNAL, write_stacks_on_signals
+
+stacks = os.open("stacks", os.O_CREAT | os.O_APPEND | os.O_RDWR)
+write_stacks_on_signals(STACK_SIGNAL, stacks)
+
+def compute(deadline_s):
+    while time.monotonic() < deadline_s or os.waitpid(child, os.WNOHANG)[0] == 0:
+        sorted(range(50), key=lambda number: -number)
+
+child = os.fork()
+if child == 0:
+    for _ in range(3000):
+        os.kill(os.getppid(), SAFE_STACK_SIGNAL)
+        time.sleep(0.0002)
+    os._exit(0)
+compute(time.monotonic() + 0.1)
+print("in compute" in open("stacks").read())
+"""
+
+
+@pytest.mark.skipif(SAFE_STACK_SIGNAL is None, reason="there is no signal for it")
+def test_who_computes_is_asked_for_its_stacks_again_and_again_and_goes_on(prepared, run_script):
+    assert run_script(ASKED, by="fork").stdout == "True\n"
 
 
 LEAVING = """
