@@ -56,9 +56,15 @@ def kill_a_worker(process, out):
     raise AssertionError("the conversion has ended before a worker could be killed")
 
 
-@pytest.mark.parametrize("engine", ["dask", "ray"])
-def test_a_conversion_survives_a_killed_worker(processes, tmp_path, short_folder, engine):
-    data, out = tmp_path / "data", tmp_path / "out"
+@pytest.mark.timeout(600)  # in the lane whole, both
+def test_a_conversion_survives_a_killed_worker(processes, tmp_path, short_folder, some):
+    for engine in some(("dask", "ray"), 1):
+        (tmp_path / engine).mkdir()
+        convert(tmp_path / engine, short_folder, engine)
+
+
+def convert(folder, short_folder, engine):
+    data, out = folder / "data", folder / "out"
     data.mkdir()
     for file in range(NUM_FILES):
         lines = [{"id": file * NUM_LINES + line, "tokens": [file] * (1 + line % 50)} for line in range(NUM_LINES)]

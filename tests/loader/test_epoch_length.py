@@ -471,20 +471,20 @@ def test_workers_open_the_shards_and_end(processes):
 class SlowRows(Rows):
     def __init__(self, shard):
         super().__init__(shard)
-        time.sleep(60 if shard == "9" else 0)
+        time.sleep(600 if shard == "9" else 0)
 
 
 @unless_held_up
 def test_a_shard_that_hangs_while_it_is_counted_is_reported_and_then_an_error(processes, caplog):
     factory = DataLoaderFactory(SlowRows, batch_size=4)
-    options = {"stall_warning_s": 0.5, "stall_timeout_s": 3}  # a worker begins by importing this module
+    options = {"stall_warning_s": 0.5, "stall_timeout_s": 10}  # a worker begins by importing this module
     with (
         ShardedDataLoader(0, ["3", "9"], factory, **options) as loader,
         pytest.raises(WorkerStalledError, match=r"shard '9'(.|\n)*in __init__"),
     ):
         len(loader)
     assert "shard '9'" in caplog.text
-    with ShardedDataLoader(0, ["3", "4"], DataLoaderFactory(SlowRows, batch_size=4), **options) as loader:
+    with ShardedDataLoader(0, ["3", "4"], DataLoaderFactory(SlowRows, batch_size=4)) as loader:
         assert len(loader) == len(list(loader)) == 2
 
 
