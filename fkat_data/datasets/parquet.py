@@ -91,7 +91,8 @@ class ParquetDataset(_ParquetFiles, IndexedFiles):
 
     The constructor reads only the footers of the files. A row group is decoded when one of its rows is requested, and
     the last few stay decoded. So a sampler that stays within a few row groups at a time reads each of them once.
-    Local files are memory-mapped, and at most 32 files are open at a time. A copy in another process opens the files
+    Local files are memory-mapped, and at most 32 files are open at a time. Of files in stores, the chosen columns of row
+    groups are kept as they are stored, too, at most 64 MiB in each process. A copy in another process opens the files
     again on its first read.
 
     A row is a dict from column to value. Fixed-size lists of numbers or booleans, nested or not, become tensors, which
@@ -141,6 +142,10 @@ class ParquetDataset(_ParquetFiles, IndexedFiles):
             sizes = (file.num_bytes(number, self.columns or file.names) for number in range(len(file.num_rows)))
             groups = zip(file.num_rows, sizes, strict=True)
             self._groups += [_RowGroup(file_index, number, *group) for number, group in enumerate(groups)]
+        # What was fetched of stores, as it is stored; None: row groups are too large for that, or local.
+        num_fetched = _MOST_FETCHED_BYTES // max(1, *(group.num_bytes for group in self._groups), 1)
+        is_held = self._has_remote and num_fetched > 1
+        self._fetched_groups: LastUsed[WholeFile] | None = LastUsed(num_fetched) if is_held else None
         self._types = of_all.types
         # _ends[g]: rows up to and including row group g.
         self._ends = np.cumsum([group.num_rows for group in self._groups], dtype=np.int64)
@@ -214,7 +219,9 @@ class ParquetDataset(_ParquetFiles, IndexedFiles):
 
     def _begin_groups(self, group_indices: Sequence[int]) -> None:
         """Ask stores for row groups that are not kept, and do not wait for them."""
-        groups = [self._groups[group] for group in group_indices if group not in self._decoded_groups]
+        held = self._fetched_groups or ()
+        missing = (group for group in group_indices if group not in self._decoded_groups and group not in held)
+        groups = [self._groups[group] for group in missing]
         unopened = [number for number in {group.file_index for group in groups} if number not in self._files]
         if len(unopened) > 1:
             in_parallel(self._file, unopened, _NUM_THREADS)
@@ -225,7 +232,8 @@ class ParquetDataset(_ParquetFiles, IndexedFiles):
     def _fetched(self, group_index: int) -> WholeFile:
         file_index, group_in_file, *_ = self._groups[group_index]
         file = self._file(file_index)
-        return file.with_columns(group_in_file, self.columns or file.names)
+        fetch = partial(file.with_columns, group_in_file, self.columns or file.names)
+        return fetch() if self._fetched_groups is None else self._fetched_groups.get(group_index, fetch)
 
     def _decoded(self, group_index: int) -> dict[str, ArrowColumn]:
         return self._decoded_groups.get(group_index, partial(self._decode, group_index))

@@ -222,3 +222,14 @@ def test_a_store_that_sends_other_bytes_than_those_asked_for_is_an_error(store, 
             with pytest.raises(error):
                 read()
     assert dataset[150] == sample
+
+
+def test_row_groups_that_are_decoded_again_are_not_fetched_again(store, table):
+    numbers, _ = table
+    dataset = ParquetDataset("counting://file", ["c07"], row_groups_kept=1)
+    store.requests.clear()
+    for _ in range(3):
+        for chosen in [range(0, 400, 40), [399], [0, 200]]:
+            found = dataset.__getitems__(chosen)
+            assert [row["c07"] for row in found] == [numbers["c07"][index] for index in chosen]
+    assert len(store.requests) == 10
