@@ -76,12 +76,14 @@ class Sampled(MapStyle):
     """In an order of a sampler, which gives indices or batches of them."""
 
     ways = frozenset({"processes"})
+    # Behind an epoch that was left, one that draws index by index goes on from where its generator was left.
+    samplers = tuple(name for name in SAMPLERS if name != "permuted")
 
     @classmethod
     def drawn(cls, rng):
         # Where an epoch is left, torch's samplers have moved their generators as far as batches were drawn: up to 32.
         count = {"count": rng.randint(1, 31)}
-        return {**super().drawn(rng), **count, "sampler": rng.choice([*SAMPLERS]), "is_batched": rng.random() < 0.3}
+        return {**super().drawn(rng), **count, "sampler": rng.choice(cls.samplers), "is_batched": rng.random() < 0.3}
 
     def build(self, count, size, drop_last, sampler, is_batched, **how):
         order = SAMPLERS[sampler](count)
@@ -107,6 +109,9 @@ class OfOneRank(MapStyle):
 
 class Dealt(Sampled):
     """One rank's part of what `deal_out` gives to ranks."""
+
+    # Of one that goes on to a further epoch at each iteration, ranks cannot begin the first one again.
+    samplers = tuple(name for name in Sampled.samplers if not name.startswith("further"))
 
     @classmethod
     def drawn(cls, rng):
