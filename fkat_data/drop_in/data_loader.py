@@ -511,7 +511,10 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
     def _set_samplers(self, loaded: dict[str, Any]) -> None:
         """Set samplers of the user's to what a state at an epoch's start says: a ``set_epoch`` may follow before that begins."""
         sampler = loaded.get("sampler", {})
-        if loaded["step"] or not samplers_in(sampler) or is_numbered(self.sampler, self.batch_sampler):
+        begun = samplers_in(sampler)
+        if begun:
+            self._first_batch.note(loaded["epoch"], begun)
+        if loaded["step"] or not begun or is_numbered(self.sampler, self.batch_sampler):
             return
         outermost = self.sampler if self.batch_sampler is None else self.batch_sampler
         if self.has_windows:

@@ -419,7 +419,8 @@ class DrawnPlan(IndexPlan):
                 self._newest = self._marks[step] = order.count, order.digest
                 return
         if self._has_own_states and step:
-            self._note(*self._draw(1))
+            self._draw(1)
+            self._note()
             self._skip(max(step - 1, 1))
             self._note()
         self._skip(step)
@@ -444,7 +445,7 @@ class DrawnPlan(IndexPlan):
         order = CheckedOrder(
             chain(before, batches) if before else batches,
             checks,
-            num_kept=0 if self._share is None else share.num_in_round,
+            num_kept=share.num_in_round if self._share is not None or self._has_own_states else 0,
         )
         own: Iterator[Any] = order
         size, drop_last = self._batch_size, self._drop_last
@@ -468,7 +469,7 @@ class DrawnPlan(IndexPlan):
         is_alone = self._has_own_states and not self._newest[0]
         batches = self._draw(1 if is_alone else self._part_size)
         if is_alone and batches:
-            self._note(batches[0])
+            self._note()
             self._first_batch.note(self._epoch, {**cast("dict[str, Any]", self._begun), **self._first_said()})
             batches += self._draw(self._part_size - 1)
         if batches:
@@ -482,10 +483,10 @@ class DrawnPlan(IndexPlan):
         self._drawn_to = self._note() if self._has_own_states else self._states()
         self._is_torn = False
 
-    def _note(self, *first: Any) -> dict[str, Any]:
-        """Remember and return what samplers with a state say where the batches were drawn to; ``first``: the only one."""
-        states = self._states()
-        self._iteration.note(Reached(states, self._order.count, self._order.digest), *first)
+    def _note(self) -> dict[str, Any]:
+        """Remember and return what samplers with a state say where the batches were drawn to."""
+        states, order = self._states(), self._order
+        self._iteration.note(Reached(states, order.count, order.digest), [*order.first])
         return states
 
     def _draw(self, count: int) -> list[Any]:

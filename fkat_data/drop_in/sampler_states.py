@@ -48,27 +48,27 @@ class Iteration:
 
     def __init__(self) -> None:
         self._reached: tuple[Reached, ...] = ()
-        self.first: tuple[Any, Reached] | None = None
-        """The first batch, and what the samplers said after it."""
+        self.first: tuple[list[Any], Reached] | None = None
+        """The first batches, one for each rank, and what the samplers said after them."""
 
     def first_said(self) -> dict[str, Any] | None:
-        """Return what a state says of the first batch: samplers that cannot begin the iteration again go on behind it.
+        """Return what a state says of the first batches: samplers that cannot begin the iteration again go on behind them.
 
-        None: it is not known, or no plain value, which a saved state may hold.
+        None: they are not known, or no plain values, which a saved state may hold.
         """
         if self.first is None:
             return None
-        batch, reached = self.first
-        items = cast("list[Any]", batch) if type(batch) is list else [batch]
+        batches, reached = self.first
+        items = (item for batch in batches for item in (cast("list[Any]", batch) if type(batch) is list else [batch]))
         if not {type(item) for item in items} <= {int, str}:
             return None
         said = {name: reached.states[name] for name in ("generators", "samplers")}
-        return {**said, "batch": batch, "drawn": reached.num_drawn, "order": reached.digest}
+        return {**said, "batches": batches, "drawn": reached.num_drawn, "order": reached.digest}
 
-    def note(self, reached: Reached, batch: Any = None) -> None:
-        """Remember what the samplers say; ``batch``: the first one, if it is the only one that was drawn."""
-        if batch is not None:
-            self.first = batch, reached
+    def note(self, reached: Reached, first: list[Any] | None = None) -> None:
+        """Remember what the samplers say; ``first``: the first batches, if no others were drawn."""
+        if first is not None and len(first) == reached.num_drawn:
+            self.first = first, reached
         if self._reached and self._reached[-1].num_drawn == reached.num_drawn:
             return  # what they say at the end may be of the next one
         self._reached = (*self._reached[-_MOST_REACHED:], reached)
@@ -184,7 +184,7 @@ def begun_again(
         return first is not None
 
     ways: list[tuple[Callable[[], bool], list[Any]]] = [(load, []), (repeat, [])]
-    for set_to_start, before in [*ways, (load_first, [] if first is None else [first["batch"]])]:
+    for set_to_start, before in [*ways, (load_first, [] if first is None else [*first["batches"]])]:
         if not set_to_start():
             continue
         if not known[0] or _digest_of(chain(before, _opened(sampler)), known[0], new_generators()) == known:
