@@ -101,7 +101,7 @@ def describe(file: StoredBytes) -> dict[str, Any]:
         raise ShardCorruptError.of_field(
             file.name, "number of column chunks", f"{sum(num_leaves)}, as in the schema", metadata.num_columns
         )
-    check_own_columns(file.name, metadata)
+    check_own_columns(file.name, metadata, start)
     padding = _PADDING_BYTES if _TOO_SHORT.match(metadata.created_by or "") else 0
     groups = [
         _group(metadata.row_group(group), num_leaves, padding, file.size_bytes)
@@ -528,9 +528,10 @@ class WholeFile:
             self._leaf_columns: list[str] = [leaf[0] for leaf in parquet.reader.column_paths]
         self._metadata: Any = parquet.metadata
         metadata = self._metadata
-        if self._footer_bytes() - metadata.serialized_size == _SIGNATURE_BYTES:
+        footer_bytes = self._footer_bytes()
+        if footer_bytes - metadata.serialized_size == _SIGNATURE_BYTES:
             raise encrypted(path)
-        check_own_columns(path, metadata)
+        check_own_columns(path, metadata, self._source().seek(0, os.SEEK_END) - _TAIL_BYTES - footer_bytes)
         self.num_rows: list[int] = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
         # Some writers leave the file's number at 0.
         if metadata.num_rows not in (0, sum(self.num_rows)) or min(self.num_rows, default=0) < 0:

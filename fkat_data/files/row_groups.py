@@ -13,6 +13,8 @@ _arrow = required("pyarrow", "parquet")
 _parquet = required("pyarrow.parquet", "parquet")
 
 #: What pyarrow says, by another class of error, of what it does not read: a schema that Presto wrote, and more than 2 GiB.
+#: What a file of this kind begins with: `PAR1`.
+_MAGIC_BYTES = 4
 _UNSUPPORTED = re.compile("Map keys must be annotated|offset overflow")
 
 
@@ -126,22 +128,24 @@ def unreadable(path: str, place: str, error: Exception) -> FkatDataError:
     return ShardCorruptError(path, f"{place}: {error}", place)
 
 
-def check_own_columns(path: str, metadata: Any) -> None:
+def check_own_columns(path: str, metadata: Any, footer_start: int) -> None:
     """Check that a file has its columns itself, and is no summary of a folder's files.
+
+    pyarrow would say in which file they are, and ends the process where it is asked of a damaged footer.
 
     Args:
         path: The file.
-        metadata: What its footer says. Its columns are not encrypted.
+        metadata: What its footer says.
+        footer_start: Where the footer begins in the file.
 
     Raises:
         ConfigurationError: They are in other files.
     """
-    for group in range(metadata.num_row_groups if metadata.num_columns else 0):
-        if other := metadata.row_group(group).column(0).file_path:
-            expected = (
-                f"a Parquet file with columns of its own; it is a summary of others, such as {other!r}: read those"
-            )
-            raise ConfigurationError("file", path, expected)
+    if metadata.num_rows and metadata.num_columns and footer_start <= _MAGIC_BYTES:
+        expected = (
+            "a Parquet file with columns of its own; it is a summary of other files, and has a footer alone: read those"
+        )
+        raise ConfigurationError("file", path, expected)
 
 
 def encrypted(path: str) -> ConfigurationError:
