@@ -117,6 +117,9 @@ class _KeyedDefinitions:
         if key in self._incomplete:
             set_state(definition, state)
             self._incomplete.discard(key)
+            known = self.known(definition)
+            if known is not None and known.is_received:
+                _show_in_script(definition)
 
     def _add(self, definition: Any, key: bytes, *, is_received: bool) -> None:
         # Without a callback, in which Python would swallow what a signal's handler raises.
@@ -520,6 +523,16 @@ def _reduce_module(module: types.ModuleType) -> Any:
 def _is_sent_by_value(name: str) -> bool:
     by_value = cast("set[str]", cloudpickle.list_registry_pickle_by_value())
     return any(name == other or name.startswith(f"{other}.") for other in by_value)
+
+
+def _show_in_script(definition: Any) -> None:
+    """Let who looks a definition of the script up by its name find it: ``pickle``, ``torch.load``, type hints."""
+    module, name = _place(definition)
+    script = sys.modules.get("__main__")
+    if module in _SCRIPTS and script is not None and "." not in name:
+        # What this process has there itself stays.
+        vars(script).setdefault(name, definition)
+        sys.modules.setdefault(module, script)
 
 
 def _import(name: str) -> Any:

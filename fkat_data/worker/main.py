@@ -7,6 +7,8 @@ import mmap
 import os
 import signal
 import socket
+import sys
+import types
 from typing import Any
 
 import torch
@@ -51,9 +53,12 @@ def main(settings_file: mmap.mmap, worker_index: int, channel_descriptor: int, p
     torch.set_num_threads(1)
     page = Segment(0, page_descriptor, PAGE_BYTES, is_written=True)
     os.close(page_descriptor)
+    # The script's names go there, and this process's own program has others.
+    program, sys.modules["__main__"] = sys.modules["__main__"], types.ModuleType("__main__")
     server, clock = _prepare(settings_file, worker_index, sock, page.view.cast("d"))
     with clock.installed():
         server.run()
+    del program  # until here: it calls this function
 
 
 def _prepare(settings_file: mmap.mmap, worker_index: int, sock: socket.socket, page: Page) -> tuple[Server, StageClock]:

@@ -321,3 +321,56 @@ def test_the_source_of_a_scripts_code_is_found_in_a_worker(run_script, tmp_path)
     found = run_script(SOURCE).stdout
     assert "(tensor([0]), 'return index')" in found
     assert f'File "{tmp_path / "script.py"}", line 13, in __getitem__\n    raise ValueError("no such number")' in found
+
+
+LOOKED_UP = """
+import enum, io, pickle, sys, typing
+import torch
+import fkat_data
+
+class Kind(enum.Enum):
+    PLAIN = 1
+
+class Item:
+    def __init__(self, number: int, kind: "Kind") -> None:
+        self.number = number
+        self.kind = kind
+
+class Typed:
+    item: "Item"
+
+def main(item):
+    return item.number + 1
+
+def leave(item):
+    return main(item)
+
+class Items:
+    def __init__(self):
+        self.known = [Typed, leave]
+        self.pickled = [pickle.dumps(Item(number, Kind.PLAIN)) for number in range(3)]
+        stream = io.BytesIO()
+        torch.save(Item(7, Kind.PLAIN), stream)
+        self.saved = stream.getvalue()
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        item = pickle.loads(self.pickled[index])
+        assert type(item) is Item and item.kind is Kind.PLAIN
+        assert pickle.loads(pickle.dumps(item)).number == index
+        assert torch.load(io.BytesIO(self.saved), weights_only=False).number == 7
+        assert typing.get_type_hints(Typed) == {"item": Item}
+        assert sys.modules["__main__"].Item is Item
+        return leave(item)
+
+with fkat_data.DataLoader(Items(), None, num_workers=1) as loader:
+    print(list(loader), sorted(set(vars(sys.modules["__main__"])) & {"Item", "main"}))
+"""
+
+
+@pytest.mark.parametrize("start_method", ["template", "spawn"])
+def test_a_worker_finds_what_has_travelled_of_the_script_by_its_name(run_script, start_method):
+    script = LOOKED_UP.replace("num_workers=1", f"num_workers=1, start_method={start_method!r}")
+    assert run_script(script).stdout == "[1, 2, 3] ['Item', 'main']\n"
