@@ -184,9 +184,12 @@ def living():
     return [child for child in psutil.Process().children() if child not in kept and child.status() != psutil.STATUS_ZOMBIE]
 
 def left():
-    # A template waits for the next loader.
-    found = living()
-    return found[1:] or [worker for template in found for worker in template.children()]
+    try:
+        # A template waits for the next loader.
+        found = living()
+        return found[1:] or [worker for template in found for worker in template.children()]
+    except psutil.NoSuchProcess as ended:  # since it was listed: there may be others
+        return [ended]
 
 for delay_s in (0.0005, 0.002, 0.008):
     timer = threading.Timer(delay_s, lambda: os.kill(os.getpid(), signal.SIGINT))
