@@ -86,11 +86,8 @@ class Mappings:
         lines = text_of("/proc/self/maps").splitlines() if sys.platform == "linux" else []
         self._found = [found for line in lines if (found := _mapping_of(line)) is not None]
         self._starts = [found.start for found in self._found]
-
-    @property
-    def has_shared(self) -> bool:
+        self.has_shared: bool = any(found.is_shared for found in self._found)
         """Whether there is memory that other processes may write."""
-        return any(found.is_shared for found in self._found)
 
     def find(self, address: int, size_bytes: int) -> FileMapping | None:
         """Return the mapping that these addresses lie in."""
@@ -121,7 +118,6 @@ class BufferPlaces:
 
     def __init__(self) -> None:
         self._mappings = Mappings()
-        self._has_shared = self._mappings.has_shared
         self._taken: list[memoryview | _Mapped] = []
         self._files: dict[int, tuple[str, int] | None] = {}
         self.descriptors: list[int] = []
@@ -134,7 +130,7 @@ class BufferPlaces:
             PicklingError: It lies in memory that processes share, and that a worker cannot get at.
         """
         content = buffer.raw()
-        if not content.nbytes or (content.nbytes < _LEAST_BYTES and not self._has_shared):
+        if not content.nbytes or (content.nbytes < _LEAST_BYTES and not self._mappings.has_shared):
             return True
         mapping = self._mappings.find(_address_of(content), content.nbytes)
         mapped = None if mapping is None else self._mapped(mapping, content)
@@ -339,18 +335,22 @@ def _memmap(array: Any, filename: Any, offset: int, mode: str) -> Any:
 
 
 def hashed_buffer(buffer: pickle.PickleBuffer, mappings: Mappings) -> memoryview | bytes | None:
-    """Return what tells whether a buffer has changed: its content, or which file it shows; None: it is small.
+    """Return what tells whether a buffer has changed: its content, or which file or shared memory it shows.
 
     Args:
         buffer: Of a pickle.
         mappings: Those of this process.
+
+    Returns:
+        None: It is small, and belongs in the pickle.
     """
     content = buffer.raw()
-    if content.nbytes < _LEAST_BYTES:
+    is_small = content.nbytes < _LEAST_BYTES
+    if not content.nbytes or (is_small and not mappings.has_shared):
         return None
     address = _address_of(content)
     mapping = mappings.find(address, content.nbytes)
-    if mapping is None:
-        return content
+    if mapping is None or (is_small and not mapping.is_shared):  # what workers write to shared memory is no change
+        return None if is_small else content
     place = mapping.inode, mapping.offset + address - mapping.start, content.nbytes, mapping.path
     return repr(place).encode()

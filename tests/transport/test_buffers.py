@@ -213,6 +213,15 @@ def test_a_digest_tells_mapped_files_by_which_they_are(numbers):
     assert digest_of_shipment(mapped[1:]) != before
 
 
+@pytest.mark.parametrize("make", [shared_tensor, small_shared_tensor], ids=lambda make: make.__name__)
+def test_what_workers_write_to_shared_memory_is_no_change_of_the_dataset(make):
+    shared = make()
+    before = digest_of_shipment({"counts": shared})
+    shared[1] = 5
+    assert digest_of_shipment({"counts": shared}) == before
+    assert digest_of_shipment({"counts": shared.clone()}) != before
+
+
 class Encode:
     """A ``collate_fn`` of a class that has a model."""
 
