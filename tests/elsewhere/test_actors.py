@@ -10,6 +10,8 @@ import threading
 import time
 from pathlib import Path
 
+import leavings
+import psutil
 import pytest
 import torch
 from interpreters import environment_of
@@ -43,6 +45,15 @@ def cluster(shared_processes):
     yield made
     ray.shutdown()
     made.shutdown()
+
+
+@pytest.fixture
+def processes_beside(cluster, processes):
+    """Permit the test to start processes; those of Ray's stay for the next actors, and end with the cluster."""
+    yield
+    for node in psutil.Process().children():
+        if node.name() == "raylet":
+            leavings.SHARED.update(("process", each.pid) for each in node.children(recursive=True))
 
 
 def actors(where="here", **options):
@@ -290,7 +301,7 @@ def in_a_row(shard):
     ],
     ids=["strands", "windows", "generators", "shards"],
 )
-def test_every_kind_of_task_is_made_as_by_processes(cluster, made):
+def test_every_kind_of_task_is_made_as_by_processes(cluster, processes_beside, made):
     found = []
     for kinds in ({"workers": "processes"}, {"workers": actors("there")}):
         with made(kinds) as each:

@@ -8,7 +8,10 @@ import pytest
 
 __all__ = ["Guard"]
 
-_PROCESSES = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}
+_PROCESSES = {
+    *("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"),
+    *("multiprocessing.util.spawnv_passfds", "fkat_data.worker.template_process._Registry.find"),
+}
 _MESSAGE = (
     "this test starts a {what} ({event}), which no test of the fast lane may do: use the fixture `processes`, "
     "or `shared_processes` in a fixture of a wider scope"
@@ -29,18 +32,21 @@ class Guard:
         self.offences = []
         sys.addaudithook(self._hear)
         # What starts the processes of multiprocessing's method "spawn" raises no event.
-        multiprocessing.util.spawnv_passfds = self._watched(multiprocessing.util.spawnv_passfds)
+        multiprocessing.util.spawnv_passfds = self.watched(multiprocessing.util.spawnv_passfds)
 
-    def _watched(self, start):
+    def watched(self, start):
+        """Return a function that starts processes without an event, as one that the guard hears of."""
+        event = f"{start.__module__}.{start.__qualname__}"
+
         @functools.wraps(start)
         def watched(*arguments):
-            self._hear("multiprocessing.util.spawnv_passfds", arguments)
+            self._hear(event, arguments)
             return start(*arguments)
 
         return watched
 
     def _hear(self, event, arguments):
-        if event in _PROCESSES or event == "multiprocessing.util.spawnv_passfds":
+        if event in _PROCESSES:
             if not self.processes:
                 self._refuse(_MESSAGE.format(what="process", event=event))
         elif event == "socket.bind" and not self.servers:

@@ -6,13 +6,26 @@ __all__ = ["KeptTemplate"]
 
 
 class KeptTemplate:
-    """The template process that a loader would use now, and the end of all others."""
+    """The template process that a loader would use now, and the end of all others.
+
+    Args:
+        guard: Hears of each loader that looks for a template: whether one is there is a matter of what ran before.
+    """
+
+    def __init__(self, guard):
+        self._guard = guard
+        self._is_watched = False
 
     def renew(self):
         """Keep the template that a loader would use now; one of another environment ends."""
         from fkat_data import ShardedDataLoader
+        from fkat_data.worker import template_process
         from fkat_data.worker.template_process import find_template, uses_template
 
+        if not self._is_watched:
+            self._is_watched = True
+            registry = template_process._Registry
+            registry.find = self._guard.watched(registry.find)
         template = find_template() if uses_template(None) else None
         self.end_others({template.pid} if template is not None else set())
         if template is not None and ("process", template.pid) not in SHARED:

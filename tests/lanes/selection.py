@@ -39,7 +39,7 @@ class LaneSelection:
         self._lane = lane
         self.guard = Guard()
         self.problems = []
-        self._kept_template = KeptTemplate()
+        self._kept_template = KeptTemplate(self.guard)
 
     def pytest_report_header(self):
         return f"lane: {self._lane} ({LANES[self._lane]})"
