@@ -40,8 +40,10 @@ from fkat_data.drop_in.sampler_states import (
     FirstBatch,
     Iteration,
     Reached,
+    as_saved,
     begun_again,
     generators_of,
+    has_own_state,
     is_same,
     load_into,
     members_of,
@@ -51,7 +53,6 @@ from fkat_data.drop_in.sampler_states import (
 from fkat_data.errors import StateMismatchError
 from fkat_data.plan.place import Piece, Position
 from fkat_data.seeding import OwnGenerators
-from fkat_data.types import Stateful
 from fkat_data.worker.batches import NumberedBatches
 
 _PART_SIZE = 32
@@ -243,7 +244,7 @@ class DrawnPlan(IndexPlan):
         None: they give other batches than those that are known.
         """
         is_live = begun is self._begun
-        first = (self._iteration.first_said() if is_live else None) or begun.get("first")
+        first = (self._iteration.first_said() if is_live else None) or self._first_batch.of(self._epoch, begun)
         found = begun_again(_frozen(self._sampler), begun, first, known, self._new_generators)
         if found is None:
             self._load(begun)
@@ -311,7 +312,7 @@ class DrawnPlan(IndexPlan):
             within = self._within(drawn) if self._has_own_states else None
             if within is not None and self._share is None and not self._layers:
                 count["within"] = within
-            return {**self._begun, **self._first_said(), "step": step, **count, "order": order}
+            return as_saved({**self._begun, **self._first_said(), "step": step, **count, "order": order})
         # A state of an order that is arithmetic, before the first microbatch, says nothing of these samplers.
         state = {**self._terms(), "step": 0, "order": 0, **({} if "num_samples" in loaded else loaded)}
         if self._has_own_states and "generators" not in loaded:
@@ -319,10 +320,10 @@ class DrawnPlan(IndexPlan):
                 state.pop(name, None)
             previous = self._previous()
             state |= self._begun_of(loaded) if previous is None else {"previous": previous}
-        return state
+        return as_saved(state)
 
     def _first_said(self) -> dict[str, Any]:
-        """Return what a state says of the first batch, from which samplers that have nothing to go back from go on."""
+        """Return what is known of the first batch, from which samplers that have nothing to go back from go on."""
         first = None if self._begun is None or "previous" in self._begun else self._iteration.first_said()
         return {} if first is None else {"first": first}
 
@@ -613,9 +614,7 @@ class DrawnPlan(IndexPlan):
     @property
     def _has_own_states(self) -> bool:
         """Whether a sampler of the user's has a state, of which only the sampler knows what it says."""
-        if self._draws_at_once or self._says_its_start:
-            return False
-        return any(isinstance(member, Stateful) for member in self._members)
+        return not self._draws_at_once and has_own_state(self._sampler)
 
     @property
     def _says_its_start(self) -> bool:

@@ -6,6 +6,7 @@ one goes on, or nothing of its place. So an iteration is repeated from within, a
 """
 
 import base64
+import copy
 import pickle
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ import torch
 from fkat_data.arguments import copied_state
 from fkat_data.drop_in.checked_order import Check, CheckedOrder
 from fkat_data.errors import StateMismatchError
-from fkat_data.interruption import genuine
+from fkat_data.interruption import genuine, suppress
 from fkat_data.seeding import OwnGenerators, ShardStreams
 from fkat_data.types import Stateful
 
@@ -26,6 +27,8 @@ _INNER = ("batch_sampler", "sampler", "base_sampler")
 _DEEPEST = 4
 # Of the newest parts of an iteration: the caller is no further behind.
 _MOST_REACHED = 16
+# Batches by which two iterations are compared.
+_NUM_TRIED = 32
 _END = object()
 
 
@@ -52,16 +55,13 @@ class Iteration:
         """The first batches, one for each rank, and what the samplers said after them."""
 
     def first_said(self) -> dict[str, Any] | None:
-        """Return what a state says of the first batches: samplers that cannot begin the iteration again go on behind them.
+        """Return the first batches and what was said after them; None: they are not known.
 
-        None: they are not known, or no plain values, which a saved state may hold.
+        Samplers that cannot begin the iteration again go on behind them.
         """
         if self.first is None:
             return None
         batches, reached = self.first
-        items = (item for batch in batches for item in (cast("list[Any]", batch) if type(batch) is list else [batch]))
-        if not {type(item) for item in items} <= {int, str}:
-            return None
         said = {name: reached.states[name] for name in ("generators", "samplers")}
         return {**said, "batches": batches, "drawn": reached.num_drawn, "order": reached.digest}
 
@@ -90,6 +90,14 @@ class Iteration:
         states, drawn, order = (before or known)[-1]
         said = {name: states[name] for name in ("generators", "samplers")}
         return {**said, "drawn": drawn, "order": order, "left": count, "newest": list(newest), "is_over": is_over}
+
+
+def as_saved(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a state without first batches that are no plain values, which a saved state may not hold."""
+    batches = state.get("first", {}).get("batches", [])
+    items = (item for batch in batches for item in (cast("list[Any]", batch) if type(batch) is list else [batch]))
+    is_plain = {type(item) for item in items} <= {int, str}
+    return {name: value for name, value in state.items() if name != "first" or is_plain}
 
 
 class FirstBatch:
@@ -167,28 +175,27 @@ def begun_again(
     members = members_of(sampler)
     if is_same(states_of(members), begun):
         return []
-    if first is not None:
-        known = max(known, (first["drawn"], first["order"]))
 
-    def load() -> bool:
-        load_into(members, begun)
+    def load(states: Mapping[str, Any]) -> bool:
+        load_into(members, states)
         return True
 
     def repeat() -> bool:
         previous = begun.get("previous")
         return previous is not None and repeated(sampler, previous, OwnGenerators(0)) is not None
 
-    def load_first() -> bool:
-        if first is not None:
-            load_into(members, first)
-        return first is not None
-
-    ways: list[tuple[Callable[[], bool], list[Any]]] = [(load, []), (repeat, [])]
-    for set_to_start, before in [*ways, (load_first, [] if first is None else [*first["batches"]])]:
+    batches: list[Any] = []
+    ways: list[tuple[Callable[[], bool], list[Any]]] = [(partial(load, begun), []), (repeat, [])]
+    if first is not None:
+        batches, known = [*first["batches"]], max(known, (first["drawn"], first["order"]))
+        ways.append((partial(load, first), batches))
+    for set_to_start, before in ways:
         if not set_to_start():
             continue
-        if not known[0] or _digest_of(chain(before, _opened(sampler)), known[0], new_generators()) == known:
-            return before if not known[0] or set_to_start() else None
+        if not known[0]:
+            return before
+        if _begins_with(chain(before, _opened(sampler)), known, batches, new_generators()):
+            return before if set_to_start() else None
     return None
 
 
@@ -196,10 +203,54 @@ def _opened(sampler: Iterable[Any]) -> Iterator[Any]:
     yield from iter(sampler)
 
 
-def _digest_of(batches: Iterator[Any], count: int, generators: OwnGenerators) -> Check:
-    order = CheckedOrder(batches)
+def _drawn(batches: Iterator[Any], count: int, generators: OwnGenerators, num_kept: int) -> CheckedOrder:
+    order = CheckedOrder(batches, num_kept=num_kept)
     generators.call(lambda: deque(islice(order, count), 0))
-    return order.count, order.digest
+    return order
+
+
+def _begins_with(batches: Iterator[Any], known: Check, first: list[Any], generators: OwnGenerators) -> bool:
+    order = _drawn(batches, known[0], generators, len(first))
+    # A digest leaves out what is no plain value.
+    return (order.count, order.digest) == known and _is_equal(order.first, first)
+
+
+def has_own_state(sampler: object) -> bool:
+    """Return whether a sampler, or one that it takes its indices from, has a state whose meaning it alone knows."""
+    if getattr(sampler, "says_its_start", False):
+        return False
+    return any(isinstance(member, Stateful) for member in members_of(sampler))
+
+
+def _can_begin_at(sampler: Any, states: Mapping[str, Any], new_generators: Callable[[], OwnGenerators]) -> bool:
+    """Return False if a load of what samplers said before their first iteration would have another one begin.
+
+    Some go on to a further epoch unless a state was just loaded. This is tried with a copy: each iteration begins at the
+    same place, or at the one that was said before it.
+    """
+
+    def try_it() -> bool:
+        tried = copy.deepcopy(sampler)
+        members = members_of(tried)
+
+        def first_of(count: int) -> list[Any]:
+            return _drawn(_opened(tried), count, new_generators(), count).first
+
+        load_into(members, states)
+        begun = first_of(_NUM_TRIED)
+        load_into(members, states)
+        first_of(1)
+        said = states_of(members)
+        following = first_of(_NUM_TRIED)
+        if _is_equal(begun, following):
+            return True
+        load_into(members, said)
+        return _is_equal(first_of(_NUM_TRIED), following)
+
+    try:
+        return try_it()
+    except genuine(Exception):  # one that cannot be copied: nothing shows it
+        return True
 
 
 def samplers_in(sampler: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -211,6 +262,12 @@ def samplers_in(sampler: Mapping[str, Any]) -> Mapping[str, Any] | None:
 def generators_of(seed: int, epoch: int) -> OwnGenerators:
     """Return what samplers draw from in an epoch beside generators of their own."""
     return OwnGenerators(int.from_bytes(ShardStreams.of(seed, 0, epoch, 0).key[:8], "little"))
+
+
+_NOT_SET_BACK = (
+    "the state is of before the sampler's first iteration, to which its load_state_dict() does not set it back: it would "
+    "begin another epoch. Load the state into a new loader, with a new sampler made as in the run that saved"
+)
 
 
 def with_samplers_set(
@@ -245,6 +302,9 @@ def with_samplers_set(
         begun = {name: states[name] for name in ("generators", "samplers")}
         rest["first"] = {**first, "passed": passed, "begun": begun, "set": states_of(members)}
     elif previous is not None or not is_same(before, states):  # to load it would say that an iteration is to go on
+        is_untouched = previous is None and not epoch and has_own_state(sampler)
+        if is_untouched and not _can_begin_at(sampler, states, partial(generators_of, seed, epoch)):
+            raise StateMismatchError("sampler", states["samplers"], before["samplers"], _NOT_SET_BACK)
         try:
             load_into(members, states)
         except BaseException:
@@ -255,11 +315,16 @@ def with_samplers_set(
 
 def is_same(states: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
     """Return whether samplers say the same, once and now."""
-    pair = [[each[name] for name in ("generators", "samplers")] for each in (states, others)]
+    return _is_equal(*([each[name] for name in ("generators", "samplers")] for each in (states, others)))
+
+
+def _is_equal(value: object, other: object) -> bool:
     try:
-        return bool(pair[0] == pair[1])
+        return bool(value == other)
     except genuine(Exception):  # of arrays, there is no such answer
-        return pickle.dumps(pair[0]) == pickle.dumps(pair[1])
+        with suppress(Exception):
+            return pickle.dumps(value) == pickle.dumps(other)
+    return False
 
 
 def states_of(members: Sequence[Any]) -> dict[str, Any]:

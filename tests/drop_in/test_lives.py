@@ -3,6 +3,8 @@
 import copy
 import json
 import pickle
+from dataclasses import dataclass
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -22,7 +24,7 @@ from drop_in_examples import (
     Rewinding,
     RewindingInPlace,
 )
-from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, Dataset, DistributedSampler, RandomSampler, SequentialSampler
 from walks import at_state, begun
 
 from fkat_data import DataLoader, StateMismatchError
@@ -242,19 +244,111 @@ def test_a_sampler_that_begins_a_further_epoch_each_time_does_so_after_one_that_
     assert shown(loader) == third
 
 
-class FurtherOfNumpy(Further):
-    """Its numbers are NumPy's, which no saved state holds."""
+@dataclass
+class Crop:
+    """What a sampler may give instead of an index."""
+
+    index: int
+    size: int
+
+
+class Valued(Further):
+    """Gives a value for each index, which no saved state holds."""
+
+    def __init__(self, count, form):
+        super().__init__(count)
+        self.form = form
 
     def __iter__(self):
-        return map(np.int64, super().__iter__())
+        return map(VALUES.get(self.form, int), super().__iter__())
+
+
+class Stacked(Valued):
+    """Gives batches that are one tensor."""
+
+    def __iter__(self):
+        return map(torch.tensor, in_batches(super().__iter__()))
+
+
+class OfValues(Dataset):
+    def __len__(self):
+        return 23
+
+    def __getitem__(self, value):
+        return value.index if isinstance(value, Crop) else int(value[0] if isinstance(value, tuple) else value)
+
+
+VALUES = {"NumPy's": np.int64, "pairs": lambda index: (index, 224), "objects": lambda index: Crop(index, 224)}
+VALUES["tensors"] = torch.tensor
+
+
+def dealt(form):
+    loader = DataLoader(OfValues(), 3, sampler=Valued(23, form))
+    loader.deal_out(2, 1)
+    return loader
+
+
+OF_VALUES = {
+    "alone": lambda form: DataLoader(OfValues(), 3, sampler=Valued(23, form)),
+    "windows": lambda form: DataLoader(OfValues(), 3, sampler=Valued(23, form), **WINDOWS),
+    "dealt out": dealt,
+    "stacked": lambda form: DataLoader(OfValues(), batch_sampler=Stacked(23, form)),
+}
+
+
+@pytest.mark.parametrize("copied_by", [copy.copy, copy.deepcopy, pickled])
+@pytest.mark.parametrize(("kind", "form"), [*product(["alone", "windows", "dealt out"], VALUES), ("stacked", "plain")])
+def test_a_copy_begins_the_epoch_again_whatever_its_sampler_gives(kind, form, copied_by):
+    make = partial(OF_VALUES[kind], form)
+
+    whole = make()
+    epochs = [shown(whole) for _ in range(2)]
+    loader = after(make(), go(3))
+    loader.kept = None
+    other = copied_by(loader)
+    assert [shown(other), shown(other)] == epochs
 
 
 @pytest.mark.parametrize("kinds", [{}, WINDOWS])
-def test_a_copy_whose_sampler_cannot_begin_the_epoch_again_says_so(kinds):
-    loader = after(DataLoader(SAMPLES, 3, sampler=FurtherOfNumpy(23), **kinds), go(3))
-    loader.kept = None
-    with pytest.raises(StateMismatchError, match="order"):
-        shown(copy.deepcopy(loader))
+@pytest.mark.parametrize("sampler", [Further, FurtherAtOnce, FurtherInPlace])
+def test_a_state_from_before_a_samplers_first_iteration_is_refused_where_it_would_begin_another_epoch(sampler, kinds):
+    def make():
+        return DataLoader(SAMPLES, 3, sampler=sampler(23), **kinds)
+
+    first, second = make(), make()
+    state = second.state_dict()
+    epochs = [shown(second), shown(second)]
+    shown(first)
+    loader = make()
+    loader.load_state_dict(first.state_dict())
+    with pytest.raises(StateMismatchError, match="new sampler"):
+        loader.load_state_dict(state)
+    assert shown(loader) == epochs[1]
+    new = make()
+    new.load_state_dict(state)
+    assert shown(new) == epochs[0]
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        lambda: FromGenerator(23, generator()),
+        lambda: RandomSampler(SAMPLES, generator=generator()),
+        lambda: Continuing(23),
+        lambda: CountingEpochs(23),
+        lambda: Rewinding(23),
+        lambda: RewindingInPlace(23),
+        lambda: ResumableSequentialSampler(SAMPLES),
+    ],
+)
+def test_a_state_from_before_a_samplers_first_iteration_loads_after_one_of_a_later_epoch(sampler):
+    first = DataLoader(SAMPLES, 3, sampler=sampler(), seed=2)
+    state = first.state_dict()
+    epoch = shown(first)
+    loader = DataLoader(SAMPLES, 3, sampler=sampler(), seed=2)
+    loader.load_state_dict(first.state_dict())
+    loader.load_state_dict(state)
+    assert shown(loader) == epoch
 
 
 @pytest.mark.parametrize("kinds", [{}, WINDOWS])

@@ -56,6 +56,11 @@ class Face:
     def shown(self, microbatch):
         return plain(microbatch)
 
+    def may_refuse(self, place):
+        """Return whether a loader need not load a state of this place of the model's: nothing changes then."""
+        del place
+        return False
+
     def knows_end(self, position):
         """Whether a loader that has delivered all of an epoch says so, where it now is at the start of the next one."""
         return self.knows_end_always

@@ -13,7 +13,7 @@ from loader_faces import KINDS, face_of
 from own_workers import worker_pids
 from walk_data import SEED, FailedError, fault, seeded
 
-from fkat_data.errors import StaleIteratorError
+from fkat_data.errors import StaleIteratorError, StateMismatchError
 
 NUM_EPOCHS = 6
 _MOST_STEPS = 60
@@ -183,8 +183,8 @@ class Walk:
     def load(self, index, where):
         index %= len(self.states)
         state, place = self.states[index]
-        self.retire()
         if where:
+            self.retire()
             self.loader.close()
             how = self.hows[where % len(self.hows)]
             self.note(f"loader = face.make(**{how!r})" if how else "loader = face.make()")
@@ -193,7 +193,14 @@ class Walk:
             self.model = self.model.fresh()
             self.may_fail = False
         self.note(f"loader.load_state_dict(state{index})")
-        self.loader.load_state_dict(pickle.loads(state))
+        try:
+            self.loader.load_state_dict(pickle.loads(state))
+        except StateMismatchError:
+            if not self.face.may_refuse(place):
+                raise
+            self.program[-1] += "  # is refused"
+            return
+        self.retire()
         self.model.load(place)
 
     def load_own(self):

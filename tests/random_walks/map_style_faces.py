@@ -72,6 +72,11 @@ SAMPLERS = {
 }
 
 
+def is_before_further_epochs(sampler, place):
+    """Return whether this is before the first iteration of a sampler that a load has begin another epoch."""
+    return sampler.startswith("further") and place[:2] == (0, 0)
+
+
 class Sampled(MapStyle):
     """In an order of a sampler, which gives indices or batches of them."""
 
@@ -92,6 +97,9 @@ class Sampled(MapStyle):
             given = {"batch_sampler": BatchSampler(order, size, drop_last)}
         return DataLoader(Samples(count), seed=3, **given, **how)
 
+    def may_refuse(self, place):
+        return is_before_further_epochs(self.config["sampler"], place)
+
 
 class OfOneRank(MapStyle):
     """With torch's DistributedSampler, whose epoch the program sets."""
@@ -109,9 +117,6 @@ class OfOneRank(MapStyle):
 
 class Dealt(Sampled):
     """One rank's part of what `deal_out` gives to ranks."""
-
-    # Of one that goes on to a further epoch at each iteration, ranks cannot begin the first one again.
-    samplers = tuple(name for name in Sampled.samplers if not name.startswith("further"))
 
     @classmethod
     def drawn(cls, rng):
@@ -279,6 +284,9 @@ class Windowed(MapStyle):
                 ]
             ),
         }
+
+    def may_refuse(self, place):
+        return is_before_further_epochs(self.config["order"], place)
 
     def build(self, count, counts, size, window, order, **how):
         given = {"sampler": SAMPLERS[order](count)} if order in SAMPLERS else {"shuffle": order == "shuffle"}
