@@ -18,19 +18,20 @@ from measure import Settings, machine
 #: By name: the module, whose ``run`` takes the settings and returns tables.
 BENCHMARKS = {
     **{name: name for name in ("shared", "scaling", "latency", "start", "overlap", "state", "formats")},
+    "memory": "memory",
     **{name: name for name in ("remote", "ranges", "plans", "tokens", "language", "elsewhere")},
     "import": "changed_import",
     "cache": "cache_limits",
     "peers": "throughput",
 }
 #: Trials of each contestant by default, where they take long.
-_REPEATS = {"shared": 3, "scaling": 1}
+_REPEATS = {"shared": 3, "scaling": 1, "start": 3, "memory": 1}
 _PEERS_PYTHON = Path(__file__).resolve().parents[2] / ".venvs" / "bench" / "bin" / "python"
 
 
 def main() -> None:
     options = _options()
-    chosen = {name: getattr(options, name) for name in ("scale", "workloads", "contestants", "workers")}
+    chosen = {name: getattr(options, name) for name in ("scale", "workloads", "contestants", "workers", "busy")}
     chosen |= {"is_together": options.together, "peers": _PEERS_PYTHON if _PEERS_PYTHON.exists() else None}
     report: dict[str, Any] = {"machine": machine(), "options": vars(options) | {"json": None}, "trials": {}}
     print(_heading(report["machine"]), flush=True)
@@ -51,7 +52,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", choices=list(BENCHMARKS), default=list(BENCHMARKS), help="benchmarks")
     parser.add_argument("--workloads", nargs="+", default=[], help="kinds of microbatches (default: all)")
     parser.add_argument("--contestants", nargs="+", default=[], help="contestants (default: all)")
-    parser.add_argument("--workers", nargs="+", type=int, default=[], help="numbers of workers, for scaling and import")
+    parser.add_argument(
+        "--workers", nargs="+", type=int, default=[], help="numbers of workers: scaling, import, memory"
+    )
+    parser.add_argument("--busy", nargs="+", type=int, default=[0], help="busy neighbours, in turn: start, memory")
     parser.add_argument("--repeats", type=int, help="trials of each contestant, in turn (default 5, of some fewer)")
     parser.add_argument("--scale", type=float, default=1.0, help="factor on the number of microbatches (default 1)")
     parser.add_argument("--together", action="store_true", help="run all trials in one process: quick, no valid memory")

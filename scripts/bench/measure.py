@@ -40,6 +40,7 @@ class Settings(NamedTuple):
         workloads: The workloads to run, if a benchmark has several; empty: all.
         contestants: The contestants to run, if a benchmark can omit some; empty: all.
         workers: The numbers of workers, for benchmarks that compare several; empty: the benchmark's own.
+        busy: Numbers of other processes that keep a core busy, one after the other, for benchmarks of starts and memory.
         peers: The Python of the peers' environment, or None.
         trials: Every trial of the benchmark so far.
     """
@@ -50,6 +51,7 @@ class Settings(NamedTuple):
     workloads: Sequence[str]
     contestants: Sequence[str]
     workers: Sequence[int]
+    busy: Sequence[int]
     peers: Path | None
     trials: Trials
 
@@ -114,8 +116,8 @@ def take(microbatches: Iterable[Any], count: int) -> int:
 
 
 def workers() -> list[psutil.Process]:
-    """Return all descendants of this process: workers and their helpers."""
-    return psutil.Process().children(recursive=True)
+    """Return all descendants of this process, workers and their helpers, without busy neighbours."""
+    return [child for child in psutil.Process().children(recursive=True) if child.pid not in _neighbours]
 
 
 def all_processes() -> list[psutil.Process]:
@@ -148,13 +150,19 @@ def peak_rss_mib(pid: int) -> float:
 def busy_processes(count: int) -> Generator[None]:
     """Keep ``count`` more processes busy, in this process's session, where the kernel weighs them one by one."""
     processes = [subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) for _ in range(count)]
+    _neighbours.update(process.pid for process in processes)
     try:
-        time.sleep(_BUSY_START_S)
+        if processes:
+            time.sleep(_BUSY_START_S)
         yield
     finally:
         for process in processes:
             process.kill()
             process.wait()
+            _neighbours.discard(process.pid)
+
+
+_neighbours: set[int] = set()
 
 
 def in_turn(

@@ -5,7 +5,8 @@ all processes, up to the time when every worker has made what it may make ahead.
 all processes but the trainer.
 
 The second table is about a program that makes a loader for each phase: ours and torch's in turn, in one process, each
-closed before the next one is made. torch forks the trainer here, as it does by default on Linux.
+closed before the next one is made. torch forks the trainer here, as it does by default on Linux. ``--workloads
+starts`` chooses both tables; ``first_batches`` has the others.
 """
 
 import importlib
@@ -17,7 +18,9 @@ from contextlib import AbstractContextManager
 from statistics import median
 from typing import Any
 
+import first_batches
 import measure
+import origins
 import workloads
 from contestants import ours, torchs
 from measure import Settings, Table, Usage, cells, medians
@@ -30,7 +33,7 @@ _NUM_PHASES = 30
 _PHASES = "ours and torch in turn"
 _PHASE_TARGET = 1.5
 _SETTLED_S, _LONGEST_S = 0.5, 60.0
-_CONTESTANTS = ("ours, template", "ours, spawn", "torch")
+_CONTESTANTS = (*origins.OURS, "torch")
 # Of eight workers' clock and CPU to one's, of one worker's clock to torch's, of memory in MiB, of a restart in seconds.
 _CLOCK_TARGET, _CPU_TARGET, _ONE_TARGET, _MEMORY_TARGET, _RESTART_TARGET = 1.3, 1.5, 1.2, 30, 0.3
 
@@ -89,6 +92,11 @@ def _open(contestant: str, num_workers: int = 1, ahead: int | None = None) -> Ab
 
 
 def run(settings: Settings) -> list[Table]:
+    tables = [_starts(settings), _phases(settings)] if settings.wanted_workloads(["starts"]) else []
+    return [*tables, *first_batches.run(settings)]
+
+
+def _starts(settings: Settings) -> Table:
     num_many = _MANY if settings.scale >= _SMALLEST_SCALE else 2  # a test starts fewer
     variants = {
         f"{contestant}, {count}": {"contestant": contestant, "num_workers": count}
@@ -118,7 +126,7 @@ def run(settings: Settings) -> list[Table]:
     headers = [f"workers: 1 / {num_many}", "until iter() returned, ms", "first microbatch, s", "ratio"]
     headers += ["one worker, to torch", "CPU, s", "ratio", "PSS of each further worker, MiB"]
     headers += ["restart until the next microbatch, s"]
-    return [Table("From construction to the first microbatch", headers, rows), _phases(settings)]
+    return Table("From construction to the first microbatch", headers, rows)
 
 
 def _phases(settings: Settings) -> Table:

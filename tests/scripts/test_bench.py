@@ -7,13 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from fkat_data.worker.settings import START_METHODS
+
 BENCH = Path(__file__).resolve().parents[2] / "scripts" / "bench"
 
+OURS = {f"ours, {method}" for method in START_METHODS}
 #: Each benchmark that needs no server, and who takes part in it.
 CONTESTANTS = {
     "peers": {"ours", "torch"},
     "latency": {"ours", "torch"},
-    "start": {"ours, template", "ours, spawn", "torch", "ours and torch in turn"},
+    "start": {*OURS, "torch", "ours and torch in turn", "torch, fork"},
+    "memory": {"ours, template", "torch, fork"},
     "formats": {"ours, MDS", "ours, Parquet"},
     "plans": {"ours"},
     "overlap": {"ours", "ours, traced", "torch"},
@@ -27,7 +31,7 @@ CONTESTANTS = {
 }
 RUNS = (
     ["peers", "overlap", "state"],
-    ["latency", "start", "formats", "cache", "language"],
+    ["latency", "start", "memory", "formats", "cache", "language"],
     ["plans", "shared", "scaling", "elsewhere", "import"],
 )
 
@@ -36,7 +40,9 @@ RUNS = (
 def test_every_benchmark_runs_and_prints_its_tables(processes, tmp_path, benchmarks):
     command = [sys.executable, str(BENCH), "--scale", "0.001", "--repeats", "1", "--together", "--json", "report.json"]
     command += ["--only", *benchmarks, "--workers", "1", "--workloads", "tokens", "waiting", "windows", "ready"]
+    command += ["starts", "rows", "package", "array", "list"]
     command += ["--contestants", "ours", "torch", "ours, MDS", "ours, Parquet"]
+    command += ["ours, template", "torch, fork"]
     with (tmp_path / "printed").open("w") as printed:
         subprocess.run(command, cwd=tmp_path, stdout=printed, check=True, timeout=200)
     trials = json.loads((tmp_path / "report.json").read_text())["trials"]
