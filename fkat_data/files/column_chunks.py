@@ -1,17 +1,20 @@
 """Read the column chunks of a remote Parquet file: those of a row group together, before pyarrow asks for them."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn
 
 from fkat_data.files.opening import RangedFile, ReadRange
 from fkat_data.files.remote import Span, joined_spans
+from fkat_data.files.row_groups import unreadable
+from fkat_data.interruption import genuine
+from fkat_data.machine import required
+
+# pyarrow ships no types: required() returns Any.
+_arrow = required("pyarrow", "parquet")
+_parquet = required("pyarrow.parquet", "parquet")
 
 #: Read at once from the end of a file: nearly all footers are smaller.
 _TAIL_BYTES = 64 << 10
-#: The length of the footer, and the magic bytes after it.
-_END_BYTES = 8
-#: What follows the footer of a file whose columns are encrypted, and whose footer is not.
-_SIGNATURE_BYTES = 28
 
 
 class HeldRanges:
@@ -55,21 +58,55 @@ class HeldRanges:
         return None
 
 
-def chunk_spans(metadata: Any, group_index: int, leaves: Sequence[int], size_bytes: int, end: bytes) -> list[Span]:
+def chunk_spans(metadata: Any, group_index: int, leaves: Sequence[int], size_bytes: int) -> list[Span]:
     """Return where the column chunks of a row group are; those within the file, since a footer may be damaged.
 
     Args:
+        metadata: The footer, as pyarrow parses it; ``check_chunks`` finds no fault in these chunks.
+        group_index: The row group.
+        leaves: The numbers of the leaf columns.
+        size_bytes: The size of the file.
+    """
+    group = metadata.row_group(group_index)
+    spans = [chunk_span(group.column(leaf)) for leaf in leaves]
+    return [(start, stop) for start, stop in spans if 0 <= start < stop <= size_bytes]
+
+
+def check_chunks(path: str, metadata: Any, group_index: int, leaves: Sequence[int], size_bytes: int) -> None:
+    """Check what a footer says of column chunks.
+
+    pyarrow ends the process where it is asked for a chunk whose description contradicts itself. Where it is to read
+    the chunk, it raises, before it reads.
+
+    Args:
+        path: The file.
         metadata: The footer, as pyarrow parses it.
         group_index: The row group.
         leaves: The numbers of the leaf columns.
         size_bytes: The size of the file.
-        end: The last bytes of the file.
+
+    Raises:
+        ShardCorruptError: A description is damaged.
+        ConfigurationError: A chunk is encrypted, or compressed as pyarrow cannot read it.
     """
-    if int.from_bytes(end[-_END_BYTES:-4], "little") - metadata.serialized_size == _SIGNATURE_BYTES:
-        return []  # pyarrow ends the process when it is asked where such columns are
-    group = metadata.row_group(group_index)
-    spans = [chunk_span(group.column(leaf)) for leaf in leaves]
-    return [(start, stop) for start, stop in spans if 0 <= start < stop <= size_bytes]
+    source = positioned(_refuse_to_read, size_bytes)()
+    # With a buffer, pyarrow makes the readers of all chunks before it reads of the first one.
+    file = _parquet.ParquetFile(source, metadata=metadata, buffer_size=1, pre_buffer=False)
+    try:
+        file.reader.read_row_group(group_index, column_indices=list(leaves), use_threads=False)
+    except genuine(_ReachedDataError):
+        pass
+    except genuine(_arrow.ArrowException, OSError) as error:
+        raise unreadable(path, f"the footer cannot be read: row group {group_index}", error) from error
+
+
+class _ReachedDataError(Exception):
+    """All descriptions were read, and data comes next."""
+
+
+def _refuse_to_read(start: int, stop: int) -> NoReturn:
+    del start, stop
+    raise _ReachedDataError
 
 
 def chunk_span(chunk: Any) -> Span:
@@ -97,3 +134,57 @@ def in_slices(items: Sequence[tuple[int, int]], most_bytes: int) -> Iterator[lis
         num_bytes += size_bytes
     if taken:
         yield taken
+
+
+def positioned(bytes_of: Callable[[int, int], Any], size_bytes: int) -> Callable[[], Any]:
+    """Return what makes files for pyarrow, each with a position of its own, from what returns bytes."""
+    return lambda: _arrow.PythonFile(_Positioned(bytes_of, size_bytes), mode="r")
+
+
+class _Positioned:
+    """A file, for pyarrow.
+
+    Args:
+        bytes_of: Called with the first byte and the one behind the last; returns the bytes.
+        size_bytes: The size of the file.
+    """
+
+    closed = False
+
+    def __init__(self, bytes_of: Callable[[int, int], Any], size_bytes: int) -> None:
+        self._bytes_of = bytes_of
+        self._size_bytes = size_bytes
+        self._position = 0
+
+    def read_buffer(self, num_bytes: int = -1) -> Any:
+        """Return the next bytes, without copying them."""
+        start = self._position
+        self._position = stop = self._size_bytes if num_bytes < 0 else start + num_bytes
+        return _arrow.py_buffer(self._bytes_of(start, stop))
+
+    def read(self, num_bytes: int = -1) -> bytes:
+        """Return the next bytes."""
+        return self.read_buffer(num_bytes).to_pybytes()
+
+    def seek(self, position: int, origin: int = 0) -> int:
+        """Go to a position of the file."""
+        self._position = position + (0, self._position, self._size_bytes)[origin]
+        return self._position
+
+    def tell(self) -> int:
+        """Return the position in the file."""
+        return self._position
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+    def flush(self) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing: the bytes stay for the next decoding."""

@@ -20,7 +20,7 @@ from fkat_data.errors import FkatDataError, ShardCorruptError, ShardNotFoundErro
 from fkat_data.files.arrow import ArrowValues
 from fkat_data.files.arrow_extensions import ExtensionCheck, extensions_of
 from fkat_data.files.arrow_times import columns_of_int96, known_type
-from fkat_data.files.column_chunks import HeldRanges, chunk_span, chunk_spans
+from fkat_data.files.column_chunks import HeldRanges, check_chunks, chunk_span, chunk_spans, positioned
 from fkat_data.files.column_types import fitted, sample_type
 from fkat_data.files.limits import bad_value
 from fkat_data.files.mapping import mapped, mapped_span
@@ -88,9 +88,6 @@ def describe(file: StoredBytes) -> dict[str, Any]:
     """
     start, footer = _footer_of(file)
     metadata = parsed_footer(file.name, footer)
-    if len(footer) - metadata.serialized_size == _SIGNATURE_BYTES:
-        # pyarrow ends the process when it is asked where such columns are.
-        raise encrypted(file.name)
     try:
         schema = metadata.schema.to_arrow_schema()
         fields = [(field.name, known_type(field.type)) for field in schema]
@@ -103,10 +100,10 @@ def describe(file: StoredBytes) -> dict[str, Any]:
         )
     check_own_columns(file.name, metadata, start)
     padding = _PADDING_BYTES if _TOO_SHORT.match(metadata.created_by or "") else 0
-    groups = [
-        _group(metadata.row_group(group), num_leaves, padding, file.size_bytes)
-        for group in range(metadata.num_row_groups)
-    ]
+    groups: list[list[int]] = []
+    for group in range(metadata.num_row_groups):
+        check_chunks(file.name, metadata, group, range(metadata.num_columns), file.size_bytes)
+        groups.append(_group(metadata.row_group(group), num_leaves, padding, file.size_bytes))
     for number, (num_rows, *edges) in enumerate(groups):
         _check_group(file.name, number, num_rows, edges, start + padding)
     extensions = {field.name: found for field in schema if (found := extensions_of(field))}
@@ -312,7 +309,7 @@ class ParquetReader(PartReader):
             )
         self._check_version()
         # Of its own for each decoding: threads share this reader, and a file has one position.
-        self._source: Callable[[], Any] | None = _sources(partial(_bytes_of, spans), origin.size_bytes)
+        self._source: Callable[[], Any] | None = positioned(partial(_bytes_of, spans), origin.size_bytes)
         num_groups: int = self._metadata.num_row_groups
         if self._group >= num_groups or self._metadata.row_group(self._group).num_rows != entry.samples:
             raise self._written_again()
@@ -418,60 +415,6 @@ def _bytes_of(spans: Sequence[_Span], start: int, stop: int) -> memoryview:
     raise OSError(f"bytes {start:,} to {stop:,} are not of this row group")
 
 
-def _sources(bytes_of: Callable[[int, int], Any], size_bytes: int) -> Callable[[], Any]:
-    """Return what makes files for pyarrow, each with a position of its own, from what returns bytes."""
-    return lambda: _arrow.PythonFile(_Positioned(bytes_of, size_bytes), mode="r")
-
-
-class _Positioned:
-    """A file, for pyarrow.
-
-    Args:
-        bytes_of: Called with the first byte and the one behind the last; returns the bytes.
-        size_bytes: The size of the file.
-    """
-
-    closed = False
-
-    def __init__(self, bytes_of: Callable[[int, int], Any], size_bytes: int) -> None:
-        self._bytes_of = bytes_of
-        self._size_bytes = size_bytes
-        self._position = 0
-
-    def read_buffer(self, num_bytes: int = -1) -> Any:
-        """Return the next bytes, without copying them."""
-        start = self._position
-        self._position = stop = self._size_bytes if num_bytes < 0 else start + num_bytes
-        return _arrow.py_buffer(self._bytes_of(start, stop))
-
-    def read(self, num_bytes: int = -1) -> bytes:
-        """Return the next bytes."""
-        return self.read_buffer(num_bytes).to_pybytes()
-
-    def seek(self, position: int, origin: int = 0) -> int:
-        """Go to a position of the file."""
-        self._position = position + (0, self._position, self._size_bytes)[origin]
-        return self._position
-
-    def tell(self) -> int:
-        """Return the position in the file."""
-        return self._position
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def seekable(self) -> bool:
-        """Return True."""
-        return True
-
-    def flush(self) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing: the bytes stay for the next decoding."""
-
-
 class WholeFile:
     """An open Parquet file, and what its footer says.
 
@@ -502,7 +445,7 @@ class WholeFile:
                 file = RangedFile(path, storage_options)
                 tail = HeldRanges.tail(file)
                 self._remote = file, tail
-                self._source: Callable[[], Any] = _sources(tail.read, file.size_bytes)
+                self._source: Callable[[], Any] = positioned(tail.read, file.size_bytes)
             else:
                 check_regular(path, local)
                 source = _arrow.memory_map(os.fsencode(local))  # a name may be no UTF-8
@@ -526,6 +469,7 @@ class WholeFile:
         self._int96: frozenset[str] = columns_of_int96(parquet)
         if self._remote is not None:
             self._leaf_columns: list[str] = [leaf[0] for leaf in parquet.reader.column_paths]
+            self._checked: set[tuple[int, ...]] = set()  # row groups, each with the leaf columns that were looked at
         self._metadata: Any = parquet.metadata
         metadata = self._metadata
         footer_bytes = self._footer_bytes()
@@ -558,14 +502,14 @@ class WholeFile:
         """Return a file that has some columns of a row group in memory: a remote one fetches them now, a local one maps them.
 
         Raises:
-            ShardCorruptError: The file has become shorter.
+            ShardCorruptError: The file has become shorter, or its footer is damaged.
             OSError: The file cannot be read.
         """
         if self._remote is None:
             return self
         file, tail = self._remote
         found = copy.copy(self)
-        found._source = _sources(HeldRanges(file, self._spans(group_index, names), tail).read, file.size_bytes)  # noqa: SLF001 - a copy of this one
+        found._source = positioned(HeldRanges(file, self._spans(group_index, names), tail).read, file.size_bytes)  # noqa: SLF001 - a copy of this one
         return found
 
     def begin(self, group_index: int, names: Collection[str]) -> None:
@@ -581,10 +525,12 @@ class WholeFile:
     def _spans(self, group_index: int, names: Collection[str]) -> list[tuple[int, int]]:
         if self._remote is None:
             return []
-        file, tail = self._remote
+        size_bytes = self._remote[0].size_bytes
         leaves = [leaf for leaf, name in enumerate(self._leaf_columns) if name in names]
-        end = bytes(tail.read(file.size_bytes - _TAIL_BYTES, file.size_bytes))
-        return chunk_spans(self._metadata, group_index, leaves, file.size_bytes, end)
+        if (group_index, *leaves) not in self._checked:
+            check_chunks(self.path, self._metadata, group_index, leaves, size_bytes)
+            self._checked.add((group_index, *leaves))
+        return chunk_spans(self._metadata, group_index, leaves, size_bytes)
 
     def in_seconds(self, group_index: int, names: Collection[str]) -> dict[str, Any]:
         """Return those of some columns of a row group that have times of 96 bits, these as seconds."""

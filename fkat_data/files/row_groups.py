@@ -12,10 +12,10 @@ from fkat_data.machine import required
 _arrow = required("pyarrow", "parquet")
 _parquet = required("pyarrow.parquet", "parquet")
 
-#: What pyarrow says, by another class of error, of what it does not read: a schema that Presto wrote, and more than 2 GiB.
 #: What a file of this kind begins with: `PAR1`.
 _MAGIC_BYTES = 4
-_UNSUPPORTED = re.compile("Map keys must be annotated|offset overflow")
+#: What pyarrow says, by another class of error, of what it does not read: a schema that Presto wrote, more than 2 GiB, and LZO.
+_UNSUPPORTED = re.compile("Map keys must be annotated|offset overflow|LZO compression is supported")
 
 
 def leaves_of(file: Any, names: Collection[str]) -> list[int]:
