@@ -146,7 +146,7 @@ class LocalDataset(Described, SampleAccess, Dataset[Any]):
         tokens: How files of tokens become samples; see ``Stream``.
 
     Raises:
-        ConfigurationError: An argument is invalid, a column holds pickles, or there are no samples.
+        ConfigurationError: An argument is invalid, or a column holds pickles.
         ShardNotFoundError: The directory has no index.
         ShardCorruptError: The index is malformed.
     """

@@ -185,7 +185,7 @@ def _hugging_face_features(metadata: Mapping[bytes, bytes]) -> dict[str, str]:
 
 
 _NO_NULL = "a value without null (nulls='json' stores such a column as JSON)"
-_NO_NULL_IN_BYTES = "bytes (JSON cannot store a column of bytes that has nulls)"
+_NO_NULL_IN_BYTES = "bytes (no encoding stores null beside bytes; only=[...] leaves the column out)"
 _NO_PATH = "an image or a recording in the table (this is the path of a file elsewhere)"
 _NO_EMPTY = "a list of at least one number (nulls='json' stores such a column as JSON)"
 _IN_PYTHON = "a value that Python can represent"

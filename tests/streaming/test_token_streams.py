@@ -131,7 +131,6 @@ def test_bad_input_is_named(tmp_path):
     for wrong in ({}, 5, window | {"size": 1}, window | {"boundaries": True}):
         refused(ConfigurationError, r"a mapping with window_size.*end_of_document adds bound", tmp_path / "npy", wrong)
     refused(ConfigurationError, r"columns = 'text'.*tokens, and with", tmp_path / "npy", window, columns=["text"])
-    refused(ConfigurationError, r"has no samples", tmp_path / "npy", {"window_size": 5000})
     refused(ShardNotFoundError, r"\.npy, \.bin", tmp_path / "nothing", window)
     (tmp_path / "megatron" / "1.bin").write_bytes(b"short")
     refused(ShardCorruptError, r"1\.bin.*size is 5.*180 bytes, where 1\.idx ends", tmp_path / "megatron", window)

@@ -18,7 +18,14 @@ from PIL import Image
 from pyarrow.parquet import encryption
 
 from fkat_data import DataLoader
-from fkat_data.datasets import IterableJsonDataset, IterableParquetDataset, JsonDataset, ParquetDataset, TarDataset
+from fkat_data.datasets import (
+    IterableJsonDataset,
+    IterableParquetDataset,
+    JsonDataset,
+    ParquetDataset,
+    TarDataset,
+    TokenWindows,
+)
 from fkat_data.errors import ConfigurationError, SampleError, ShardCorruptError
 from fkat_data.streaming import LocalDataset, StreamingDataset
 from fkat_data.tools import convert
@@ -336,13 +343,25 @@ def test_values_that_python_lacks_are_a_limit_and_no_damage(tmp_path, reader, ca
     assert re.search(r"row 1 .*a\.parquet", said)
 
 
-@pytest.mark.parametrize("reader", ["stream", "convert"])
-def test_a_table_without_rows_is_no_damage(tmp_path, reader):
+@pytest.mark.parametrize("reader", PARQUET_READERS)
+def test_a_table_without_rows_has_no_samples_for_each_reader(tmp_path, reader):
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"x": pa.array([], pa.int64())}), path)
-    assert list(ParquetDataset(path)) == list(IterableParquetDataset(path)) == []
-    with pytest.raises(ConfigurationError, match=r"local = .*a\.parquet.*no samples"):
-        PARQUET_READERS[reader](path)
+    assert PARQUET_READERS[reader](path) == []
+
+
+@pytest.mark.parametrize("reader", TAR_READERS)
+def test_a_tar_file_without_members_has_no_samples_for_each_reader(tmp_path, reader):
+    path = write_tar(tmp_path / "a.tar", lambda _: None)
+    assert (converted(path) if reader == "convert" else TAR_READERS[reader](path)) == []
+
+
+@pytest.mark.parametrize("content", [b"", bytes(20)], ids=["empty", "shorter than a window"])
+def test_a_file_of_too_few_tokens_has_no_windows_for_each_reader(tmp_path, content):
+    path = tmp_path / "a.bin"
+    path.write_bytes(content)
+    tokens = {"window_size": 100, "dtype": "uint16"}
+    assert len(TokenWindows(path, **tokens)) == len(StreamingDataset(local=str(path), tokens=tokens)) == 0
 
 
 #: Lines of JSON that Python's json does not read, or that the reader was told not to.

@@ -205,6 +205,8 @@ def caveats_of(settings: OrderSettings, shares: StreamShares, num_canonical_node
         shares: Each stream's share of an epoch.
         num_canonical_nodes: Parts of the order.
     """
+    if not shares.epoch_size:
+        return ["an epoch is empty: the data has no samples, or the weights of the streams choose none"]
     found: list[str] = []
     is_joint = settings.batching_method == "random"
     block_size = settings.block_size(num_canonical_nodes)

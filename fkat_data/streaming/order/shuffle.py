@@ -353,7 +353,7 @@ def check_shuffle(algorithm: str, size: int, num_canonical_nodes: int, block_siz
     Raises:
         ConfigurationError: ``py1e`` has fewer samples than canonical nodes, or the block is too small.
     """
-    if algorithm == "py1e" and size < num_canonical_nodes:
+    if algorithm == "py1e" and 0 < size < num_canonical_nodes:
         raise ConfigurationError(
             "num_canonical_nodes", num_canonical_nodes, f"at most {size}, the number of samples to shuffle with py1e"
         )

@@ -56,13 +56,27 @@ def shares_of(
 
     Raises:
         ConfigurationError: The weights mix proportions with other kinds, all proportions are 0, ``epoch_size`` is
-            given although streams repeat or choose, or an epoch has 2**44 samples or more.
+            given although streams repeat or choose, samples of a stream are to come that has none, or an epoch has
+            2**44 samples or more.
     """
+    shares = _shares_of(weights, samples_per_stream, epoch_size, seed)
+    for number, (count, size) in enumerate(zip(shares.choose, samples_per_stream, strict=True)):
+        if count and not size:
+            expected = f"no samples of stream {number} (from 0), which has none: leave it out, or give it a weight of 0"
+            raise ConfigurationError("streams", f"{count} samples of stream {number}", expected)
+    return shares
+
+
+def _shares_of(
+    weights: Sequence[StreamWeight], samples_per_stream: Sequence[int], epoch_size: int | None, seed: int
+) -> StreamShares:
     kinds = {weight.kind for weight in weights}
     sizes = np.asarray(samples_per_stream, np.int64)
     if "proportion" in kinds and kinds != {"proportion"}:
         raise ConfigurationError("streams", sorted(map(str, kinds)), "a proportion for every stream or for none")
     if kinds == {"proportion"} or (kinds == {None} and epoch_size):
+        if epoch_size and not sizes.any():
+            raise ConfigurationError("epoch_size", epoch_size, "None: the data has no samples")
         values = [float(weight.value or 0) for weight in weights] if None not in kinds else list(map(float, sizes))
         return _relative(np.array(values, np.float64), sizes, epoch_size, seed)
     if epoch_size:

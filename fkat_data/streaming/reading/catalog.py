@@ -27,7 +27,7 @@ from fkat_data.streaming.reading.dataset_index import DatasetIndex, GeneratedInd
 from fkat_data.streaming.reading.in_place_source import DecompressedSource, DirectorySource, folder_of
 from fkat_data.streaming.reading.stream import NO_DATASET, FilePattern, ReadCommit, Stream, no_stream, split_name
 from fkat_data.streaming.store.store import open_store
-from fkat_data.wording import add_note, place_of, without_secrets
+from fkat_data.wording import add_note, place_of
 
 #: Seconds after which a directory that is read in place does not answer.
 _LONGEST_LOOK_S = 60.0
@@ -258,7 +258,7 @@ class Catalog:
     Raises:
         ConfigurationError: A shard has a column of pickles, and they are not allowed; a shard lacks a chosen column, or is no tar
             file and has decoders; the index lacks the hash to compare files with; a directory cannot be a cache; or the
-            limit is too small; or a stream has no samples.
+            limit is too small.
         ShardNotFoundError: A stream has no index.
         ShardCorruptError: An index is malformed.
         DownloadError: A store does not deliver its index.
@@ -283,10 +283,9 @@ class Catalog:
         per_stream: list[list[ShardEntry]] = []
         for stream, source in zip(streams, self.sources, strict=True):
             entries = entries_of(stream, source)
-            if not sum(entry.samples for entry in entries):
-                raise _empty(stream)
-            check_windowing(stream.tokens, entries[0].format, entries[0].name)
-            if stream.decode is not None:
+            if entries:
+                check_windowing(stream.tokens, entries[0].format, entries[0].name)
+            if entries and stream.decode is not None:
                 entries = with_decoders(entries, stream.decode)
             if not allow_unsafe_types:
                 _check_safe(entries)
@@ -313,11 +312,14 @@ class Catalog:
     @property
     def differing_columns(self) -> str | None:
         """Which streams have which columns, in words; None if all have the same."""
-        firsts: list[int] = (np.cumsum(self.shards_per_stream) - self.shards_per_stream).tolist()
-        entries = [self.entries[first] for first in firsts]
-        columns = [entry.chosen or tuple(entry.column_names) for entry in entries]
-        first_of = {frozenset(names): stream for stream, names in reversed([*enumerate(columns)])}
-        if len(first_of) == 1:
+        columns: dict[int, tuple[str, ...]] = {}
+        firsts: list[int] = self.shard_offset_per_stream.tolist()
+        for stream, first in enumerate(firsts):
+            if self.shards_per_stream[stream]:
+                entry = self.entries[first]
+                columns[stream] = entry.chosen or tuple(entry.column_names)
+        first_of = {frozenset(names): stream for stream, names in reversed(columns.items())}
+        if len(first_of) <= 1:
             return None
         shown = sorted(first_of.values())[:_MOST_SHOWN]
         more = f"; {len(first_of) - len(shown)} others" if len(first_of) > len(shown) else ""
@@ -400,7 +402,7 @@ class Catalog:
 
     def _check_limit(self, limit_bytes: int) -> None:
         kept = [self.source_of(shard).kept_bytes(entry) for shard, entry in enumerate(self.entries)]
-        largest_bytes = max(kept)
+        largest_bytes = max(kept, default=0)
         needed_bytes = self.indices_bytes + _SHARDS_AT_LEAST * largest_bytes
         if limit_bytes < needed_bytes:
             raise ConfigurationError(
@@ -435,12 +437,6 @@ def _with_columns(entries: Sequence[ShardEntry], columns: tuple[str, ...]) -> li
             if name not in present:
                 raise ConfigurationError("columns", name, f"columns of {entry.name}: {', '.join(present)}")
     return [replace(entry, chosen=columns) for entry in entries]
-
-
-def _empty(stream: Stream) -> ConfigurationError:
-    argument, location = ("remote", stream.remote) if stream.remote else ("local", stream.local)
-    shown = without_secrets(f"{location}/{stream.split}" if stream.split else str(location))
-    return ConfigurationError(argument, shown, "a dataset with samples; it is sound, and has no samples")
 
 
 def _check_safe(entries: Sequence[ShardEntry]) -> None:
