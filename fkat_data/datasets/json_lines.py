@@ -63,12 +63,13 @@ class JsonDataset(_JsonFiles, IndexedFiles):
     Args:
         paths: One or more files, read in this order: local paths, or URIs that fsspec supports.
         storage_options: Options for fsspec, for files that are not local.
-        max_line_bytes: Maximum length of a line in bytes; a longer line is an error.
+        max_line_bytes: Maximum length of a line in bytes, without its newline; a longer line is an error.
 
     Raises:
-        ConfigurationError: ``paths`` is empty, a file is no text, or it needs zstandard, which is not installed.
+        ConfigurationError: ``paths`` is empty, a file is no text, or it needs zstandard, which is not installed; or a
+            line is too long.
         ShardNotFoundError: A file does not exist.
-        ShardCorruptError: Compressed data is damaged or truncated, or a line is too long.
+        ShardCorruptError: Compressed data is damaged or truncated.
     """
 
     # In the class itself: a subclass may have other samples.
@@ -133,8 +134,7 @@ class JsonDataset(_JsonFiles, IndexedFiles):
             number = line // index.stride
             if number not in blocks:
                 start, stop = index.block(number)
-                within = lines_of(file.path, [read(start, stop)], self.max_line_bytes)
-                blocks[number] = [(start + begin, text) for begin, text in within]
+                blocks[number] = list(lines_of(file.path, [read(start, stop)], self.max_line_bytes, start))
         self._check(file_number)
         for line in rows:
             number, line_in_block = divmod(line, index.stride)
@@ -169,14 +169,13 @@ class IterableJsonDataset(_JsonFiles, IterableDataset[Any]):
     Args:
         paths: One or more files, read in this order: local paths, or URIs that fsspec supports.
         storage_options: Options for fsspec, for files that are not local.
-        max_line_bytes: Maximum length of a line in bytes; a longer line is an error.
+        max_line_bytes: Maximum length of a line in bytes, without its newline; a longer line is an error.
 
     Raises:
         ConfigurationError: ``paths`` is empty; during iteration, if a file is no text, or needs zstandard, which is not
-            installed.
+            installed; or if a line is too long.
         ShardNotFoundError: During iteration, if a file does not exist.
-        ShardCorruptError: During iteration, if compressed data is damaged or truncated, or a line is too long or not
-            valid JSON.
+        ShardCorruptError: During iteration, if compressed data is damaged or truncated, or a line is not valid JSON.
     """
 
     # In the class itself: a subclass may have other samples.

@@ -217,7 +217,7 @@ class LineIndex(NamedTuple):
         Args:
             path: File of the text, for error messages.
             chunks: The text, in pieces of any size.
-            max_line_bytes: Maximum length of a line in bytes.
+            max_line_bytes: Maximum length of a line in bytes, without its newline.
             max_anchors: Maximum number of anchors; beyond it, every second one is dropped.
 
         Raises:
@@ -281,39 +281,60 @@ def _fitted(anchors: Offsets, stride: int, max_anchors: int) -> int:
     return stride
 
 
-def lines_of(path: str, chunks: Iterable[bytes], max_line_bytes: int) -> Iterator[tuple[int, bytes]]:
+def lines_of(path: str, chunks: Iterable[bytes], max_line_bytes: int, first: int = 0) -> Iterator[tuple[int, bytes]]:
     """Yield the lines of a text that are not blank, each with its offset in bytes.
 
     Args:
         path: File of the text, for error messages.
         chunks: The text, in pieces of any size.
-        max_line_bytes: Maximum length of a line in bytes.
+        max_line_bytes: Maximum length of a line in bytes, without its newline.
+        first: The offset of the first piece.
 
     Raises:
         ConfigurationError: A line is longer than ``max_line_bytes``.
     """
-    for offset, text in _whole_lines(path, chunks, max_line_bytes):
+    for offset, text in _whole_lines(path, chunks, max_line_bytes, first):
         begins: list[int] = _begins(text).tolist()  # empty if all lines are blank
         for begin, end in zip(begins, [*begins, len(text)][1:], strict=True):
             yield offset + begin, text[begin:end]
 
 
-def _whole_lines(path: str, chunks: Iterable[bytes], max_line_bytes: int) -> Iterator[tuple[int, bytes]]:
-    """Yield pieces of whole lines, with their offsets."""
-    offset, rest = 0, b""
+def _whole_lines(
+    path: str, chunks: Iterable[bytes], max_line_bytes: int, offset: int = 0
+) -> Iterator[tuple[int, bytes]]:
+    """Yield pieces of whole lines, with their offsets; the first one is at ``offset``."""
+    rest, rest_bytes = list[bytes](), 0
     for chunk in chunks:
-        text = rest + chunk
-        end = text.rfind(b"\n", len(rest)) + 1
+        end = chunk.rfind(b"\n") + 1
         if end:
-            yield offset, text[:end]
-        offset, rest = offset + end, text[end:]
-        if len(rest) > max_line_bytes:
-            expected = (
-                f"at least the size of the longest line; the one at byte {offset} of {shown_path(path)} is longer"
-            )
-            raise ConfigurationError("max_line_bytes", max_line_bytes, expected)
-    if rest:
-        yield offset, rest
+            text = b"".join((*rest, chunk[:end]))
+            too_long = _too_long_at(text, max_line_bytes)
+            if too_long != 0:
+                yield offset, text[:too_long]
+            if too_long is not None:
+                raise _too_long(path, offset + too_long, max_line_bytes)
+            offset += len(text)
+            rest, rest_bytes = [], 0
+        rest.append(chunk[end:])
+        rest_bytes += len(chunk) - end
+        if rest_bytes > max_line_bytes:
+            raise _too_long(path, offset, max_line_bytes)
+    if rest_bytes:
+        yield offset, b"".join(rest)
+
+
+def _too_long_at(text: bytes, max_line_bytes: int) -> int | None:
+    """Return where the first line of a piece of whole lines begins that is too long; None: no one is."""
+    if len(text) <= max_line_bytes + 1:
+        return None
+    ends = np.flatnonzero(np.frombuffer(text, np.uint8) == ord("\n"))
+    begins = np.concatenate([[0], ends[:-1] + 1])
+    return next(map(int, begins[ends - begins > max_line_bytes]), None)
+
+
+def _too_long(path: str, offset: int, max_line_bytes: int) -> ConfigurationError:
+    expected = f"at least the size of the longest line; the one at byte {offset} of {shown_path(path)} is longer"
+    return ConfigurationError("max_line_bytes", max_line_bytes, expected)
 
 
 def _begins(text: bytes) -> npt.NDArray[Any]:

@@ -9,9 +9,11 @@ import pytest
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 from fkat_data.datasets import IterableJsonDataset, JsonDataset
 from fkat_data.errors import ConfigurationError, ShardCorruptError
+from fkat_data.tools import app
 
 COMPRESSIONS = {
     "plain": lambda text: text,
@@ -111,6 +113,39 @@ def test_a_line_without_an_end_is_no_way_to_fill_the_memory(tmp_path, compressio
     path.write_bytes(COMPRESSIONS[compression](b'1\n"' + b"a" * (8 << 20)))
     with pytest.raises(ConfigurationError, match=r"max_line_bytes = 100000: .* byte 2 of .*bomb\.jsonl is longer"):
         list(kind(str(path), max_line_bytes=100_000))
+
+
+@pytest.mark.parametrize("compression", ["plain", "gzip", "zstd"])
+@pytest.mark.parametrize("kind", [JsonDataset, IterableJsonDataset])
+@pytest.mark.parametrize("size", [100, (1 << 20) + 100, (3 << 20) - 7])
+def test_each_line_may_have_as_many_bytes_as_are_allowed_and_no_more(tmp_path, compression, kind, size):
+    path = tmp_path / "lines.jsonl"
+    lines = [b"1", b'"' + b"a" * (size - 2) + b'"', b"2"]
+    path.write_bytes(COMPRESSIONS[compression](b"\n".join(lines) + b"\n"))
+    assert list(kind(str(path), max_line_bytes=size)) == [json.loads(line) for line in lines]
+    with pytest.raises(
+        ConfigurationError, match=rf"max_line_bytes = {size - 1}: .* byte 2 of .*lines\.jsonl is longer"
+    ):
+        list(kind(str(path), max_line_bytes=size - 1))
+
+
+def test_lines_before_one_that_is_too_long_are_read_in_order(tmp_path):
+    path = tmp_path / "lines.jsonl"
+    path.write_bytes(b'1\n2\n"aaa"\n3\n')
+    samples = iter(IterableJsonDataset(str(path), max_line_bytes=4))
+    assert [next(samples), next(samples)] == [1, 2]
+    with pytest.raises(ConfigurationError, match=r"byte 4 of "):
+        next(samples)
+
+
+def test_lines_that_are_too_long_are_refused_by_an_index_that_was_saved_too(tmp_path):
+    path = tmp_path / "lines.jsonl"
+    path.write_bytes(b'1\n"aaa"\n3\n')
+    assert CliRunner().invoke(app, ["index", str(path)]).exit_code == 0
+    dataset = JsonDataset(str(path), max_line_bytes=4)
+    assert [dataset[0], dataset[2]] == [1, 3]
+    with pytest.raises(ConfigurationError, match=r"max_line_bytes = 4: .* byte 2 of .*lines\.jsonl is longer"):
+        dataset[1]
 
 
 def test_a_file_of_one_document_says_that_each_line_must_be_a_value(tmp_path):
