@@ -357,6 +357,10 @@ class TextFile:
         if file.version() != before:
             raise changed(self.path, "it was written while it was read")
 
+    def compression(self) -> str | None:
+        """Return how the file is compressed; None: it is plain. Raise what ``chunks`` raises."""
+        return compression_of(shown_path(self.path), _start_of(RangedFile(self.path, self._storage_options)))
+
     def version(self) -> FileVersion:
         """Return what the file is of which ``read`` returns text."""
         plain = None if self._decompressed is not None else self._plain.get(0, self._open_for_offsets)

@@ -3,17 +3,20 @@
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardError, ShardNotFoundError
 from fkat_data.files.formats import check_safe, open_shard
 from fkat_data.files.index import INDEX_NAME, read_index
-from fkat_data.files.lines import lines_of, parsed
+from fkat_data.files.lines import LineIndex, lines_of, parsed
 from fkat_data.files.opening import TextFile
 from fkat_data.files.shard import Column, FileInfo, ShardEntry, ShardReader
 from fkat_data.files.stored import decompress_file, validate_file
 from fkat_data.interruption import genuine
+
+_LONGEST_LINE_BYTES = 1 << 62
 
 
 def unpacked(directory: Path, entry: ShardEntry, scratch: Path) -> Path:
@@ -119,6 +122,48 @@ def first_samples(
     return found
 
 
+def summary_of_lines(files: Sequence[str]) -> DatasetSummary:
+    """Return the summary of files of JSON lines, plain or compressed, which are its shards. Reads all of their text.
+
+    Raises:
+        ShardError: A file is missing, or cannot be read.
+        ConfigurationError: A file is no text.
+    """
+    indices = [LineIndex.of(file, TextFile(file, {}).chunks(), _LONGEST_LINE_BYTES) for file in files]
+    counts = [index.num_lines for index in indices]
+    return DatasetSummary(
+        ("JSON lines",),
+        tuple(dict.fromkeys(TextFile(file, {}).compression() for file in files)),
+        (),
+        (),
+        len(files),
+        sum(counts),
+        sum(index.num_bytes for index in indices),
+        sum(Path(file).stat().st_size for file in files),
+        min(counts, default=0),
+        max(counts, default=0),
+    )
+
+
+def first_lines(files: Sequence[str], count: int) -> list[Any]:
+    """Return the values of the first lines of files of JSON lines.
+
+    Args:
+        files: The files.
+        count: Maximum number of lines.
+
+    Raises:
+        ShardError: A file is missing, or a line is damaged.
+        ConfigurationError: A file is no text, or a line exceeds a limit.
+    """
+    lines = (
+        parsed(file, line, offset, text)
+        for file in files
+        for line, (offset, text) in enumerate(lines_of(file, TextFile(file, {}).chunks(), _LONGEST_LINE_BYTES))
+    )
+    return list(islice(lines, count))
+
+
 def _samples(directory: Path, entry: ShardEntry, scratch: Path, count: int, allow: bool) -> list[dict[str, Any]]:
     root = unpacked(directory, entry, scratch)
     shard = open_shard(root, entry, allow_unsafe_types=allow, writable=True)
@@ -128,7 +173,6 @@ def _samples(directory: Path, entry: ShardEntry, scratch: Path, count: int, allo
 _ROWS_AT_ONCE = 256
 #: Damaged lines that are shown of one file.
 _MOST_LINES = 20
-_LONGEST_LINE_BYTES = 1 << 62
 
 
 @dataclass

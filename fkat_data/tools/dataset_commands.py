@@ -25,8 +25,10 @@ from fkat_data.files.verification import (
     DatasetReport,
     DatasetSummary,
     datasets_in,
+    first_lines,
     first_samples,
     summary_of,
+    summary_of_lines,
     verify_dataset,
     verify_lines,
 )
@@ -46,8 +48,7 @@ _EXPECTED = "the directory of a dataset on this machine"
 dataset_app: typer.Typer = typer.Typer()
 
 # As text: a Path would turn the // of a URL into /.
-Directory = Annotated[str, typer.Argument(help="A dataset, a folder of splits, or Parquet or tar files.")]
-Verified = Annotated[str, typer.Argument(help="A dataset, a folder of splits, or Parquet, tar or JSON Lines files.")]
+Directory = Annotated[str, typer.Argument(help="A dataset, a folder of splits, or Parquet, tar or JSON Lines files.")]
 Unsafe = Annotated[
     bool,
     typer.Option("--allow-unsafe-types", help="Read pickle columns. Unpickling can run code from the file's author."),
@@ -60,14 +61,19 @@ def inspect_command(
     samples: Annotated[int, typer.Option(help="Number of samples to show.", min=0)] = 3,
     allow_unsafe_types: Unsafe = False,
 ) -> None:
-    """Show a dataset's sizes, columns and first samples.
+    """Show a dataset's sizes, columns and first samples. Of JSON Lines, plain or compressed, it counts the lines.
 
     Exit code 0: shown. 2: the dataset does not exist or is invalid.
     """
     console = terminal()
     with exit_on_failure(console, "cannot show the dataset"):
         with long_work(console, f"reading the index of {directory}"):
-            datasets = stored_datasets(machine_path("DIRECTORY", directory, _EXPECTED))
+            location = machine_path("DIRECTORY", directory, _EXPECTED)
+            files, datasets = _lines_or_datasets(location)
+            lines = summary_of_lines(files) if files else None
+        if lines is not None:
+            show_summary(console, location, lines)
+            show_samples(console, first_lines(files, samples))
         for path, entries in datasets:
             show_summary(console, path, summary_of(path, entries))
             found = first_samples(path, samples, allow_unsafe_types=allow_unsafe_types, entries=entries)
@@ -76,7 +82,7 @@ def inspect_command(
 
 @dataset_app.command("verify")
 def verify_command(
-    directory: Verified,
+    directory: Directory,
     allow_unsafe_types: Unsafe = False,
 ) -> None:
     """Find damaged shards in a dataset.
@@ -330,11 +336,14 @@ def show_summary(console: Console, directory: Path, summary: DatasetSummary) -> 
         console.print(table)
 
 
-def show_samples(console: Console, samples: Sequence[dict[str, Any]]) -> None:
+def show_samples(console: Console, samples: Sequence[Any]) -> None:
     """Print samples, with long values cut short."""
     for number, sample in enumerate(samples):
         say(console, f"sample {number}", "bold")
-        for name, value in sample.items():
+        if not isinstance(sample, dict):
+            say(console, f"  {_shown(sample)}")
+            continue
+        for name, value in cast("dict[str, Any]", sample).items():
             say(console, f"  {name}: {_shown(value)}")
 
 

@@ -124,6 +124,25 @@ LINES = {
     "a.json.zst": zstandard.compress,
 }
 
+COMPRESSIONS = {".gz": "gzip", ".xz": "xz", ".bz2": "bz2", ".zst": "zstd"}
+
+
+@pytest.mark.parametrize("name", LINES)
+@pytest.mark.parametrize("of", ["file", "pattern", "folder"])
+def test_lines_of_json_are_shown(tmp_path, name, of):
+    path = tmp_path / name
+    location = {"file": path, "pattern": tmp_path / f"*{name[1:]}", "folder": tmp_path}[of]
+    content = LINES[name](b'{"a": "one"}\n\n[2]\n3\n')
+    path.write_bytes(content)
+    output = said("inspect", location, "--samples", "2")
+    assert "3 samples in 1 shard (JSON lines) of 3 samples" in output
+    assert f"{len(content)} B stored, 20 B decompressed; compression: {COMPRESSIONS.get(path.suffix, 'none')}" in output
+    assert "a: 'one'" in output
+    assert "sample 1\n  [2]" in output
+    assert "sample 2" not in output
+    path.write_bytes(LINES[name](b'{"a": 1}\n{"a": \n'))
+    assert "line 1 (from 0, blank lines not counted)" in said("inspect", location, code=2)
+
 
 @pytest.mark.parametrize("name", LINES)
 @pytest.mark.parametrize("of", ["file", "pattern", "folder"])
