@@ -1,13 +1,15 @@
 """What stores raise, as errors of this library that name the file; and files of stores that have no ranges."""
 
 import io
+import re
 import time
 from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
+from fkat_data.background import in_loop
 from fkat_data.errors import ConfigurationError, DownloadError, FkatDataError, ShardNotFoundError
-from fkat_data.interruption import is_interruption
+from fkat_data.interruption import is_interruption, suppress
 from fkat_data.wording import without_secrets
 
 _HTTP = "http"
@@ -17,6 +19,9 @@ _LONGEST_SILENCE_S = 60.0
 _WITHOUT_RANGES = ("range requests", "seek streaming")
 _LONGEST_MESSAGE = 500
 _STATUSES_REFUSED = (401, 403)
+#: Answers to a request for a range: the whole file, the range, and that the file does not reach so far.
+_WHOLE, _OF_RANGES = 200, (206, 416)
+_TOTAL = re.compile(r"bytes (?:[0-9]+-[0-9]+|\*)/([0-9]+)", re.IGNORECASE)
 
 
 class NoRangesError(ConfigurationError):
@@ -93,6 +98,34 @@ def settings_of(file_system: Any) -> dict[str, Any]:
         return {}
     headers: Mapping[str, str] = file_system.kwargs.get("headers") or {}
     return {"headers": {"Accept-Encoding": "identity", **headers}}
+
+
+def size_by_range(file_system: Any, name: str) -> int | None:
+    """Return the size of a file of a web server that tells it in answers to requests for ranges alone.
+
+    Args:
+        file_system: Its file system, of fsspec.
+        name: Its name there.
+
+    Returns:
+        The size; None: the server has no ranges, or does not tell it.
+    """
+    settings: dict[str, Any] = {**file_system.kwargs, **settings_of(file_system)}
+    settings["headers"] = {**settings["headers"], "Range": "bytes=0-0"}
+
+    async def asked() -> int | None:
+        session = await file_system.set_session()
+        async with session.get(file_system.encode_url(name), **settings) as answer:
+            if answer.headers.get("Content-Encoding", "identity") not in ("", "identity"):
+                return None
+            if answer.status == _WHOLE:  # there is no first byte in an empty file
+                return 0 if answer.headers.get("Content-Length") == "0" else None
+            total = _TOTAL.fullmatch(answer.headers.get("Content-Range", ""))
+            return int(total[1]) if total and answer.status in _OF_RANGES else None
+
+    with suppress(Exception):  # what is wrong, the requests that follow say
+        return in_loop(file_system.loop, asked(), _LONGEST_SILENCE_S)
+    return None
 
 
 def read_in_order(uri: str, file_system: Any, name: str, start: int, chunk_bytes: int) -> Iterator[bytes]:

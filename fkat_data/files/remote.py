@@ -12,7 +12,7 @@ from typing import Any, cast
 from fkat_data.background import BackgroundCall, in_parallel
 from fkat_data.files.range_requests import MOST_AT_ONCE, RangeRequests, Requests, Span
 from fkat_data.observe.stages import reading
-from fkat_data.store_errors import settings_of, store_errors
+from fkat_data.store_errors import settings_of, size_by_range, store_errors
 
 #: What fsspec's file systems implement to read a range of a file.
 _REQUEST = "_fetch_range"
@@ -57,7 +57,12 @@ class RemoteFile:
 
         with reading():
             self._file: Any = file_system.open(name, "rb", **settings_of(file_system))
-            self.size_bytes: int = self._file.seek(0, os.SEEK_END)
+            is_unknown = "http" in file_system.protocol and getattr(self._file, "size", 0) is None
+            size_bytes = size_by_range(file_system, name) if is_unknown else None
+            if size_bytes:
+                self._file.close()
+                self._file = file_system.open(name, "rb", size=size_bytes, **settings_of(file_system))
+            self.size_bytes: int = 0 if size_bytes == 0 else self._file.seek(0, os.SEEK_END)
         details: Any = getattr(self._file, "details", None)
         self.details: Mapping[str, Any] = cast("Mapping[str, Any]", details) if isinstance(details, Mapping) else {}
         self._uri = uri

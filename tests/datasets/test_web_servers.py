@@ -21,7 +21,7 @@ from fkat_data.datasets import (
     TarDataset,
     TokenWindows,
 )
-from fkat_data.errors import ConfigurationError, DownloadError, ShardNotFoundError
+from fkat_data.errors import ConfigurationError, DownloadError, ShardCorruptError, ShardNotFoundError
 from fkat_data.samplers import FsShardSampler
 from fkat_data.streaming import Stream, StreamingDataset
 from fkat_data.tools import convert
@@ -39,12 +39,24 @@ def table(samples=ROWS):
 
 @contextlib.contextmanager
 def serving(
-    files, *, has_ranges=False, has_size=True, encodes="never", headers=(), cut_bytes=0, head=200, moves=False, plain=()
+    files,
+    *,
+    has_ranges=False,
+    has_size=True,
+    encodes="never",
+    headers=(),
+    cut_bytes=0,
+    head=200,
+    moves=False,
+    plain=(),
+    knows_size=True,
 ):
     """Serve files by name; yields the URL of their folder and the paths that were asked for.
 
     ``encodes``: "never", "asked" for gzip, or "always", whatever was asked for. ``head``: the status of answers to HEAD.
     ``moves``: whether a file is found where another answer leads to. ``plain``: ends of names that are never encoded.
+    ``has_size``: whether answers have a Content-Length; "ranges": those to requests for ranges alone. ``knows_size``:
+    whether a Content-Range has the size of the file.
     """
     asked = []
     encoded = cache(partial(gzip.compress, compresslevel=1))
@@ -76,7 +88,7 @@ def serving(
                 first, _, last = span.removeprefix("bytes=").partition("-")
                 start, stop = int(first), min(int(last) + 1 if last else len(body), len(body))
                 self.send_response(206)
-                self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(body)}")
+                self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(body) if knows_size else '*'}")
                 body = body[start:stop]
             else:
                 self.send_response(200)
@@ -86,7 +98,7 @@ def serving(
                 self.send_header(name, value)
             self.send_header("ETag", '"1"')
             self.send_header("Connection", "close")
-            if has_size:
+            if has_size is True or (has_size and body is not content):
                 self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.close_connection = True
@@ -113,6 +125,7 @@ SERVERS = {
     "no ranges": {},
     "no ranges, and says so": {"headers": [("Accept-Ranges", "none")]},
     "no ranges, no size": {"has_size": False},
+    "no size, also with ranges": {"has_size": False, "has_ranges": True, "knows_size": False},
     "compresses, whatever is asked for": {"encodes": "always"},
     "compresses where it may, and has no ranges then": {"encodes": "asked", "has_ranges": True},
 }
@@ -129,7 +142,9 @@ def test_lines_are_read_of_any_server(server, name, processes):
         assert [dataset[index] for index in (0, 199)] == [ROWS[0], ROWS[199]]
 
 
-@pytest.mark.parametrize("server", ["no ranges", "no ranges, and says so", "no ranges, no size"])
+@pytest.mark.parametrize(
+    "server", ["no ranges", "no ranges, and says so", "no ranges, no size", "no size, also with ranges"]
+)
 def test_a_reader_that_needs_ranges_says_so_with_the_url(server, processes):
     # More than is read of a file's end at once.
     texts = [{"text": random.Random(number).randbytes(2000).hex()} for number in range(100)]
@@ -147,6 +162,35 @@ def test_a_reader_that_needs_ranges_says_so_with_the_url(server, processes):
         ]:
             with pytest.raises(ConfigurationError, match=rf"folder/{name}.*ranges.*download the file"):
                 read(f"{url}/{name}", storage_options=OPTIONS)
+
+
+@pytest.mark.parametrize("has_size", ["ranges", False])
+@pytest.mark.parametrize("head", [200, 405])
+def test_a_server_that_tells_a_size_with_ranges_alone_has_ranges(has_size, head, processes):
+    texts = [{"text": random.Random(number).randbytes(2000).hex()} for number in range(100)]
+    files = {
+        "rows.parquet": table(texts),
+        "rows.tar": archive([(f"{number}.txt", bytes(5000)) for number in range(9)]),
+        "tokens.npy": npy(np.arange(40_000, dtype=np.uint16)),
+        "rows.jsonl": json_lines(texts),
+    }
+    with serving(files, has_ranges=True, has_size=has_size, head=head) as (url, _):
+        assert ParquetDataset(f"{url}/rows.parquet", storage_options=OPTIONS)[99] == texts[99]
+        assert list(IterableParquetDataset(f"{url}/rows.parquet", storage_options=OPTIONS)) == texts
+        assert TokenWindows(f"{url}/tokens.npy", 10, storage_options=OPTIONS)[3000][0].item() == 30_000
+        assert len(TarDataset(f"{url}/rows.tar", storage_options=OPTIONS)[8]["txt"]) == 5000
+        assert JsonDataset(f"{url}/rows.jsonl", storage_options=OPTIONS)[99] == texts[99]
+
+
+def test_an_empty_file_of_a_server_is_empty_and_has_nothing_to_do_with_ranges(processes):
+    for server in SERVERS.values():
+        with serving({"rows.parquet": b"", "rows.jsonl": b""}, **server) as (url, _):
+            assert len(JsonDataset(f"{url}/rows.jsonl")) == len(list(IterableJsonDataset(f"{url}/rows.jsonl"))) == 0
+    with (
+        serving({"rows.parquet": b""}) as (url, _),
+        pytest.raises(ShardCorruptError, match=r"rows\.parquet.*not a Par"),
+    ):
+        ParquetDataset(f"{url}/rows.parquet")
 
 
 def test_an_answer_that_is_cut_off_is_an_error_with_the_url_and_no_shorter_file(processes):
@@ -230,7 +274,17 @@ SWEPT = {
     "no HEAD": ({"has_ranges": True, "head": 405}, {}),
     "HEAD is not implemented": ({"has_ranges": True, "head": 501}, {}),
     "signed for GET": ({"has_ranges": True, "head": 403}, {}),
-    "no size": ({"has_ranges": True, "has_size": False}, {"Parquet": RANGES, "tar": RANGES, "tokens": RANGES}),
+    "a size with ranges alone": ({"has_ranges": True, "has_size": "ranges"}, {}),
+    "a size in Content-Range alone": ({"has_ranges": True, "has_size": False}, {}),
+    "no size": (
+        {"has_ranges": True, "has_size": False, "knows_size": False},
+        {
+            "Parquet": RANGES,
+            "tar": RANGES,
+            "tokens": RANGES,
+            **{f"stream of {kind}": SIZE for kind in ("Parquet", "tar", "tokens")},
+        },
+    ),
     "no ranges": (
         {},
         {"Parquet": RANGES, "tar": RANGES, "tokens": RANGES, "stream of Parquet": RANGES, "stream of tokens": RANGES},
