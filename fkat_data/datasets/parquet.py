@@ -22,7 +22,7 @@ from fkat_data.datasets.item_index import (
     in_parts,
 )
 from fkat_data.errors import ShardError
-from fkat_data.files.arrow import ArrowColumn, rows_of
+from fkat_data.files.arrow import ArrowColumn, rows_in_turn, rows_of
 from fkat_data.files.arrow_extensions import ExtensionCheck, extensions_of
 from fkat_data.files.column_chunks import in_slices
 from fkat_data.files.column_types import fitted
@@ -359,14 +359,13 @@ class IterableParquetDataset(_ParquetFiles, IterableDataset[dict[str, Any]]):
                 file.check_decoded(group_index, num_rows)
                 return
             file.check()
-            rows = np.arange(int(batch.num_rows))
+            num_decoded = int(batch.num_rows)
             try:
-                samples = rows_of(len(rows), [(rows, rows, columns)])
+                yield from rows_in_turn(num_decoded, columns)
             except genuine(_arrow.ArrowException, ValueError, OverflowError):
-                _check_values(file.path, group_index, rows, columns, num_rows)
+                _check_values(file.path, group_index, np.arange(num_decoded), columns, num_rows)
                 raise
-            num_rows += len(samples)
-            yield samples
+            num_rows += num_decoded
 
 
 def _fetched_in_turn(

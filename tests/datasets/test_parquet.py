@@ -242,3 +242,13 @@ def test_an_iterable_dataset_decodes_so_many_rows_at_a_time(tmp_path):
         next(rows)
         most = max(most, pool.bytes_allocated() - before)
     assert most < 16 << 20
+
+
+@KINDS_OF_DATASETS
+@pytest.mark.parametrize("num_columns", [8, 9, 300])
+def test_rows_of_wide_tables_are_those_of_pyarrow(tmp_path, kind, num_columns):
+    columns = {f"c{number}": np.arange(100) * number for number in range(num_columns - 3)}
+    nulls = pa.array([None if row % 7 else row for row in range(100)])
+    table = pa.table({**columns, "null": nulls, "text": list(map(str, range(100))), "half": np.arange(100) / 2})
+    pq.write_table(table.slice(0, 99), tmp_path / "rows.parquet", row_group_size=60)
+    assert list(kind(tmp_path / "rows.parquet")) == table.slice(0, 99).to_pylist()
