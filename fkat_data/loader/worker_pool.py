@@ -339,9 +339,9 @@ class WorkerPool:
         if not starter.is_ready:
             starter.ship(*self._to_ship())
         try:
-            template = starter.template()
+            server = starter.server()
             for index in indices:
-                worker = starter.start(index, prefetch_bytes, template)
+                worker = starter.start(index, prefetch_bytes, server)
                 if index < len(self.workers):
                     self._succeed(index, worker)
                 else:

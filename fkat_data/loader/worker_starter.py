@@ -1,20 +1,24 @@
 """Starts the worker processes of one loader, and keeps what they share."""
 
+import errno
 import fcntl
 import os
 from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+from fkat_data.interruption import genuine
 from fkat_data.observe.sink import EventSink
 from fkat_data.observe.timeline import Timeline
 from fkat_data.transport.anonymous import anonymous_file
 from fkat_data.transport.segment import Lease
+from fkat_data.worker.parent_process import ParentProcess, fork_parent
 from fkat_data.worker.picks import Picks
+from fkat_data.worker.process import ServerProcess
 from fkat_data.worker.settings import WorkerSettings
 from fkat_data.worker.ship import Shipment
 from fkat_data.worker.spawn import ProcessWorker
-from fkat_data.worker.template_process import TemplateProcess, find_template, uses_template
+from fkat_data.worker.template_process import find_template, uses_template
 
 
 class WorkerStarter:
@@ -47,6 +51,8 @@ class WorkerStarter:
         # Where workers write their stacks on request; the trainer asks one at a time.
         self._stacks: int | None = None
         self._shipment: Shipment | None = None
+        # Opens the shipment once, and forks the workers.
+        self._parent: ParentProcess | None = None
         self._uses_template = uses_template(start_method)
         self._tables: dict[int, tuple[Picks, int]] = {}
         self._ended_leases: deque[Lease] = deque()
@@ -69,34 +75,52 @@ class WorkerStarter:
         """
         self._shipment = Shipment(settings, users, instead)
 
-    def template(self) -> TemplateProcess | None:
-        """Return the process that forks workers now; None where they are spawned."""
-        return find_template() if self._uses_template else None
+    def server(self) -> ServerProcess | None:
+        """Return the process that forks workers now; None where they are spawned.
 
-    def start(self, index: int, prefetch_bytes: int, template: TemplateProcess | None) -> ProcessWorker:
+        Raises:
+            OSError: No process could be started.
+        """
+        parent = self._parent
+        if parent is not None and not parent.why_unfit and parent.is_serving():
+            return parent
+        template = find_template() if self._uses_template else None
+        if template is None or self._shipment is None or self._shipment.folder is None:
+            return template
+        if parent is not None:
+            if parent.why_unfit:
+                parent.dismiss()
+                return template
+            self.end_parent()
+        try:
+            self._parent = fork_parent(self._shipment, self._shipment.folder, self._stacks_file(), template)
+        except genuine(OSError) as error:
+            if error.errno == errno.EMFILE:
+                raise
+            return template  # which is gone: the worker is spawned
+        return self._parent
+
+    def start(self, index: int, prefetch_bytes: int, server: ServerProcess | None) -> ProcessWorker:
         """Start the worker with a number, without waiting for it.
 
         Args:
             index: Its number.
             prefetch_bytes: Shared memory that it takes to prefetch.
-            template: What ``template`` returned.
+            server: What ``server`` returned.
 
         Raises:
             OSError: No process could be started.
         """
         if self._shipment is None:
             raise RuntimeError("the settings were not shipped")
-        if self._stacks is None:
-            self._stacks = anonymous_file()
-            fcntl.fcntl(self._stacks, fcntl.F_SETFL, os.O_APPEND)
         worker = ProcessWorker(
             self._shipment,
-            self._stacks,
+            self._stacks_file(),
             index,
             prefetch_bytes,
             self._sink,
             self._timeline,
-            template,
+            server,
             self._ended_leases,
             is_zero_copy=self._is_zero_copy,
         )
@@ -117,8 +141,15 @@ class WorkerStarter:
         while self._tables:
             os.close(self._tables.popitem()[1][1])
 
+    def end_parent(self) -> None:
+        """End the process that forks the workers, which have ended. Any number of calls."""
+        if self._parent is not None:
+            self._parent.end()
+            self._parent = None
+
     def release(self) -> None:
         """Close what the workers shared. Any number of calls."""
+        self.end_parent()
         stacks, self._stacks = self._stacks, None
         if stacks is not None:
             os.close(stacks)
@@ -126,3 +157,9 @@ class WorkerStarter:
         if shipment is not None:
             shipment.close()
         self.close_tables()
+
+    def _stacks_file(self) -> int:
+        if self._stacks is None:
+            self._stacks = anonymous_file()
+            fcntl.fcntl(self._stacks, fcntl.F_SETFL, os.O_APPEND)
+        return self._stacks

@@ -9,7 +9,7 @@ import mmap
 import os
 import pickle
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
@@ -233,11 +233,12 @@ def _address_of(content: memoryview) -> int:
     return int(np.frombuffer(content, np.uint8).__array_interface__["data"][0])
 
 
-def load_with_buffers(file: mmap.mmap) -> Any:
+def load_with_buffers(file: mmap.mmap, before: Callable[[], object] = lambda: None) -> Any:
     """Unpickle what is at the position of a file whose end ``BufferPlaces.write`` has written.
 
     Args:
         file: It is mapped privately, and stays so for as long as anything of it is used.
+        before: Called once the buffers are mapped, before anything is unpickled.
 
     Raises:
         OSError: A file that the trainer has mapped cannot be opened here.
@@ -256,6 +257,7 @@ def load_with_buffers(file: mmap.mmap) -> Any:
             buffers.append(maps[key][place.start : place.start + place.size_bytes])
         else:
             buffers.append(content[place.start : place.start + place.size_bytes])
+    before()
     return pickle.load(file, buffers=buffers)
 
 

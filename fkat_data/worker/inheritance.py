@@ -135,9 +135,13 @@ RETIRED = b"\1"
 """What a template sends last that ends because it had nothing to do."""
 IS_BORN, IS_DEAD = 1, 2
 BIRTH = struct.Struct("<Bq?")
-"""A worker's birth: ``IS_BORN``, its process id, whether it was forked; its pidfd comes along."""
+"""A process's birth: ``IS_BORN``, its process id, whether it was forked; its pidfd comes along.
+
+What follows is why it shares nothing with the other workers of its loader, as text; empty where it does.
+"""
 DEATH = struct.Struct("<Bi")
 """Its end: ``IS_DEAD``, its exit code as ``subprocess`` gives it."""
+LONGEST_NEWS_BYTES = 4096
 MOST_DESCRIPTORS = 16
 
 
@@ -148,20 +152,22 @@ class WorkerRequest(NamedTuple):
         worker_index: The worker's number among its loader's.
         stack_signal: The signal that makes it write its stacks.
         surroundings: The trainer's.
-        program: What a new interpreter runs where the template cannot fork.
+        program: What a new interpreter runs where the process that is asked cannot fork.
+        why_alone: Why the loader's parent has passed the request on: the worker opens the shipment for itself.
     """
 
     worker_index: int
     stack_signal: int
     surroundings: Surroundings
     program: str
+    why_alone: str = ""
 
 
 class WorkerDescriptors(NamedTuple):
-    """The descriptors of a request, in their order.
+    """The descriptors of a request for a worker, in their order.
 
     Attributes:
-        birth: The template's end of the birth socket.
+        birth: The end of the birth socket for the process that is asked.
         settings: The shipped settings.
         channel: The worker's end of the pipe.
         page: Where the worker reports its stages.
@@ -176,6 +182,42 @@ class WorkerDescriptors(NamedTuple):
     settings: int
     channel: int
     page: int
+    lifeline: int
+    stacks: int
+    stderr: int
+    folder: int
+    stdout: int | None = None
+
+
+class ParentRequest(NamedTuple):
+    """A loader's parent to start: it opens the loader's shipment once, and workers are forks of it.
+
+    Attributes:
+        stack_signal: The signal that makes it write its stacks.
+        surroundings: The trainer's.
+    """
+
+    stack_signal: int
+    surroundings: Surroundings
+
+
+class ParentDescriptors(NamedTuple):
+    """The descriptors of a request for a loader's parent, in their order.
+
+    Attributes:
+        birth: The end of the birth socket for the process that is asked.
+        settings: The shipped settings.
+        control: The parent's end of its control socket, on which requests for workers come.
+        lifeline: The parent's lifeline.
+        stacks: Where it writes its stacks.
+        stderr: Its stderr.
+        folder: The trainer's working directory.
+        stdout: Its stdout; None if the trainer has none.
+    """
+
+    birth: int
+    settings: int
+    control: int
     lifeline: int
     stacks: int
     stderr: int

@@ -64,6 +64,15 @@ def bind(descriptor: int) -> None:
             signal.signal(number, signal.SIG_IGN if number in _FROM_A_TERMINAL else _do_nothing)
             signal.siginterrupt(number, False)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, DEAF_TO)  # the trainer blocked them up to here
+    end_with(descriptor)
+
+
+def end_with(descriptor: int) -> None:
+    """Have the kernel kill this process and its children when the trainer is gone, as ``bind`` says.
+
+    Args:
+        descriptor: The reading end of a pipe whose other end closes with the trainer.
+    """
     try:
         fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGKILL)
         fcntl.fcntl(descriptor, fcntl.F_SETOWN, -os.getpgrp())

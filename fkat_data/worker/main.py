@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import types
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -35,6 +36,10 @@ _MMAP_THRESHOLD_BYTES = 32 << 20
 _TRIM_THRESHOLD_BYTES = 512 << 20
 
 
+# What must stay until this process's end: its program calls the functions of this module.
+_kept: list[Any] = []
+
+
 def main(settings_file: mmap.mmap, worker_index: int, channel_descriptor: int, page_descriptor: int) -> None:
     """Serve the trainer at the other end of the channel until it is gone.
 
@@ -47,24 +52,57 @@ def main(settings_file: mmap.mmap, worker_index: int, channel_descriptor: int, p
         page_descriptor: Where the worker reports its stages, see ``fkat_data.observe.stages``.
     """
     enter_worker(worker_index)
-    sock = socket.socket(fileno=channel_descriptor)
-    os.register_at_fork(after_in_child=lambda: _leave_to_parent(sock))
+    prepare()
+    work(open_settings(settings_file), worker_index, channel_descriptor, page_descriptor)
+
+
+def prepare() -> None:
+    """Make this process one that opens a shipment: it computes in one thread, and has a ``__main__`` for the script's names."""
     _keep_freed_memory()
     torch.set_num_threads(1)
-    page = Segment(0, page_descriptor, PAGE_BYTES, is_written=True)
-    os.close(page_descriptor)
     # The script's names go there, and this process's own program has others.
-    program, sys.modules["__main__"] = sys.modules["__main__"], types.ModuleType("__main__")
-    server, clock = _prepare(settings_file, worker_index, sock, page.view.cast("d"))
-    with clock.installed():
-        server.run()
-    del program  # until here: it calls this function
+    _kept.append(sys.modules["__main__"])
+    sys.modules["__main__"] = types.ModuleType("__main__")
 
 
-def _prepare(settings_file: mmap.mmap, worker_index: int, sock: socket.socket, page: Page) -> tuple[Server, StageClock]:
-    settings = _settings(settings_file)
+def open_settings(settings_file: mmap.mmap, before: Callable[[], object] = lambda: None) -> WorkerSettings:
+    """Return what a shipment has, and let this process be as it says.
+
+    A factory that cannot be rebuilt here is replaced by one that raises the reason: the trainer gets it with the first
+    shard.
+
+    Args:
+        settings_file: The ``WorkerSettings``, at its current position, mapped privately.
+        before: Called once the shipment's own files are open, before anything of the user's runs.
+    """
+    settings = _settings(settings_file, before)
     torch.set_default_dtype(settings.default_dtype)
     adopt_group(settings.group)
+    return settings
+
+
+def work(settings: WorkerSettings, worker_index: int, channel_descriptor: int, page_descriptor: int) -> None:
+    """Serve the trainer at the other end of the channel until it is gone, with settings that are open.
+
+    Args:
+        settings: The loader's.
+        worker_index: The worker's number among its loader's.
+        channel_descriptor: The worker's end of the pipe.
+        page_descriptor: Where the worker reports its stages, see ``fkat_data.observe.stages``.
+    """
+    enter_worker(worker_index)
+    sock = socket.socket(fileno=channel_descriptor)
+    os.register_at_fork(after_in_child=lambda: _leave_to_parent(sock))
+    page = Segment(0, page_descriptor, PAGE_BYTES, is_written=True)
+    os.close(page_descriptor)
+    server, clock = _make_server(settings, worker_index, sock, page.view.cast("d"))
+    with clock.installed():
+        server.run()
+
+
+def _make_server(
+    settings: WorkerSettings, worker_index: int, sock: socket.socket, page: Page
+) -> tuple[Server, StageClock]:
     profile = WorkerProfile(settings.profiler, worker_index, settings.loader_name)
     clock = StageClock(page, profile, EventRecorder(os.getpid(), MAIN_THREAD) if settings.is_traced else None)
     channel = Channel(sock, functools.partial(clock.within, "blocked"))
@@ -74,9 +112,9 @@ def _prepare(settings_file: mmap.mmap, worker_index: int, sock: socket.socket, p
     return Server(channel, producer, settings.memory, finish, clock=clock, is_digested=is_digested), clock
 
 
-def _settings(settings_file: mmap.mmap) -> WorkerSettings:
+def _settings(settings_file: mmap.mmap, before: Callable[[], object]) -> WorkerSettings:
     try:
-        return load_with_buffers(settings_file)
+        return load_with_buffers(settings_file, before)
     except Exception as error:  # noqa: BLE001 - the trainer gets it with the first shard
         fail = functools.partial(_fail, error)
         memory = WorkerMemory(1, 1, 1)

@@ -163,7 +163,12 @@ def new_lines() -> Generator[tuple[int, Descriptor, int, Descriptor]]:
         OSError: No descriptor is left.
     """
     lifeline, own_lifeline = new_lifeline()
-    reading, stderr = os.pipe()
+    try:
+        reading, stderr = os.pipe()
+    except OSError:
+        os.close(lifeline)
+        own_lifeline.close()
+        raise
     # An object: it closes once, however often an interrupted call is repeated, and when nothing holds it.
     own_stderr = Descriptor(reading)
     try:

@@ -15,19 +15,28 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Generator
-from typing import TypeAlias
+from collections.abc import Callable, Generator, Sequence
+from typing import Protocol, TypeAlias
 
 import psutil
 
 from fkat_data.interruption import genuine, suppress
 from fkat_data.machine import text_of
 from fkat_data.worker.child import SpawnedChild, events_on, has_stdout, popen_interpreter
-from fkat_data.worker.inheritance import BIRTH, DEATH, IS_DEAD, Surroundings, WorkerDescriptors, WorkerRequest
+from fkat_data.worker.inheritance import (
+    BIRTH,
+    DEATH,
+    IS_DEAD,
+    LONGEST_NEWS_BYTES,
+    ParentDescriptors,
+    ParentRequest,
+    Surroundings,
+    WorkerDescriptors,
+    WorkerRequest,
+)
 from fkat_data.worker.lifeline import SAFE_STACK_SIGNAL, STACK_SIGNAL
 from fkat_data.worker.monitor import Latch, WorkerMonitor, new_lines
 from fkat_data.worker.ship import Shipment
-from fkat_data.worker.template_process import TemplateProcess
 
 _LONGEST_BIRTH_S = 5.0
 _REAPED_WITHIN_S = 1.0
@@ -35,20 +44,64 @@ _LAST_BREATH_S = 0.5
 _LONGEST_HELD_S = 1.0
 
 
-class ForkedChild:
-    """A worker that the template process forks; it may not be born yet.
+class ServerProcess(Protocol):
+    """A process that starts others on request, from the trainer's side: the template, or a loader's parent."""
 
-    The template keeps a dead worker's process id until this side has heard of the end, so that no signal of this side
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        ...
+
+    @property
+    def exit_code(self) -> int | None:
+        """As ``subprocess`` gives it, once the process has ended and was reaped."""
+        ...
+
+    @property
+    def last_words(self) -> str:
+        """The last lines that the process wrote to stderr."""
+        ...
+
+    def request(self, message: bytes, descriptors: Sequence[int]) -> None:
+        """Ask for a process, without waiting for it.
+
+        Args:
+            message: The pickled request, see ``fkat_data.worker.inheritance``.
+            descriptors: Those of the request; they stay the caller's.
+
+        Raises:
+            OSError: The process is gone, or has too many requests to read.
+        """
+        ...
+
+    def has_started(self, *, is_forked: bool, why_alone: str) -> None:
+        """Record that a process was started.
+
+        Args:
+            is_forked: Whether it is a fork.
+            why_alone: Why a worker opens the shipment for itself, though a loader's parent has opened it.
+        """
+        ...
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait until the process has ended and was reaped, at most ``timeout_s``; return whether it has."""
+        ...
+
+
+class ForkedChild:
+    """A process that another one forks; it may not be born yet.
+
+    The other one keeps a dead child's process id until this side has heard of the end, so that no signal of this side
     reaches another process.
 
     Args:
         birth: This side's end of the birth socket; the child owns it.
-        template: Whose child it is.
+        server: Whose child it is.
     """
 
-    def __init__(self, birth: socket.socket, template: TemplateProcess) -> None:
+    def __init__(self, birth: socket.socket, server: ServerProcess) -> None:
         self._birth = birth
-        self._template = template
+        self._server = server
         self._owner_pid = os.getpid()
         self._pid: int | None = None
         self._pidfd: io.FileIO | None = None
@@ -68,10 +121,10 @@ class ForkedChild:
 
     @property
     def pid(self) -> int:
-        """The process id. It waits for the birth, at most 5 s; without a birth, it is the template's."""
+        """The process id. It waits for the birth, at most 5 s; without a birth, it is the server's."""
         if self._pid is None and os.getpid() == self._owner_pid and not sys.is_finalizing():
             self._is_known.wait(_LONGEST_BIRTH_S)
-        return self._template.pid if self._pid is None else self._pid
+        return self._server.pid if self._pid is None else self._pid
 
     @property
     def news_descriptor(self) -> int | None:
@@ -81,7 +134,7 @@ class ForkedChild:
         return None if self._pidfd is None else self._pidfd.fileno()
 
     def is_born(self) -> bool:
-        """Return whether the template has reported the birth."""
+        """Return whether the birth was reported."""
         return self._pid is not None or not (
             self._is_orphan or self._is_reaped or not events_on(self._birth.fileno()) & select.POLLIN
         )
@@ -95,28 +148,28 @@ class ForkedChild:
         if self._is_orphan:
             return True
         try:
-            message, descriptors, _, _ = socket.recv_fds(self._birth, BIRTH.size, 1, socket.MSG_CMSG_CLOEXEC)
+            message, descriptors, _, _ = socket.recv_fds(self._birth, LONGEST_NEWS_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
         except genuine(OSError):
             message, descriptors = b"", []
-        if not message:  # the template is gone, or was asked to take the worker back
+        if not message:  # the server is gone, or was asked to take the child back
             self._is_orphan = True
             return self._pidfd is None
         if message[0] == IS_DEAD:
             self._status = DEATH.unpack(message)[1]
             return True
-        _, pid, is_forked = BIRTH.unpack(message)
+        _, pid, is_forked = BIRTH.unpack_from(message)
         with self._exclusively():
             self._pidfd = io.FileIO(descriptors[0]) if descriptors else None
             self._pid = pid
         self._is_known.close()
-        self._template.has_started(is_forked=is_forked)
+        self._server.has_started(is_forked=is_forked, why_alone=message[BIRTH.size :].decode(errors="replace"))
         return False
 
     def reap(self) -> None:
-        """Record the end; the template reaps the process now."""
-        if self._pid is None and not self._is_unwanted:  # it was the template that has ended, or could not start it
-            self._template.join(_LAST_BREATH_S)
-            self._status = self._template.exit_code
+        """Record the end; the server reaps the process now."""
+        if self._pid is None and not self._is_unwanted:  # it was the server that has ended, or could not start it
+            self._server.join(_LAST_BREATH_S)
+            self._status = self._server.exit_code
         with self._exclusively():
             self._is_reaped = True
             self.exit_code = -signal.SIGKILL if self._is_unwanted and self._status is None else self._status
@@ -140,7 +193,7 @@ class ForkedChild:
                 self._shut_down(socket.SHUT_RDWR)
 
     def disown(self) -> None:
-        """Hear no more of the template: its pidfd shows the end of the process."""
+        """Hear no more of the server: its pidfd shows the end of the process."""
         self._shut_down(socket.SHUT_RDWR)
 
     def close(self) -> None:
@@ -161,7 +214,7 @@ class ForkedChild:
                 self._reaping.release()
 
     def _shut_down(self, how: int) -> None:
-        with suppress(OSError):  # the template may be gone
+        with suppress(OSError):  # the server may be gone
             self._birth.shutdown(how)
 
     def _wait_until_reaped(self) -> None:
@@ -203,36 +256,23 @@ _NOT_ITS_OWN = ('"<frozen importlib', " in write_stacks")
 _Inherited: TypeAlias = tuple[int, int, int, int, int]
 
 
-class WorkerProcess:
-    """One worker's process.
+class StartedProcess:
+    """A process that was started, is watched, and lives as long as this object at most.
 
     Args:
-        shipment: What the worker starts with; stays the caller's.
-        worker_index: The worker's number among its loader's.
-        channel: The worker's end of the pipe; stays the caller's.
-        page: A descriptor of the page where the worker reports its stages; stays the caller's.
-        stacks: A descriptor of memory that the loader's workers write their stacks to; stays the caller's.
-        template: Forks the worker. None, or a template that is gone: the worker is spawned.
+        start: Starts it with the worker's end of its lifeline, and its stderr; both are closed afterwards.
+        server: What starts it; None: this process itself does.
 
     Raises:
         OSError: No process could be started.
     """
 
-    def __init__(
-        self,
-        shipment: Shipment,
-        worker_index: int,
-        channel: int,
-        page: int,
-        stacks: int,
-        template: TemplateProcess | None = None,
-    ) -> None:
-        self._stacks = stacks
-        self._template = template
+    def __init__(self, start: Callable[[int, int], Child], server: ServerProcess | None) -> None:
+        self._server = server
+        self._owner_pid = os.getpid()
         with new_lines() as (lifeline, self._lifeline, stderr, self._stderr):
-            descriptors = (shipment.settings, channel, page, lifeline, stacks)
-            self.child: Child = _start(worker_index, descriptors, stderr, shipment.folder, template)
-            """The process itself. Its id is waited for while it is being forked, at most 5 s; else it is the template's."""
+            self.child: Child = start(lifeline, stderr)
+            """The process itself. Its id is waited for while it is being forked, at most 5 s; else it is the server's."""
         try:
             self._monitor = WorkerMonitor(self.child, self._stderr)
             self._monitor.start()
@@ -242,22 +282,22 @@ class WorkerProcess:
 
     @property
     def last_words(self) -> str:
-        """The last lines that the process wrote to stderr; those of the template, if that died before the fork."""
-        if self._template is not None and not self.child.is_born():
-            return self._monitor.last_words or self._template.last_words
+        """The last lines that the process wrote to stderr; those of the server, if that died before the fork."""
+        if self._server is not None and not self.child.is_born():
+            return self._monitor.last_words or self._server.last_words
         return self._monitor.last_words
 
-    def join(self, timeout_s: float) -> None:
-        """Wait until the process has ended and its last words are known, at most ``timeout_s``."""
-        if not sys.is_finalizing():  # other threads no longer run then
-            self._monitor.wait(timeout_s)
+    def join(self, timeout_s: float) -> bool:
+        """Wait until the process has ended and its last words are known, at most ``timeout_s``; return whether it has."""
+        # Other threads no longer run at the interpreter's end.
+        return not sys.is_finalizing() and self._monitor.wait(timeout_s)
 
     def close(self, timeout_s: float) -> None:
         """Wait for the process to end, kill it when ``timeout_s`` has passed, and close its descriptors."""
         try:
             if self.child.is_born():
                 self.join(timeout_s)
-        finally:  # Ctrl-C ends the wait, but not the worker's end
+        finally:  # Ctrl-C ends the wait, but not the process's end
             self.child.kill()
             self.join(_REPORT_GRACE_S)
             if not self._monitor.wait(0):
@@ -273,15 +313,45 @@ class WorkerProcess:
             self._stderr.close()
         self.child.close()
 
+
+class WorkerProcess(StartedProcess):
+    """One worker's process.
+
+    Args:
+        shipment: What the worker starts with; stays the caller's.
+        worker_index: The worker's number among its loader's.
+        channel: The worker's end of the pipe; stays the caller's.
+        page: A descriptor of the page where the worker reports its stages; stays the caller's.
+        stacks: A descriptor of memory that the loader's workers write their stacks to; stays the caller's.
+        server: Forks the worker. None, or one that is gone: the worker is spawned.
+
+    Raises:
+        OSError: No process could be started.
+    """
+
+    def __init__(
+        self,
+        shipment: Shipment,
+        worker_index: int,
+        channel: int,
+        page: int,
+        stacks: int,
+        server: ServerProcess | None = None,
+    ) -> None:
+        self._stacks = stacks
+
+        def start(lifeline: int, stderr: int) -> Child:
+            descriptors = (shipment.settings, channel, page, lifeline, stacks)
+            return _start(worker_index, descriptors, stderr, shipment.folder, server)
+
+        super().__init__(start, server)
+
     def stack(self) -> str:
         """Return the process's Python stacks, taken from outside: it goes on meanwhile, and need not reach its bytecode.
 
         Without a stack: what the kernel reports about the process.
         """
-        if self._template is not None and not self.child.is_born():
-            state = _status(self._template.pid).get("State", "gone")
-            return f"no Python stack yet: the process is starting (the template process: state {state})"
-        pid = self.child.pid
+        pid = self.child.pid if self._server is None or self.child.is_born() else self._server.pid
         status = _status(pid)
         if not int(status.get("SigCgt", "0"), 16) >> (STACK_SIGNAL - 1) & 1:
             return f"no Python stack yet: the process is starting (state {status.get('State', 'gone')})"
@@ -308,24 +378,44 @@ class WorkerProcess:
 
 
 def _start(
-    worker_index: int, descriptors: _Inherited, stderr: int, folder: int | None, template: TemplateProcess | None
+    worker_index: int, descriptors: _Inherited, stderr: int, folder: int | None, server: ServerProcess | None
 ) -> Child:
-    if template is not None and folder is not None:
-        with suppress(OSError):  # the template is gone, or cannot keep up
-            return _fork(worker_index, descriptors, stderr, folder, template)
+    if server is not None and folder is not None:
+        with suppress(OSError):  # the server is gone, or cannot keep up
+            return _fork(worker_index, descriptors, stderr, folder, server)
     numbers = worker_index, int(STACK_SIGNAL)
     return popen_interpreter(_BOOTSTRAP, descriptors, numbers, stderr, folder=folder)
 
 
-def _fork(
-    worker_index: int, descriptors: _Inherited, stderr: int, folder: int, template: TemplateProcess
-) -> ForkedChild:
+def _fork(worker_index: int, descriptors: _Inherited, stderr: int, folder: int, server: ServerProcess) -> ForkedChild:
     request = WorkerRequest(worker_index, int(STACK_SIGNAL), Surroundings.now(), _BOOTSTRAP)
+
+    def sent(birth: int) -> WorkerDescriptors:
+        return WorkerDescriptors(birth, *descriptors, stderr, folder, 1 if has_stdout() else None)
+
+    return ask_for(request, sent, server)
+
+
+def ask_for(
+    request: WorkerRequest | ParentRequest,
+    descriptors: Callable[[int], WorkerDescriptors | ParentDescriptors],
+    server: ServerProcess,
+) -> ForkedChild:
+    """Ask a server for a process, without waiting for it.
+
+    Args:
+        request: What it is to be.
+        descriptors: Returns those of the request, which stay the caller's, given that of the birth socket.
+        server: What is asked.
+
+    Raises:
+        OSError: The server is gone, or has too many requests to read.
+    """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    sent = WorkerDescriptors(theirs.fileno(), *descriptors, stderr, folder, 1 if has_stdout() else None)
     try:
-        template.request(pickle.dumps(request), [descriptor for descriptor in sent if descriptor is not None])
-        return ForkedChild(ours, template)
+        sent = [descriptor for descriptor in descriptors(theirs.fileno()) if descriptor is not None]
+        server.request(pickle.dumps(request), sent)
+        return ForkedChild(ours, server)
     except BaseException:
         ours.close()
         raise

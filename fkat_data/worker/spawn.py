@@ -53,9 +53,8 @@ from fkat_data.worker.messages import (
     unpack_failure,
     unpack_terms,
 )
-from fkat_data.worker.process import WorkerProcess
+from fkat_data.worker.process import ServerProcess, WorkerProcess
 from fkat_data.worker.ship import Shipment
-from fkat_data.worker.template_process import TemplateProcess
 
 _LARGE_CREDIT_BYTES = 4 << 20
 _UNWINDING_S = 0.5
@@ -73,7 +72,7 @@ class ProcessWorker(KnownOfTasks):
         prefetch_bytes: Shared memory that the worker takes to prefetch.
         sink: Gets the trainer's waits, and a range for each decoding.
         timeline: Gets the worker's events; None: it sends none.
-        template: Forks the worker; None: it is spawned.
+        server: Forks the worker; None: it is spawned.
         ended: Takes the leases of its segments that have ended; one for all workers of the loader.
         is_zero_copy: Whether microbatches are views of shared memory, or copies.
     """
@@ -90,7 +89,7 @@ class ProcessWorker(KnownOfTasks):
         prefetch_bytes: int,
         sink: EventSink,
         timeline: Timeline | None = None,
-        template: TemplateProcess | None = None,
+        server: ServerProcess | None = None,
         ended: "deque[Lease] | None" = None,
         *,
         is_zero_copy: bool,
@@ -108,7 +107,7 @@ class ProcessWorker(KnownOfTasks):
             page = anonymous_file()
             os.truncate(page, PAGE_BYTES)
             self._page = Segment(0, page, PAGE_BYTES, is_written=True).view.cast("d")
-            self._process = WorkerProcess(shipment, worker_index, theirs.fileno(), page, stacks, template)
+            self._process = WorkerProcess(shipment, worker_index, theirs.fileno(), page, stacks, server)
         except BaseException:
             ours.close()
             raise

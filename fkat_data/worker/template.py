@@ -1,10 +1,14 @@
-"""The template process: an interpreter that has imported what a worker needs, and forks a worker on each request.
+"""The processes that fork others: the template, which has imported what a worker needs, and the parents of loaders.
 
-It is spawned, so it has none of the trainer's threads, locks and CUDA; it runs nothing of the user's, so it stays as it
-is. A request carries the worker's descriptors, and among them a socket of its own, the birth socket, on which the
-template reports the worker's birth and its end. When the trainer shuts that socket down, the template reaps the worker,
-or kills it first. The template ends with its last worker once the control socket has ended, or when it had no worker for
-a while. The end of its lifeline kills it.
+The template is spawned, so it has none of the trainer's threads, locks and CUDA; it runs nothing of the user's, so it
+stays as it is. A loader's parent is a fork of it that has opened the loader's shipment once: the loader's workers, and
+the successors of dead ones, are forks of the parent, and share its memory. What forks must not share, or would lose,
+makes a parent unfit: it passes requests on to the process that it was forked from, and each worker opens for itself.
+
+Each is a fork server: one loop. A request carries the descriptors of the process to start, and among them a socket of its
+own, the birth socket, on which the server reports the birth and the end. When the trainer shuts that socket down, the
+server reaps the process, or kills it first. A server ends with its last child once its control socket has ended; the
+template also when it had no child for a while. The end of its lifeline kills it.
 """
 
 import atexit
@@ -12,6 +16,7 @@ import contextlib
 import gc
 import importlib
 import mmap
+import multiprocessing
 import os
 import pickle
 import select
@@ -21,41 +26,83 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from typing import NoReturn
+from pathlib import Path
+from typing import Literal, NamedTuple, NoReturn, TypeAlias
 
 import numpy as np
 import torch
 
 from fkat_data.worker.child import SpawnedChild, events_on, popen_interpreter
+from fkat_data.worker.fork_safety import OpenThings, forget_exit_hooks, num_threads, reopen, stop_idle_threads
 from fkat_data.worker.inheritance import (
     BIRTH,
     DEATH,
     IS_BORN,
     IS_DEAD,
+    LONGEST_NEWS_BYTES,
     MOST_DESCRIPTORS,
     RETIRED,
+    ParentDescriptors,
+    ParentRequest,
+    Surroundings,
     WorkerDescriptors,
     WorkerRequest,
 )
-from fkat_data.worker.lifeline import STACK_SIGNAL, bind, write_stacks_on_signals
+from fkat_data.worker.lifeline import STACK_SIGNAL, bind, end_with, write_stacks_on_signals
+from fkat_data.worker.main import main, open_settings, prepare, work
+from fkat_data.worker.settings import WorkerSettings
 
 _REQUEST_BYTES = 1 << 18
+_LONGEST_REASON = LONGEST_NEWS_BYTES - BIRTH.size
+_COMM = Path("/proc/self/comm")
+PARENT_NAME = "fkat-parent"
+"""What the system calls a loader's parent."""
 
 
-def run(control: socket.socket, lifeline: int, idle_ms: int | None = None) -> tuple[mmap.mmap, int, int, int]:
-    """Be the template until the control socket ends; return in each worker that was forked from it.
+class AskedWorker(NamedTuple):
+    """A worker that this process is to start, or is."""
+
+    request: WorkerRequest
+    descriptors: WorkerDescriptors
+
+
+class AskedParent(NamedTuple):
+    """A loader's parent that this process is to start, or is."""
+
+    request: ParentRequest
+    descriptors: ParentDescriptors
+
+
+Asked: TypeAlias = AskedWorker | AskedParent
+
+
+class Opened(NamedTuple):
+    """What a loader's parent has opened, for its workers.
+
+    Attributes:
+        settings: The loader's settings.
+        surroundings: The trainer's when the parent started.
+        to_reopen: Descriptors that each worker opens again, see ``fkat_data.worker.fork_safety``.
+        name: What the system calls a worker.
+    """
+
+    settings: WorkerSettings
+    surroundings: Surroundings
+    to_reopen: tuple[int, ...] = ()
+    name: str = "python"
+
+
+def run(control: socket.socket, lifeline: int, idle_ms: int | None = None) -> NoReturn:
+    """Be the template until the control socket ends; in each process that is forked from it, be what was asked for.
 
     Args:
         control: The socket on which requests come.
         lifeline: The template's own.
-        idle_ms: Milliseconds without a worker after which it ends as well; None: never.
-
-    Returns:
-        The arguments of the worker's ``main``, the settings still with what comes before ``WorkerSettings``.
+        idle_ms: Milliseconds without a child after which it ends as well; None: never.
     """
     chosen = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a parent that ignores it never hears of an exit code
     signal.signal(STACK_SIGNAL, signal.SIG_IGN)  # each worker registers it
-    _stop_idle_threads()
+    stop_idle_threads()
     # Workers import what was written since. In each of them, this would write to 350 pages, and so copy them.
     importlib.invalidate_caches()
     # What is there now stays: a collection of garbage in a worker would write to its pages, and so copy them.
@@ -66,17 +113,46 @@ def run(control: socket.socket, lifeline: int, idle_ms: int | None = None) -> tu
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.close(null)
-    request, descriptors = _Template(control, idle_ms).serve()
-    os.close(lifeline)
+    server = ForkServer(control, lifeline, environment=dict(os.environ), idle_ms=idle_ms)
+    asked = server.serve()
+    if asked is None:
+        os._exit(0)
     if chosen is not None:
         signal.signal(signal.SIGCHLD, chosen)
-    return _become_worker(request, descriptors)
+    if isinstance(asked, AskedParent):
+        _be_parent(asked, server.upstream)
+    _be_worker_alone(asked)
+
+
+def serve_opened(
+    control: socket.socket, lifeline: int, opened: Opened, upstream: socket.socket | None = None
+) -> NoReturn:
+    """Be a loader's parent until the control socket ends; be a worker in each process that is forked from it.
+
+    Args:
+        control: The socket on which requests for workers come.
+        lifeline: The parent's own; this process is bound to it.
+        opened: What the workers go on with. No thread beside the calling one is there.
+        upstream: Takes requests that cannot be served here; None: there are none such.
+    """
+    importlib.invalidate_caches()
+    # See ``run``; and garbage that was left there would be copied.
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+    chosen = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    asked = ForkServer(control, lifeline, upstream=upstream).serve()
+    if not isinstance(asked, AskedWorker):  # a loader's parent is asked for nothing else
+        leave()
+    if chosen is not None:
+        signal.signal(signal.SIGCHLD, chosen)
+    _be_worker_of(opened, asked)
 
 
 def leave() -> NoReturn:
-    """End this worker as multiprocessing's end: by its exit hooks, but without taking apart what was imported.
+    """End this process as multiprocessing's end: by its exit hooks, but without taking apart what was imported.
 
-    That would write to every object, and so copy the pages that it shares with the template.
+    That would write to every object, and so copy the pages that it shares with the process that it was forked from.
     """
     try:
         threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - what an interpreter's end does first
@@ -88,36 +164,37 @@ def leave() -> NoReturn:
         os._exit(0)
 
 
-class _BornWorker:
-    """A worker, as its template sees it.
+class _BornChild:
+    """A child, as the process that has started it sees it.
 
     Args:
         pid: Its process id.
         birth: The birth socket.
         process: The process, if it was not forked.
+        why_alone: Why it opens the shipment for itself, where others need not.
 
     Raises:
         OSError: The kernel has no descriptor for it; it is killed then.
     """
 
-    def __init__(self, pid: int, birth: socket.socket, process: SpawnedChild | None) -> None:
+    def __init__(self, pid: int, birth: socket.socket, process: SpawnedChild | None, why_alone: str) -> None:
         self._pid = pid
         self._birth = birth
         self._process = process
         self._is_released = self._has_ended = False
-        with contextlib.suppress(OSError):  # the worker does the same, perhaps before
+        with contextlib.suppress(OSError):  # the child does the same, perhaps before
             os.setpgid(pid, pid)
         try:
             self.pidfd = os.pidfd_open(pid)
-            """Readable when the worker has ended."""
+            """Readable when the child has ended."""
         except OSError:
             self._kill()
             self._reap()
             raise
-        self._send(BIRTH.pack(IS_BORN, pid, process is None), self.pidfd)
+        self._send(BIRTH.pack(IS_BORN, pid, process is None) + why_alone.encode()[:_LONGEST_REASON], self.pidfd)
 
     def end(self) -> bool:
-        """Report the worker's end; return whether it was reaped."""
+        """Report the child's end; return whether it was reaped."""
         self._has_ended = True
         found = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOWAIT)
         if found is not None:
@@ -128,7 +205,7 @@ class _BornWorker:
         return self._is_released
 
     def release(self) -> bool:
-        """Reap the worker, or kill it if it lives; return whether it was reaped."""
+        """Reap the child, or kill it if it lives; return whether it was reaped."""
         self._is_released = True
         if self._has_ended:
             self._reap()
@@ -153,161 +230,313 @@ class _BornWorker:
             self._process.reap()
 
     def _send(self, message: bytes, *descriptors: int) -> None:
-        with contextlib.suppress(OSError):  # the trainer does not want the worker any more, and says so on this socket
+        with contextlib.suppress(OSError):  # the trainer does not want the child any more, and says so on this socket
             socket.send_fds(self._birth, [message], descriptors, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
 
-class _Template:
-    """The template's loop.
+class ForkServer:
+    """The loop of a process that forks others.
 
     Args:
         control: The socket on which requests come.
-        idle_ms: Milliseconds without a worker after which it ends; None: never.
+        lifeline: The process's own.
+        environment: What a child finds in place of what this process has done to its own; None: that.
+        idle_ms: Milliseconds without a child after which it ends; None: never.
+        upstream: Takes requests while this process has threads; None: it starts interpreters then.
     """
 
-    def __init__(self, control: socket.socket, idle_ms: int | None) -> None:
-        self._control = control
+    def __init__(
+        self,
+        control: socket.socket,
+        lifeline: int,
+        *,
+        environment: Mapping[str, str] | None = None,
+        idle_ms: int | None = None,
+        upstream: socket.socket | None = None,
+    ) -> None:
+        self._lifeline = lifeline
+        self._environment = environment
         self._idle_ms = idle_ms
-        self._has_control = True
-        self._environment = dict(os.environ)
+        self.upstream: socket.socket | None = upstream
+        """In a parent that was forked: takes the requests that it cannot serve."""
         self._poll = select.poll()
-        self._poll.register(control, select.POLLIN)
+        # By descriptors. Beside its own: of parents, which pass requests on.
+        self._controls: dict[int, socket.socket] = {}
         # By descriptors: whose it is, and what to do when it is readable.
-        self._watched: dict[int, tuple[_BornWorker, Callable[[], bool]]] = {}
-        self._workers: set[_BornWorker] = set()
+        self._watched: dict[int, tuple[_BornChild, Callable[[], bool]]] = {}
+        self._children: set[_BornChild] = set()
+        self._add_control(control)
 
-    def serve(self) -> tuple[WorkerRequest, WorkerDescriptors]:
-        """Fork a worker on each request. Return in the worker; the template ends here."""
-        while self._workers or self._has_control:
-            events = self._poll.poll(None if self._workers else self._idle_ms)
+    def serve(self) -> Asked | None:
+        """Start a process on each request.
+
+        Returns:
+            In each process that was forked, what it is to be; None once this process has nothing to do.
+        """
+        while self._children or self._controls:
+            events = self._poll.poll(None if self._children else self._idle_ms)
             if not events:
-                # Take no request that comes from now on. One that has come is read yet, before the socket's end.
-                with contextlib.suppress(OSError):  # the trainer has closed its end
-                    self._control.send(RETIRED, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-                    self._control.shutdown(socket.SHUT_RD)
+                self._retire()
             for descriptor, _ in events:
                 if descriptor in self._watched:
                     self._poll.unregister(descriptor)
-                    worker, act = self._watched.pop(descriptor)
+                    child, act = self._watched.pop(descriptor)
                     if act():
-                        self._workers.remove(worker)
-                        worker.close()
+                        self._children.remove(child)
+                        child.close()
                 else:
-                    asked = self._take_request()
-                    if asked is not None and self._start(*asked):
+                    asked = self._take_request(self._controls[descriptor])
+                    if asked is not None and self._start(asked):
                         return asked
-        os._exit(0)
+        return None
 
-    def _take_request(self) -> tuple[WorkerRequest, WorkerDescriptors] | None:
-        try:
-            message, descriptors, flags, _ = socket.recv_fds(
-                self._control, _REQUEST_BYTES, MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
-            )
-        except ConnectionResetError:  # the trainer has closed its end, and has not read that this one retires
-            message, descriptors, flags = b"", [], 0
-        if not message:
-            self._poll.unregister(self._control)
-            self._has_control = False
-            return None
-        if flags & socket.MSG_CTRUNC:
-            os.write(2, b"fkat_data: no worker was started: the template has too many open files (see `ulimit -n`)\n")
-            _close(descriptors)
-            return None
-        return pickle.loads(message), WorkerDescriptors(*descriptors)
+    def _retire(self) -> None:
+        """Take no request that comes from now on. One that has come is read yet, before the socket's end."""
+        for control in self._controls.values():
+            with contextlib.suppress(OSError):  # the trainer has closed its end
+                control.send(RETIRED, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                control.shutdown(socket.SHUT_RD)
 
-    def _start(self, request: WorkerRequest, descriptors: WorkerDescriptors) -> bool:
-        """Start a worker; return True in the worker."""
-        birth = socket.socket(fileno=descriptors.birth)
-        process = None
+    def _take_request(self, control: socket.socket) -> Asked | None:
+        asked = take_request(control)
+        if asked is None:
+            self._poll.unregister(control)
+            self._controls.pop(control.fileno()).close()
+        return asked or None
+
+    def _add_control(self, control: socket.socket) -> None:
+        self._controls[control.fileno()] = control
+        self._poll.register(control, select.POLLIN)
+
+    def _start(self, asked: Asked) -> bool:
+        """Start a process; return True in it."""
+        birth = socket.socket(fileno=asked.descriptors.birth)
+        kept = -1
         try:
-            if events_on(descriptors.birth):  # shut down: the trainer does not want the worker any more
+            if events_on(asked.descriptors.birth):  # shut down: the trainer does not want it any more
                 birth.close()
-            elif _num_threads() == 1:
-                pid = os.fork()
-                if pid == 0:
-                    birth.close()
-                    # What is the template's.
-                    self._control.close()
-                    for worker in self._workers:
-                        worker.close()
-                    _restore_environment(self._environment)
+            elif num_threads() == 1:
+                if self._fork(asked, birth):
                     return True
-                self._add(_BornWorker(pid, birth, None), descriptors.birth)
+            elif self.upstream is not None:
+                pass_on(asked, self.upstream, "the process that has opened it has threads")
+                birth.close()
+            elif isinstance(asked, AskedParent):
+                # Its workers are interpreters that this process starts.
+                kept = asked.descriptors.control
+                self._add_control(socket.socket(fileno=kept))
+                birth.close()
             else:
-                _restore_environment(self._environment)
-                process = _execute(request, descriptors)
-                self._add(_BornWorker(process.pid, birth, process), descriptors.birth)
+                self._execute(asked, birth)
         except OSError as error:
             with contextlib.suppress(OSError):
-                os.write(descriptors.stderr, f"fkat_data: the worker could not be started: {error}\n".encode())
+                os.write(asked.descriptors.stderr, f"fkat_data: a process could not be started: {error}\n".encode())
             birth.close()
-        _close(descriptors[1:])
+        _close(descriptor for descriptor in asked.descriptors[1:] if descriptor != kept)
         return False
 
-    def _add(self, worker: _BornWorker, birth: int) -> None:
-        self._workers.add(worker)
-        for descriptor, act in ((worker.pidfd, worker.end), (birth, worker.release)):
-            self._watched[descriptor] = worker, act
+    def _fork(self, asked: Asked, birth: socket.socket) -> bool:
+        """Start a fork of this process; return True in it.
+
+        Raises:
+            OSError: There is none.
+        """
+        ours, theirs = (
+            socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) if isinstance(asked, AskedParent) else (None, None)
+        )
+        pid = os.fork()
+        if pid == 0:
+            birth.close()
+            if ours is not None:
+                ours.close()
+            self._leave_behind()
+            self.upstream = theirs
+            return True
+        if theirs is not None:
+            theirs.close()
+        self._add(_BornChild(pid, birth, None, getattr(asked.request, "why_alone", "")), asked.descriptors.birth)
+        if ours is not None:
+            self._add_control(ours)
+        return False
+
+    def _leave_behind(self) -> None:
+        """In a fork of this process: close what is its parent's."""
+        os.close(self._lifeline)
+        for control in self._controls.values():
+            control.close()
+        for child in self._children:
+            child.close()
+        if self.upstream is not None:
+            self.upstream.close()
+        if self._environment is not None:
+            _restore_environment(self._environment)
+
+    def _execute(self, asked: AskedWorker, birth: socket.socket) -> None:
+        """Start a new interpreter as the worker: the fork of a process with threads may hang."""
+        request, descriptors = asked
+        _restore_environment(self._environment or {})
+        umask = request.surroundings.umask
+        process = popen_interpreter(
+            request.program,
+            descriptors[1:6],
+            (request.worker_index, request.stack_signal),
+            descriptors.stderr,
+            stdout=subprocess.DEVNULL if descriptors.stdout is None else descriptors.stdout,
+            folder=descriptors.folder,
+            umask=-1 if umask is None else umask,
+        )
+        request.surroundings.impose(process.pid)
+        self._add(_BornChild(process.pid, birth, process, request.why_alone), descriptors.birth)
+
+    def _add(self, child: _BornChild, birth: int) -> None:
+        self._children.add(child)
+        for descriptor, act in ((child.pidfd, child.end), (birth, child.release)):
+            self._watched[descriptor] = child, act
             self._poll.register(descriptor, select.POLLIN)
 
 
-def _become_worker(request: WorkerRequest, descriptors: WorkerDescriptors) -> tuple[mmap.mmap, int, int, int]:
-    """Turn this fork of the template into what a spawned worker is."""
+def take_request(control: socket.socket) -> "Asked | Literal[False] | None":
+    """Return the next request; False: it cannot be served; None: there will be none."""
+    try:
+        message, descriptors, flags, _ = socket.recv_fds(
+            control, _REQUEST_BYTES, MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
+        )
+    except ConnectionResetError:  # the trainer has closed its end, and has not read that this one retires
+        return None
+    if not message:
+        return None
+    if flags & socket.MSG_CTRUNC:
+        os.write(2, b"fkat_data: no worker was started: the template has too many open files (see `ulimit -n`)\n")
+        _close(descriptors)
+        return False
+    request = pickle.loads(message)
+    if isinstance(request, ParentRequest):
+        return AskedParent(request, ParentDescriptors(*descriptors))
+    return AskedWorker(request, WorkerDescriptors(*descriptors))
+
+
+def pass_on(asked: Asked, upstream: socket.socket, why: str) -> None:
+    """Let the process that this one was forked from serve a request.
+
+    Args:
+        asked: The request; its descriptors stay this process's.
+        upstream: The way there.
+        why: Why it cannot be served here.
+
+    Raises:
+        OSError: That process is gone.
+    """
+    request = asked.request
+    if isinstance(request, WorkerRequest):
+        request = request._replace(why_alone=why)
+    descriptors = [descriptor for descriptor in asked.descriptors if descriptor is not None]
+    socket.send_fds(upstream, [pickle.dumps(request)], descriptors, socket.MSG_NOSIGNAL)
+
+
+def _be_parent(asked: AskedParent, upstream: socket.socket | None) -> NoReturn:
+    """Open the shipment, then be what workers are forked from."""
+    request, descriptors = asked
+    settings_file = _settle(asked)
+    name = _COMM.read_text(encoding="utf-8").strip()
+    _COMM.write_text(PARENT_NAME, encoding="utf-8")
+    control = socket.socket(fileno=descriptors.control)
+    # As torch's workers are called: programs tell them from "MainProcess" by it.
+    multiprocessing.current_process().name = "Process-0"
+    before: list[OpenThings] = []
+    prepare()
+    gc.disable()  # what is opened stays
+    settings = open_settings(settings_file, lambda: before.append(OpenThings()))
+    gc.enable()
+    found = before[0] if before else OpenThings()
+    why = found.why_unfit()
+    if why:
+        _pass_all_on([settings], control, upstream, why)
+    opened = Opened(settings, request.surroundings, found.to_reopen(), name)
+    serve_opened(control, descriptors.lifeline, opened, upstream)
+
+
+def _pass_all_on(
+    opened: list[WorkerSettings], control: socket.socket, upstream: socket.socket | None, why: str
+) -> NoReturn:
+    """Pass the requests on that come until the control socket ends. What was opened is dropped once none waits."""
+    while True:
+        if opened and not events_on(control.fileno()):
+            opened.clear()
+            gc.collect()
+        asked = take_request(control)
+        if asked is None:
+            leave()
+        if asked:
+            with contextlib.suppress(OSError):  # that process is gone: the trainer sees a worker that is not born
+                if upstream is not None:
+                    pass_on(asked, upstream, why)
+            _close(asked.descriptors)
+
+
+def _be_worker_alone(asked: AskedWorker) -> NoReturn:
+    """Be a worker that opens the shipment for itself."""
+    request, descriptors = asked
+    settings_file = _settle(asked)
+    main(settings_file, request.worker_index, descriptors.channel, descriptors.page)
+    leave()
+
+
+def _be_worker_of(opened: Opened, asked: AskedWorker) -> NoReturn:
+    """Be a worker that goes on with what its loader's parent has opened, and stays until this process's end."""
+    request, descriptors = asked
+    os.setpgid(0, 0)
+    end_with(descriptors.lifeline)
+    _take_streams(asked)
+    # What the dataset has changed of these while it was opened stays.
+    if request.surroundings != opened.surroundings:
+        request.surroundings.impose(0)
+    _COMM.write_text(opened.name, encoding="utf-8")
+    forget_exit_hooks()
+    reopen(opened.to_reopen)
+    _seed()
+    _close((descriptors.settings, descriptors.folder, descriptors.stacks))  # the parent's is the same file
+    work(opened.settings, request.worker_index, descriptors.channel, descriptors.page)
+    leave()
+
+
+def _settle(asked: Asked) -> mmap.mmap:
+    """Turn this fork of the template into what a spawned process is; return the shipment, at the settings."""
+    request, descriptors = asked
     os.setpgid(0, 0)
     bind(descriptors.lifeline)
-    os.dup2(descriptors.stderr, 2)
+    _take_streams(asked)
     write_stacks_on_signals(request.stack_signal, descriptors.stacks)
-    stdout = os.open(os.devnull, os.O_WRONLY) if descriptors.stdout is None else descriptors.stdout
-    os.dup2(stdout, 1)
     with contextlib.suppress(OSError):
         os.fchdir(descriptors.folder)
     request.surroundings.impose(0)
-    # Python's generator seeds itself at a fork.
+    _seed()
+    settings = mmap.mmap(descriptors.settings, 0, access=mmap.ACCESS_COPY)
+    _close((descriptors.settings, descriptors.folder))
+    sys.path[:], sys.argv = pickle.load(settings)
+    return settings
+
+
+def _take_streams(asked: Asked) -> None:
+    descriptors = asked.descriptors
+    os.dup2(descriptors.stderr, 2)
+    stdout = os.open(os.devnull, os.O_WRONLY) if descriptors.stdout is None else descriptors.stdout
+    os.dup2(stdout, 1)
+    _close((descriptors.stderr, stdout))
+
+
+def _seed() -> None:
+    """Let this process draw numbers of its own where nothing seeds; Python's generator seeds itself at a fork."""
     np.random.seed()  # noqa: NPY002 - the global generator is meant
     torch.default_generator.seed()
-    settings = mmap.mmap(descriptors.settings, 0, access=mmap.ACCESS_COPY)
-    _close((descriptors.settings, descriptors.stderr, descriptors.folder, stdout))
-    return settings, request.worker_index, descriptors.channel, descriptors.page
 
 
 def _restore_environment(before: Mapping[str, str]) -> None:
-    """Undo what the template's imports have done to the environment."""
+    """Undo what this process's imports have done to the environment."""
     for name in os.environ.keys() - before.keys():
         del os.environ[name]
     for name, value in before.items():
         if os.environ.get(name) != value:
             os.environ[name] = value
-
-
-def _num_threads() -> int:
-    """Return the number of threads of this process, those of libraries included."""
-    return len(os.listdir("/proc/self/task"))  # noqa: PTH208 - their number is enough
-
-
-def _stop_idle_threads() -> None:
-    """Have libraries stop threads that wait for work: OpenBLAS does at a fork, and starts them again when needed."""
-    if _num_threads() > 1:
-        pid = os.fork()
-        if pid == 0:
-            os._exit(0)
-        os.waitpid(pid, 0)
-
-
-def _execute(request: WorkerRequest, descriptors: WorkerDescriptors) -> SpawnedChild:
-    """Start a new interpreter as the worker: the fork of a process with threads may hang."""
-    inherited = descriptors[1:6]
-    umask = request.surroundings.umask
-    process = popen_interpreter(
-        request.program,
-        inherited,
-        (request.worker_index, request.stack_signal),
-        descriptors.stderr,
-        stdout=subprocess.DEVNULL if descriptors.stdout is None else descriptors.stdout,
-        folder=descriptors.folder,
-        umask=-1 if umask is None else umask,
-    )
-    request.surroundings.impose(process.pid)
-    return process
 
 
 def _close(descriptors: Iterable[int | None]) -> None:

@@ -38,12 +38,8 @@ if len(os.listdir("/proc/self/task")) > 1:
         os._exit(0)
     with contextlib.suppress(ChildProcessError):
         os.wait()
-from fkat_data.worker.main import main
-from fkat_data.worker.template import leave, run
-settings, *worker = run(control, lifeline, idle_ms)
-sys.path[:], sys.argv = pickle.load(settings)
-main(settings, *worker)
-leave()
+from fkat_data.worker.template import run
+run(control, lifeline, idle_ms)
 """
 _MOST_FAILURES = 2
 # A program that changes an environment variable for some loaders finds the template of both kinds.
@@ -69,7 +65,7 @@ class TemplateProcess:
         """Whether it has started a worker."""
         self._is_unfit = self._is_dismissed = False
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._control = _Control(ours)
+        self._control = Control(ours)
         try:
             with theirs, new_lines() as (lifeline, own_lifeline, stderr, self._stderr):
                 # The thread that watches the process holds the descriptors for as long as it lives.
@@ -106,19 +102,20 @@ class TemplateProcess:
         return self._control.is_open() and not self._child.is_dead()
 
     def request(self, message: bytes, descriptors: Sequence[int]) -> None:
-        """Ask for a worker, without waiting for it.
+        """Ask for a process, without waiting for it.
 
         Args:
-            message: The pickled ``fkat_data.worker.inheritance.WorkerRequest``.
-            descriptors: The worker's, ``fkat_data.worker.inheritance.WorkerDescriptors``; they stay the caller's.
+            message: The pickled request, see ``fkat_data.worker.inheritance``.
+            descriptors: Those of the request; they stay the caller's.
 
         Raises:
             OSError: The template is gone, or has too many requests to read.
         """
         self._control.send(message, descriptors)
 
-    def has_started(self, *, is_forked: bool) -> None:
-        """Record that it has started a worker."""
+    def has_started(self, *, is_forked: bool, why_alone: str = "") -> None:
+        """Record that it has started a process."""
+        del why_alone  # a loader's parent knows
         self.has_started_one = True
         if not (is_forked or self._is_unfit):
             self._is_unfit = True
@@ -142,7 +139,7 @@ class TemplateProcess:
         self._child.close()
 
 
-class _Control:
+class Control:
     """The trainer's end of a control socket, which another thread may close.
 
     Args:

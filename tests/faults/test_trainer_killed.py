@@ -75,7 +75,7 @@ def test_all_below_a_killed_trainer_is_gone_within_five_seconds(start, tmp_path,
     for worker in program.below() if num_begun == 0 else ():
         wait_until(lambda: worker.status() == psutil.STATUS_SLEEPING)  # noqa: B023
     descendants = program.below()
-    assert len(descendants) == 2 + num_nested  # the template, the worker, and its own
+    assert len(descendants) == 3 + num_nested  # the template, the loader's parent, the worker, and its own
     for process in descendants:
         assert process.status() != psutil.STATUS_ZOMBIE
     program.kill()

@@ -5,7 +5,7 @@ import os
 import psutil
 from leavings import SHARED, processes
 
-__all__ = ["own_template_pids", "template_pids", "worker_pids"]
+__all__ = ["own_template_pids", "parent_pids", "template_pids", "worker_pids"]
 
 
 def template_pids():
@@ -27,13 +27,26 @@ def own_template_pids():
 
 def worker_pids():
     """Return the ids of the living workers of this process's loaders, oldest first, without processes of their own."""
-    templates, found = template_pids(), []
+    parents, found = parent_pids(), []
+    servers = template_pids() | parents
     for _, number in processes():
         try:
             process = psutil.Process(number)
-            is_worker = number not in templates and process.ppid() in {os.getpid(), *templates}
+            is_worker = number not in servers and process.ppid() in {os.getpid(), *servers}
             if is_worker and process.status() != psutil.STATUS_ZOMBIE:
                 found.append((process.create_time(), number))
         except psutil.NoSuchProcess:
             continue
     return [number for _, number in sorted(found)]
+
+
+def parent_pids():
+    """Return the ids of the processes that have opened a loader's shipment, and that workers are forks of."""
+    found = set()
+    for _, number in processes():
+        try:
+            if psutil.Process(number).name() == "fkat-parent":
+                found.add(number)
+        except psutil.NoSuchProcess:
+            continue
+    return found

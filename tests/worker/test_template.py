@@ -15,7 +15,7 @@ import pytest
 import torch
 from interpreters import environment_of
 from kept_template import KeptTemplate
-from own_workers import own_template_pids, worker_pids
+from own_workers import own_template_pids, parent_pids, worker_pids
 from patience import Patience, check_in_time
 from programs import still_alive
 from walks import begun, wait_until
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("own_template", "processes")
 
 
 class Facts:
-    """What a worker finds when its settings arrive, as the only microbatch of each shard."""
+    """What a loader's parent, or a worker without one, finds when it opens the shipment: the microbatch of each shard."""
 
     def __setstate__(self, state):
         self.found = {
@@ -67,14 +67,14 @@ def test_loaders_share_one_template_that_is_kept_for_the_next():
             parents = {worker["parent"] for worker in found}
             assert len(parents) == 1
             assert children() - before == parents
-            assert len({worker["pid"] for worker in found}) == 3
+            assert len({worker["pid"] for worker in found}) == 2
             with ShardedDataLoader(0, ["a"], Facts(), start_method="spawn") as spawned:
                 found += spawned
             assert found[-1]["parent"] == os.getpid()
-            # All workers hash alike, but each has generators of its own.
+            # All hash alike, but each has generators of its own.
             assert len({worker["hash"] for worker in found}) == 1
-            assert len({tuple(worker["numpy"]) for worker in found}) == 4
-            assert len({worker["torch"] for worker in found}) == 4
+            assert len({tuple(worker["numpy"]) for worker in found}) == 3
+            assert len({worker["torch"] for worker in found}) == 3
         assert children() - before == parents
         assert len(list(first)) == 2
     assert children() - before == parents
@@ -107,26 +107,32 @@ def test_a_template_killed_while_it_imports_is_a_death_of_the_worker_and_replace
             assert own_template_pid() != pid
 
 
-def test_workers_outlive_their_template_and_are_replaced_by_those_of_another():
+@pytest.mark.parametrize("dies", ["the template", "the parent", "both"])
+def test_workers_outlive_what_they_are_forked_from_and_are_replaced(dies):
     with ShardedDataLoader(0, ["a", "b"], load, max_worker_restarts=1, num_microbatch_prefetches=1) as loader:
         iterator = iter(loader)
         seen = [int(next(iterator)[0])]
-        first = own_template_pid()
+        template, (parent,) = own_template_pid(), parent_pids()
         worker = psutil.Process(worker_pids()[0])
-        os.kill(first, signal.SIGKILL)
+        for pid in {"the template": [template], "the parent": [parent], "both": [template, parent]}[dies]:
+            os.kill(pid, signal.SIGKILL)
         seen += [int(next(iterator)[0]) for _ in range(9)]
         assert worker.is_running()
         worker.kill()
         seen += [int(microbatch[0]) for microbatch in iterator]
         assert seen == [*range(20), *range(20)]
-        assert own_template_pid() != first
+        # Nobody has reaped an orphan's children: they are told from each other by their parent.
+        assert psutil.pid_exists(parent) == (dies == "the template")
+        assert (own_template_pids() == {template}) == (dies == "the parent")
+        assert len(parent_pids()) == (0 if dies == "the template" else 1)
 
 
 def test_the_death_of_an_orphan_is_noticed():
     with ShardedDataLoader(0, ["a"], load, num_microbatch_prefetches=1) as loader:
         iterator = begun(loader, 1)
         (pid,) = worker_pids()
-        os.kill(own_template_pid(), signal.SIGKILL)
+        for server in (own_template_pid(), *parent_pids()):
+            os.kill(server, signal.SIGKILL)
         time.sleep(0.05)
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(WorkerDiedError) as caught:
@@ -165,9 +171,13 @@ def test_a_template_with_threads_starts_interpreters(monkeypatch, tmp_path, capl
 def test_a_template_with_too_many_open_files_says_so(capfd):
     with ShardedDataLoader(0, ["a"], load) as loader:
         next(iter(loader))
-        resource.prlimit(own_template_pid(), resource.RLIMIT_NOFILE, (10, 10))
-        with ShardedDataLoader(0, ["a"], load) as other, pytest.raises(WorkerDiedError) as caught:
-            next(iter(other))
+        template = own_template_pid()
+        resource.prlimit(template, resource.RLIMIT_NOFILE, (10, 10))
+        os.kill(template, signal.SIGSTOP)  # until all is asked for
+        with ShardedDataLoader(0, ["a"], load) as other:
+            os.kill(template, signal.SIGCONT)
+            with pytest.raises(WorkerDiedError) as caught:
+                next(iter(other))
         assert "too many open files" in caught.value.last_words
         assert len(list(loader)) == 20
 
@@ -284,7 +294,11 @@ def test_loaders_one_after_another_leak_nothing_though_workers_are_killed(nothin
 
 PHASES = """
 import os, pathlib, sys, time
+import psutil
 from fkat_data import ShardedDataLoader
+
+def template():
+    return psutil.Process(os.getppid()).ppid()
 
 def phase(folder, text):
     os.makedirs(folder)
@@ -300,7 +314,7 @@ phase("first", "1st")
 class Dataset:
     def __call__(self, shard):
         import of_first
-        yield of_first.NAME, os.getcwd(), os.getppid(), sys.argv[1:]
+        yield of_first.NAME, os.getcwd(), template(), sys.argv[1:]
 found = load()
 os.chdir("..")
 phase("second", "2nd")
@@ -311,7 +325,7 @@ class Dataset:  # as a cell of a notebook that is run again
     def __call__(self, shard):
         import of_second
         for number in range(self.size):
-            yield of_second.NAME, os.getcwd(), os.getppid(), sys.argv[1:], "of_first" in sys.modules
+            yield of_second.NAME, os.getcwd(), template(), sys.argv[1:], "of_first" in sys.modules
 found += load()
 print([facts[0] for facts in found], [os.path.basename(facts[1]) for facts in found])
 print(len({facts[2] for facts in found}), found[-1][3:])

@@ -1,0 +1,137 @@
+"""The trainer's side of a loader's parent: the process that has opened the loader's shipment, and forks its workers.
+
+It is asked for at once, and for workers at once behind that, without waiting. What it is asked for meanwhile it reads when it
+has opened the shipment.
+"""
+
+import logging
+import os
+import socket
+from collections.abc import Callable, Sequence
+
+from fkat_data.dropped import WeakTable
+from fkat_data.worker.child import has_stdout
+from fkat_data.worker.inheritance import ParentDescriptors, ParentRequest, Surroundings
+from fkat_data.worker.lifeline import STACK_SIGNAL
+from fkat_data.worker.process import Child, ServerProcess, StartedProcess, ask_for
+from fkat_data.worker.ship import Shipment
+from fkat_data.worker.template_process import Control
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+_GRACE_S = 1.0
+# Each is said once: a program may have a loader for each phase.
+_said: set[str] = set()
+_parents: "WeakTable[int, ParentProcess]" = WeakTable()
+
+
+class ParentProcess(StartedProcess):
+    """A loader's parent.
+
+    Args:
+        start: Starts it with its end of the control socket, its end of its lifeline, and its stderr; all of them are
+            closed afterwards.
+        server: What starts it; None: this process itself does.
+
+    Raises:
+        OSError: It cannot be started.
+    """
+
+    def __init__(self, start: Callable[[int, int, int], Child], server: ServerProcess | None) -> None:
+        self.why_unfit: str = ""
+        """Why workers open the shipment for themselves; empty as long as it is not known that they must."""
+        self._has_started_one = self._is_closed = False
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control = Control(ours)
+        try:
+            with theirs:
+                super().__init__(lambda lifeline, stderr: start(theirs.fileno(), lifeline, stderr), server)
+        except BaseException:
+            self.dismiss()
+            raise
+        _parents[id(self)] = self
+
+    @property
+    def pid(self) -> int:
+        """The process id; without a birth, it is that of the process that is to start it."""
+        return self.child.pid if self._server is None or self.child.is_born() else self._server.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """As ``subprocess`` gives it, once the process has ended and was reaped."""
+        return self.child.exit_code
+
+    def is_serving(self) -> bool:
+        """Return whether it takes requests."""
+        return self._control.is_open() and not self.child.is_dead()
+
+    def request(self, message: bytes, descriptors: Sequence[int]) -> None:
+        """Ask for a worker, without waiting for it.
+
+        Raises:
+            OSError: The process is gone, or has too many requests to read.
+        """
+        self._control.send(message, descriptors)
+
+    def has_started(self, *, is_forked: bool, why_alone: str) -> None:
+        """Record that a worker was started."""
+        self._has_started_one = True
+        if self._server is not None and not is_forked:
+            self._server.has_started(is_forked=False, why_alone="")
+        if why_alone and not self.why_unfit:
+            self.why_unfit = why_alone
+            if why_alone not in _said:
+                _said.add(why_alone)
+                logger.warning("each worker opens the dataset for itself, because %s", why_alone)
+
+    def dismiss(self) -> None:
+        """Ask for nothing more, and wait for nothing: the process ends with the last of its workers."""
+        self._control.close()
+
+    def end(self) -> None:
+        """End the process, whose workers have ended: by the closed control socket, or by a signal. Any number of calls."""
+        if self._is_closed or os.getpid() != self._owner_pid:  # a fork of the trainer has the object, not the process
+            return
+        self.dismiss()
+        self.close(_GRACE_S if self._has_started_one else 0.0)
+        self._is_closed = True  # an interrupted call is to be repeated
+
+    def abandon(self) -> None:
+        """In a forked child: close what would keep the process alive, beside its lifeline, and nothing else."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._control.abandon()
+            super().abandon()
+
+
+def fork_parent(shipment: Shipment, folder: int, stacks: int, server: ServerProcess) -> ParentProcess:
+    """Ask for a parent that opens a shipment, without waiting for it.
+
+    Args:
+        shipment: What it opens; stays the caller's.
+        folder: A descriptor of its working directory; stays the caller's.
+        stacks: A descriptor of memory that it writes its stacks to; stays the caller's.
+        server: What is asked.
+
+    Raises:
+        OSError: The server is gone, or has too many requests to read.
+    """
+    request = ParentRequest(int(STACK_SIGNAL), Surroundings.now())
+
+    def start(control: int, lifeline: int, stderr: int) -> Child:
+        def sent(birth: int) -> ParentDescriptors:
+            stdout = 1 if has_stdout() else None
+            return ParentDescriptors(birth, shipment.settings, control, lifeline, stacks, stderr, folder, stdout)
+
+        return ask_for(request, sent, server)
+
+    return ParentProcess(start, server)
+
+
+def _abandon_parents() -> None:
+    for parent in _parents.values():
+        parent.abandon()
+    _parents.clear()
+
+
+os.register_at_fork(after_in_child=_abandon_parents)
