@@ -7,10 +7,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 
-from fkat_data.errors import StaleIteratorError, WorkerError
+from fkat_data.errors import StaleIteratorError
 from fkat_data.observe.sink import EventSink
 from fkat_data.plan.place import ShardTerms, Task
-from fkat_data.wording import shard_name
 from fkat_data.worker.messages import End, Failure, Item, MadeAlone, Marked, MemoryShortage, Message, Worker, WorkerGone
 
 if TYPE_CHECKING:  # Windows has no worker processes
@@ -348,8 +347,6 @@ class WorkerGroup:
         message = self._early.get(task.ticket, {}).pop(self._next_index, None)
         if message is None:
             return None
-        if isinstance(message, End) and self._contradicts(task, message):
-            message = Failure(task.ticket, _unequal(task, message), self._next_index)
         self._next_index += 1
         if not isinstance(message, Item) or message.is_last:
             self._tasks.popleft()
@@ -416,18 +413,9 @@ class WorkerGroup:
         """Keep a message for its turn, unless it is of no task in work, or a second one for the same place."""
         task = next((task for task in self._tasks if task.ticket == message.ticket), None)
         index = message.num_microbatches if isinstance(message, End) else message.microbatch_index
-        if task is None:
+        if task is None or (task is self._tasks[0] and index < self._next_index):
             return
-        early, first = self._early.setdefault(message.ticket, {}), self._next_index if task is self._tasks[0] else 0
-        if isinstance(message, End) and (index < first or isinstance(early.get(index), Item)):
-            if self._contradicts(task, message):
-                early[max(index, first)] = Failure(task.ticket, _unequal(task, message), max(index, first))
-        elif index >= first:
-            early.setdefault(index, message)
-
-    def _contradicts(self, task: Task, end: End) -> bool:
-        """Return whether another worker of those that make a shard together has more of it, or does not know its end."""
-        return end.num_microbatches > task.first_microbatch and self._picks().owner(task.ticket) is None
+        self._early.setdefault(message.ticket, {}).setdefault(index, message)
 
     def _report_alone(self, message: MadeAlone) -> None:
         for task in self._tasks:
@@ -447,15 +435,6 @@ class WorkerGroup:
                     by_descriptor[descriptor] = worker
             self._poll = members, poll, by_descriptor
         return self._poll
-
-
-def _unequal(task: Task, end: End) -> WorkerError:
-    return WorkerError(
-        f"the workers that make {shard_name(task.shard)} in epoch {task.epoch} together do not agree on its end: one of them "
-        f"has no microbatch {end.num_microbatches}. Each draws all of its sampler: let that draw from the global generators of "
-        "python, numpy and torch, and from nothing that differs between processes, such as a clock, or what it has kept from "
-        "an epoch before; or pass num_workers_per_shard=1"
-    )
 
 
 def left_out_before(message: Message) -> tuple[int, ...]:

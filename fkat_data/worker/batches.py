@@ -7,6 +7,8 @@ by a ``skip(count)`` of its own.
 
 import copy
 import functools
+import marshal
+import zlib
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sized
@@ -187,6 +189,25 @@ class Part(NamedTuple):
     seed: int | None
 
 
+class Outline(NamedTuple):
+    """What a worker knows of a shard's batches: others that make the shard with it have to know the same.
+
+    Attributes:
+        digest: The digest of the first batch; 0: it is not known.
+        num_known: Batches that the shard has at least.
+        is_whole: Whether it has no others.
+    """
+
+    digest: int
+    num_known: int
+    is_whole: bool
+
+    @property
+    def in_words(self) -> str:
+        """Return how many there are."""
+        return f"{'' if self.is_whole else 'at least '}{self.num_known}"
+
+
 class NumberedProduction:
     """A shard whose microbatches are known by their indices alone.
 
@@ -229,6 +250,11 @@ class NumberedProduction:
     def has(self, index: int) -> bool:
         """Return whether the shard has this microbatch."""
         return index < self.count
+
+    def outline(self, index: int) -> Outline:
+        """Return what is known of the shard's batches."""
+        del index
+        return Outline(0, self.count, is_whole=True)
 
     def make(self, index: int) -> tuple[Any, bool] | None:
         """Return a microbatch, made under its own random stream, and whether it is the last; None: there is none.
@@ -282,6 +308,7 @@ class DrawnProduction:
         self._prefetch = prefetch
         # What was drawn, from the last that was made on.
         self._drawn: deque[IndexBatch] = deque()
+        self._first = 0
         self._error: Exception | None = None
         self._is_over = False
 
@@ -295,6 +322,7 @@ class DrawnProduction:
         while not self._is_over and self._error is None and (not drawn or drawn[-1].microbatch_index < index):
             try:
                 drawn.append(next(self._draws))
+                self._first = self._first if drawn[-1].microbatch_index else _digest(drawn[-1].indices)
             except genuine(StopIteration):
                 self._is_over = True
             except genuine(Exception) as error:
@@ -302,6 +330,11 @@ class DrawnProduction:
         if drawn and drawn[0].microbatch_index > index:
             raise ValueError(f"microbatch {index} was asked for after microbatch {drawn[0].microbatch_index}")
         return self._error is not None or (bool(drawn) and drawn[-1].microbatch_index >= index)
+
+    def outline(self, index: int) -> Outline:
+        """Return what is known of the shard's batches once they are drawn up to ``index``."""
+        is_whole = not self.has(index)
+        return Outline(self._first, self._drawn[-1].microbatch_index + 1 if self._drawn else 0, is_whole=is_whole)
 
     @property
     def prefetches(self) -> bool:
@@ -348,6 +381,14 @@ class DrawnProduction:
         if not drawn or drawn[0].microbatch_index != index:
             raise cast("Exception", self._error)
         return Part(self._make, drawn[0].indices, drawn[0].is_last, self._streams.seed_of(index))
+
+
+def _digest(batch: Any) -> int:
+    """Return a number that differs where batches do; 0 for one that is no plain value."""
+    try:
+        return zlib.crc32(marshal.dumps(batch, 2)) or 1
+    except genuine(ValueError):
+        return 0
 
 
 IndexedProduction: TypeAlias = NumberedProduction | DrawnProduction

@@ -17,14 +17,16 @@ from typing import NamedTuple, Self
 from fkat_data.transport.anonymous import anonymous_file
 from fkat_data.transport.record_locks import holder_pid
 from fkat_data.transport.segment import Segment
+from fkat_data.worker.batches import Outline
 from fkat_data.worker.messages import NUM_TASKS
 
 # For each worker: the ticket + 1 and the index of what it makes, and of each microbatch that it has claimed for later.
 _MOST_CLAIMS = 2
 _WORKER = 2 + 2 * _MOST_CLAIMS
-# A row: its task's ticket + 1, the next microbatch, the first one that the shard does not have, its owner + 1.
-_TICKET, _NEXT, _END, _OWNER = range(4)
-_ROW = 4
+# A row: its task's ticket + 1, the next microbatch, the first one that the shard does not have, its owner + 1; and of what
+# workers have drawn: the digest of the first batch, how many there are at least, and how many there are, + 1.
+_TICKET, _NEXT, _END, _OWNER, _DIGEST, _KNOWN, _COUNT = range(7)
+_ROW = 7
 _UNKNOWN_END = sys.maxsize
 
 
@@ -159,6 +161,21 @@ class Picks:
             if row is not None:
                 self._table[row + _END] = min(self._table[row + _END], index)
 
+    def agree(self, ticket: int, outline: Outline) -> bool:
+        """Return whether what this worker knows of a task's batches is what the others do, who compare with it from now on."""
+        with self._locked():
+            row, table = self._find(ticket), self._table
+            if row is None:
+                return True
+            digest, count = (
+                table[row + _DIGEST] or outline.digest,
+                table[row + _COUNT] or outline.is_whole * (outline.num_known + 1),
+            )
+            known = max(table[row + _KNOWN], outline.num_known)
+            table[row + _DIGEST], table[row + _KNOWN], table[row + _COUNT] = digest, known, count
+            is_same = outline.digest in (0, digest) and (not count or known < count)
+            return is_same and (not outline.is_whole or count == outline.num_known + 1)
+
     def next_index(self, ticket: int) -> int:
         """Return the task's first microbatch that no worker has picked; 0 if none has begun it."""
         row = self._find(ticket)
@@ -222,6 +239,7 @@ class Picks:
         if table[row + _TICKET] < ticket + 1:
             # The ticket last: a worker that dies before has begun nothing.
             table[row + _NEXT], table[row + _END], table[row + _OWNER] = first, _UNKNOWN_END, 0
+            table[row + _DIGEST] = table[row + _KNOWN] = table[row + _COUNT] = 0
             table[row + _TICKET] = ticket + 1
         return row
 

@@ -4,6 +4,7 @@ A shard that was begun is compared with what it is now: how it is batched, and w
 """
 
 import functools
+import sys
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -22,6 +23,7 @@ from fkat_data.wording import add_note, notes_of, shard_name, shard_place
 from fkat_data.worker.batches import (
     IndexedProduction,
     NumberedBatches,
+    Outline,
     Production,
     ShardCount,
     begin,
@@ -196,6 +198,8 @@ class OpenShard:
         self._is_ordered = bool(getattr(product, "makes_in_order", False))
         self._production = self._started(product, is_shared=is_shared)
         self._begun: set[int] = set()
+        # Microbatches whose indices were returned in an outline.
+        self._num_outlined = 0
 
     @property
     def is_random_access(self) -> bool:
@@ -223,6 +227,14 @@ class OpenShard:
     def indexed(self) -> IndexedProduction:
         """How a shard with random access makes its microbatches."""
         return cast("IndexedProduction", self._production)
+
+    def outline(self, index: int, reach: int) -> Outline | None:
+        """Return what is drawn of the shard, up to so many microbatches behind this one; None if that was returned before."""
+        if index + reach < self._num_outlined:
+            return None
+        found = self.indexed.outline(index + 2 * reach)
+        self._num_outlined = sys.maxsize if found.is_whole else found.num_known
+        return found
 
     def make(self, index: int) -> Produced | None:
         """Return a microbatch, None if the shard has none there; for random access, and indices that grow.

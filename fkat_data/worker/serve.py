@@ -16,6 +16,7 @@ from collections.abc import Callable, Generator
 
 import numpy as np
 
+from fkat_data.errors import WorkerError
 from fkat_data.observe.stages import StageClock
 from fkat_data.plan.place import ShardTerms, Task
 from fkat_data.transport.channel import Channel, ChannelClosed, TornFrameError
@@ -23,6 +24,7 @@ from fkat_data.transport.codec import Encoded, apart, encode, lies_at, write
 from fkat_data.transport.digest import digest_of
 from fkat_data.transport.memory_limit import WorkerMemory
 from fkat_data.transport.segment import Segment, SegmentPool
+from fkat_data.wording import shard_name
 from fkat_data.worker.collate import SegmentCollate
 from fkat_data.worker.messages import (
     ALLOWANCE,
@@ -54,6 +56,8 @@ _INLINE_BYTES = 2048
 _LONGEST_ENVELOPE = 16384
 # From here the cache decides on the speed of a copy, and a system call beside it does not count.
 _LARGE_BYTES = 1 << 20
+# Microbatches that other workers may be ahead by, where nothing bounds it.
+_FAR = 64
 # With this many, there is time to wait for one that comes back; without that the pool would grow with each delay.
 _MANY_SEGMENTS = 128
 _MOMENT_S = 0.001
@@ -215,26 +219,37 @@ class Server:
             if claimed is None:
                 return
             if not shard.indexed.has(claimed):
-                self._end(task, picks, claimed)
+                picks.end(task.ticket, claimed)
                 return
             shard.prefetch(claimed)
 
     def _make_one(self, task: Task, picks: Picks, shard: OpenShard, index: int) -> bool:
         """Make a microbatch that was picked; return whether the shard has it."""
+        self._agree(task, picks, shard, index)
         produced = shard.make(index)
-        if produced is None:
-            self._end(task, picks, index)
-            return False
-        if produced.is_last:
-            picks.end(task.ticket, index + 1)
-        self._publish(task, produced)
-        return True
+        if produced is None or produced.is_last:
+            picks.end(task.ticket, index + (produced is not None))
+        if produced is not None:
+            self._publish(task, produced)
+        elif index == task.first_microbatch:
+            self._send_events()
+            self._channel.send(Kind.END, END.pack(task.ticket, index))
+        return produced is not None
 
-    def _end(self, task: Task, picks: Picks, count: int) -> None:
-        """Say that a shard has this many microbatches: if other workers know more, the trainer would wait for this one's."""
-        picks.end(task.ticket, count)
-        self._send_events()
-        self._channel.send(Kind.END, END.pack(task.ticket, count))
+    def _agree(self, task: Task, picks: Picks, shard: OpenShard, index: int) -> None:
+        """Compare what the workers have drawn of a shard, as far as others may make it before this microbatch is taken.
+
+        Raises:
+            WorkerError: They have drawn other batches, or another number of them.
+        """
+        outline = shard.outline(index, max(1, self._bound) if self._allowances[task.ticket] < sys.maxsize else _FAR)
+        if outline is not None and not picks.agree(task.ticket, outline):
+            raise WorkerError(
+                f"the workers that make {shard_name(task.shard)} in epoch {task.epoch} together do not draw the same batches, or "
+                f"not equally many: {outline.in_words} in one of them. Each draws all of its sampler: let that draw from the "
+                "global generators of python, numpy and torch, and from nothing that differs between processes, such as a "
+                "clock, an unseeded generator, or what it has kept from an epoch before; or pass num_workers_per_shard=1"
+            )
 
     def _pick(self, task: Task, picks: Picks, shard: OpenShard | None) -> int | None:
         """Return the next microbatch of a shard for this worker; None: it has no other."""

@@ -7,6 +7,7 @@ import signal
 import time
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -304,10 +305,10 @@ def test_little_memory_holds_workers_up_and_only_what_the_caller_keeps_is_an_err
 
 
 class OfItsProcess(Dataset):
-    """Samples, and batches of them whose number is another one in each process: the one with fewer makes none at the end."""
+    """Samples, and batches of them that are others in each process."""
 
-    def __init__(self, folder):
-        self.folder, self.count = folder, None
+    def __init__(self, folder, *, makes_last):
+        self.folder, self.makes_last, self.count, self.has_made = folder, makes_last, None, False
 
     def __len__(self):
         return 20
@@ -331,8 +332,9 @@ class OfItsProcess(Dataset):
             (self.folder / "made").touch()
         elif index > 9:
             self.wait_for("10 drawn")
-        elif self.count == 10:
+        elif (self.count == 20) is self.makes_last and not self.has_made:
             self.wait_for("made")
+        self.has_made = True
         return index
 
 
@@ -344,14 +346,51 @@ class Batches:
         return self.dataset.batches()
 
 
-def test_workers_whose_sampler_gives_other_numbers_of_batches_end_in_an_error_instead_of_a_wait(tmp_path):
+@pytest.mark.parametrize("makes_last", [False, True])
+def test_workers_whose_sampler_gives_other_numbers_of_batches_end_in_an_error(makes_last, tmp_path):
+    """Whichever of them makes the last one: it is no wait, and no end."""
+
     def factory(shard):
-        dataset = OfItsProcess(tmp_path)
+        dataset = OfItsProcess(tmp_path, makes_last=makes_last)
         return DataLoader(dataset, batch_sampler=Batches(dataset))
 
     ahead = {"num_workers_per_shard": 2, "num_microbatch_prefetches": 20}
     with (
         ShardedDataLoader(3, ["a"], factory, **ahead) as loader,
-        pytest.raises(WorkerError, match="do not agree on its end: one of them has no microbatch 1"),
+        pytest.raises(WorkerError, match=r"do not draw the same batches, or not equally many: (at least )?[12]"),
+    ):
+        list(loader)
+
+
+class OfEntropy(RandomSampler):
+    """Another order in each process, which says that it has drawn it."""
+
+    def __iter__(self):
+        (self.data_source.folder / str(os.getpid())).touch()
+        return iter(np.random.default_rng().permutation(len(self)).tolist())
+
+
+class Met(Dataset):
+    """No worker makes a sample before another one has drawn."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        wait_until(lambda: len([*self.folder.iterdir()]) > 1)
+        return index
+
+
+def test_workers_whose_sampler_gives_another_order_in_each_end_in_an_error_instead_of_a_loss(tmp_path):
+    def factory(shard):
+        dataset = Met(tmp_path)
+        return DataLoader(dataset, 2, sampler=OfEntropy(dataset))
+
+    with (
+        ShardedDataLoader(3, ["a"], factory, num_workers_per_shard=2) as loader,
+        pytest.raises(WorkerError, match="do not draw the same batches"),
     ):
         list(loader)
