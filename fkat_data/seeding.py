@@ -95,6 +95,11 @@ def seeding_nothing() -> Generator[None]:
         _here.seeds_globals = before
 
 
+def shares_generators() -> bool:
+    """Return whether the global generators are other threads', too, so that production in this one leaves them alone."""
+    return not _here.seeds_globals
+
+
 def undoing_draws() -> Callable[[], object]:
     """Return what puts the global generators back, where production uses them in this thread."""
     return partial(_install, _states()) if _here.seeds_globals else int
@@ -166,16 +171,23 @@ class preserved_generators:  # noqa: N801 - a context, as those of contextlib
 
     Python may be interrupted between a block and its ``__exit__``. So a caller that may be interrupted calls ``restore``
     once more in a ``finally`` around the block.
+
+    Args:
+        where_shared: Restore the generators also in a thread that shares them with the program. Else they stay as the
+            block leaves them there: the program may draw meanwhile, and the worker sees that the block has drawn.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, where_shared: bool = False) -> None:
+        self._where_shared = where_shared
         self._states: tuple[Any, ...] | None = None
 
     def __enter__(self) -> None:
-        kept = _KeptNumpy()
-        torch_state = torch.default_generator.get_state()
-        self._states = random.getstate(), kept, torch_state, torch.get_num_threads(), _here.place
-        kept.forget_normal()
+        is_kept = self._where_shared or _here.seeds_globals
+        kept = _KeptNumpy() if is_kept else None
+        generators = (random.getstate(), kept, torch.default_generator.get_state()) if is_kept else None
+        self._states = generators, torch.get_num_threads(), _here.place
+        if kept is not None:
+            kept.forget_normal()
         torch.set_num_threads(1)
 
     def __exit__(self, *exception: object) -> None:
@@ -185,12 +197,14 @@ class preserved_generators:  # noqa: N801 - a context, as those of contextlib
         """Restore what the block has begun with, if that was not done."""
         if self._states is None:
             return
-        python_state, kept, torch_state, num_threads, place = self._states
+        generators, num_threads, place = self._states
         _here.place = place
         torch.set_num_threads(num_threads)
-        torch.default_generator.set_state(torch_state)
-        kept.restore()
-        random.setstate(python_state)
+        if generators is not None:
+            python_state, kept, torch_state = generators
+            torch.default_generator.set_state(torch_state)
+            kept.restore()
+            random.setstate(python_state)
         self._states = None
 
 

@@ -48,7 +48,7 @@ from fkat_data.loader.engine import Engine
 from fkat_data.observe.statistics import DataLoaderStatistics, LoaderStatistics
 from fkat_data.plan.state import sealed, unsealed
 from fkat_data.sample_errors import place_of_sample
-from fkat_data.seeding import next_number
+from fkat_data.seeding import next_number, shares_generators
 from fkat_data.transport.definitions import digest_of_shipment, largest_part
 from fkat_data.types import Microbatch_co, Profiler, plans_batches
 from fkat_data.wording import Described
@@ -612,6 +612,8 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def _draw_as_torch_does(self) -> None:
         """Move the generators as an iteration of torch's does, so that a program's other draws stay what they were."""
+        if shares_generators() and (self.seed, self._drawn_seed) != (None, None):
+            return  # nothing depends on the number, and the program's draws are not this thread's
         number = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator).item())
         if self._drawn_seed is None:
             vars(self).update(_drawn_seed=number)

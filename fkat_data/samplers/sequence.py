@@ -157,7 +157,7 @@ class IteratedShardSampler(ShardSampler):
         yield from super()._repr_facts()
 
     def _loop(self, sampler: ShardSampler, epoch: int) -> list[Shard]:
-        kept = preserved_generators()
+        kept = preserved_generators(where_shared=True)
         try:
             with kept:
                 seed_global_generators(int.from_bytes(blake2b(str(epoch).encode(), digest_size=8).digest()))

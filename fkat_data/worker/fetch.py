@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any, cast
 
+import torch
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data import dataloader as torch_dataloader
 
 from fkat_data.interruption import genuine
 from fkat_data.sample_errors import early_end, note_places
+from fkat_data.seeding import shares_generators
 from fkat_data.types import Prefetching
 from fkat_data.worker.items import ItemThreads, items_in_turn
 
@@ -36,7 +38,8 @@ def direct_fetch(
 ) -> Callable[[Any], Any] | None:
     """Return a function that makes the microbatch of a batch of indices, or of one index where nothing is batched.
 
-    torch draws a number for each new iterator, from the DataLoader's generator or the global one; so does this call.
+    torch draws a number for each new iterator, from the DataLoader's generator or the global one; so does this call, but in
+    a thread that shares the global one with the program.
     The DataLoader's own sampler is not asked for anything.
 
     Args:
@@ -74,6 +77,9 @@ def _with_collate(loader: "DataLoader[Any]", collate: Callable[[Any], Any] | Non
     # DataLoader guards attributes against changes that contradict others; this is a copy, and none does.
     if collate is not None and loader.collate_fn is torch_dataloader.default_collate:
         object.__setattr__(loader, "collate_fn", collate)
+    # torch draws a number that nothing here depends on.
+    if shares_generators() and loader.generator is None:
+        object.__setattr__(loader, "generator", torch.Generator())
     return loader
 
 

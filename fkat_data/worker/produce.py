@@ -229,7 +229,7 @@ class OpenShard:
         return cast("IndexedProduction", self._production)
 
     def outline(self, index: int, reach: int) -> Outline | None:
-        """Return what is drawn of the shard, up to so many microbatches behind this one; None if that was returned before."""
+        """Return what is drawn of the shard, up to ``reach`` microbatches behind this one; None if it was returned before."""
         if index + reach < self._num_outlined:
             return None
         found = self.indexed.outline(index + 2 * reach)

@@ -237,7 +237,7 @@ class Server:
         return produced is not None
 
     def _agree(self, task: Task, picks: Picks, shard: OpenShard, index: int) -> None:
-        """Compare what the workers have drawn of a shard, as far as others may make it before this microbatch is taken.
+        """Compare what the workers have drawn of a shard, up to what others may make before this microbatch is taken.
 
         Raises:
             WorkerError: They have drawn other batches, or another number of them.

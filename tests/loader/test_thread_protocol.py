@@ -6,12 +6,13 @@ import threading
 from functools import partial
 from itertools import islice, product
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, IterableDataset
 
-from fkat_data import DataLoader, ShardedDataLoader
+from fkat_data import ConfigurationError, DataLoader, ShardedDataLoader
 
 # What none of the cases takes, however slow the machine is.
 LONGEST_S = 120.0
@@ -215,3 +216,47 @@ def test_each_case_of_indices_and_windows_in_threads_ends_and_gives_every_microb
         walk, is_made_here = random.choice(WALKS), random.random() < 0.5
         is_right = ends_right(partial(of_indices, *setting), walk, due, is_made_here=is_made_here)
         assert is_right, (*setting, walk.__name__, is_made_here)
+
+
+class Drawn(IterableDataset):
+    def __init__(self, draw):
+        self.draw = draw
+
+    def __iter__(self):
+        yield self.draw()
+        yield self.draw()
+
+
+def of_drawn(loader_type, draw, shard):
+    del shard
+    return loader_type(Drawn(draw), batch_size=1, collate_fn=list)
+
+
+DRAWS = {
+    "python's": random.random,
+    "numpy's": lambda: float(np.random.random()),
+    "torch's": lambda: float(torch.rand(())),
+}
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+@pytest.mark.parametrize("loader_type", [TorchDataLoader, DataLoader])
+def test_a_shards_own_loader_that_draws_from_the_programs_generators_is_refused_in_threads(loader_type, draw):
+    factory = partial(of_drawn, loader_type, DRAWS[draw])
+    with (
+        ShardedDataLoader(7, ["a"], factory, workers="threads") as loader,
+        pytest.raises(ConfigurationError, match=f"^workers = 'threads'.*the program: {draw}"),
+    ):
+        list(loader)
+
+
+@pytest.mark.parametrize("loader_type", [TorchDataLoader, DataLoader])
+def test_a_shards_own_loader_leaves_the_programs_generators_alone_in_threads(loader_type):
+    def factory(shard):
+        return loader_type(Items(shard), batch_size=2, shuffle=True)
+
+    in_process = list(ShardedDataLoader(7, ["map-0-5"], factory, multiprocessing=False))
+    before = torch.get_rng_state()
+    with ShardedDataLoader(7, ["map-0-5"], factory, workers="threads", num_workers_per_shard=2) as loader:
+        assert [each.tolist() for each in loader] == [each.tolist() for each in in_process]
+    assert torch.equal(torch.get_rng_state(), before)

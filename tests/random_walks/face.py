@@ -26,7 +26,6 @@ class Face:
     jumps = False
     has_length = True
     fails = True
-    ways = frozenset({"processes", "threads"})
 
     def __init__(self, kind, config):
         self.kind, self.config = kind, config
@@ -51,7 +50,9 @@ class Face:
         return self.build(**self.config, **how)
 
     def takes(self, how):
-        return how.get("workers", "processes") in self.ways
+        """Return whether it gives the same where its microbatches are made in this way."""
+        del how
+        return True
 
     def shown(self, microbatch):
         return plain(microbatch)

@@ -37,7 +37,6 @@ class Iterable(Face):
     """An iterable dataset."""
 
     has_length = False
-    ways = frozenset({"processes"})
 
     @classmethod
     def drawn(cls, rng):
@@ -127,7 +126,6 @@ class Streamed(Face):
     """A stream in torch's interface."""
 
     loader_type = DataLoader
-    ways = frozenset({"processes"})
 
     @classmethod
     def drawn(cls, rng):
@@ -157,7 +155,6 @@ class WindowedStream(Face):
     goes_on_behind_end = True
     has_length = False
     loader_type = DataLoader
-    ways = frozenset({"processes"})
 
     @classmethod
     def drawn(cls, rng):
@@ -190,7 +187,6 @@ class Sharded(Face):
     """Shards of all kinds, empty ones anywhere."""
 
     factory = staticmethod(opened)
-    ways = frozenset({"processes"})
     goes_on_behind_end = True
     copies = False
     has_length = False
@@ -223,7 +219,6 @@ class ShardedByThreads(Sharded):
     """Shards of samples, which threads make too."""
 
     factory = DataLoaderFactory(of_items, batch_size=2)
-    ways = frozenset({"processes", "threads"})
 
     @classmethod
     def drawn(cls, rng):

@@ -43,15 +43,11 @@ class Shuffled(MapStyle):
 
 
 class ShuffledByDrawnSeed(MapStyle):
-    ways = frozenset({"processes"})
-
     def build(self, count, size, drop_last, **how):
         return DataLoader(Samples(count), size, shuffle=True, drop_last=drop_last, **how)
 
 
 class ShuffledByGenerator(MapStyle):
-    ways = frozenset({"processes"})
-
     def build(self, count, size, drop_last, **how):
         generator = torch.Generator().manual_seed(8)
         return DataLoader(Samples(count), size, shuffle=True, drop_last=drop_last, generator=generator, **how)
@@ -80,7 +76,6 @@ def is_before_further_epochs(sampler, place):
 class Sampled(MapStyle):
     """In an order of a sampler, which gives indices or batches of them."""
 
-    ways = frozenset({"processes"})
     # Behind an epoch that was left, one that draws index by index goes on from where its generator was left.
     samplers = tuple(name for name in SAMPLERS if name != "permuted")
 
@@ -103,8 +98,6 @@ class Sampled(MapStyle):
 
 class OfOneRank(MapStyle):
     """With torch's DistributedSampler, whose epoch the program sets."""
-
-    ways = frozenset({"processes"})
 
     @staticmethod
     def before_loop(loader, epoch):
@@ -134,8 +127,6 @@ class Dealt(Sampled):
 
 
 class Budgeted(MapStyle):
-    ways = frozenset({"processes"})
-
     @classmethod
     def drawn(cls, rng):
         return {
@@ -168,8 +159,6 @@ STRATEGIES = ["weighted", "round robin", "frequency"]
 class DictSampled(MapStyle):
     """Batches of several datasets, mixed by a sampler."""
 
-    ways = frozenset({"processes"})
-
     @classmethod
     def drawn(cls, rng):
         return {
@@ -199,8 +188,6 @@ class DictSampled(MapStyle):
 
 
 class Unbatched(MapStyle):
-    ways = frozenset({"processes"})
-
     @classmethod
     def drawn(cls, rng):
         return {"count": rng.randint(1, 9), "shuffle": rng.random() < 0.5}
@@ -210,8 +197,6 @@ class Unbatched(MapStyle):
 
 
 class Packed(MapStyle):
-    ways = frozenset({"processes"})
-
     @classmethod
     def drawn(cls, rng):
         return {
@@ -229,8 +214,6 @@ class Packed(MapStyle):
 
 
 class Sorted(MapStyle):
-    ways = frozenset({"processes"})
-
     @classmethod
     def drawn(cls, rng):
         return {
@@ -262,7 +245,6 @@ class Windowed(MapStyle):
     knows_end_always = False
     goes_on_behind_end = True
     has_length = False
-    ways = frozenset({"processes"})
 
     @classmethod
     def drawn(cls, rng):
@@ -309,7 +291,6 @@ class Skipping(MapStyle):
     goes_on_behind_end = True
     has_length = False
     fails = False  # that would be left out
-    ways = frozenset({"processes"})
 
     @classmethod
     def drawn(cls, rng):

@@ -66,6 +66,12 @@ def drawn():
     return random.random(), float(np.random.random_sample()), float(torch.rand(()))
 
 
+def drawn_by_item():
+    """Return a draw from each generator that threads have of their own."""
+    own = item_generators()
+    return own.python.random(), float(own.numpy.random()), float(torch.rand((), generator=own.torch))
+
+
 class Samples(Dataset):
     """A number and what is drawn for it."""
 
@@ -203,7 +209,7 @@ class Rows:
         for sample in samples:
             number = int(sample["number"] if isinstance(sample, dict) else sample[0])
             found += [(sample, row) for row in range(self.counts[number % len(self.counts)])]
-        return [(row, sample, float(torch.rand(()))) for sample, row in found]
+        return [(row, sample, drawn()[-1]) for sample, row in found]
 
 
 class Shards(ShardSampler):
