@@ -97,16 +97,13 @@ class RemoteFile:
             Exception: What the file system raises at once.
         """
         joined = tuple(joined_spans(spans, self._hop_bytes))
-        if not joined or joined in self._begun or not self._order_lock.acquire(blocking=False):
+        if not joined or joined in self._begun:
             return
-        try:
-            before = [span for span in (self._last, self._last_begun) if span is not None]
-            self._last_begun = joined[0][0], joined[-1][1]
-            is_in_order = len(joined) == 1 and any(_follows(span, joined[0]) for span in before)
-            if self._ahead is None and not is_in_order and self._has_room(joined):
-                self._begun[joined] = time.monotonic(), self._sent(joined)
-        finally:
-            self._order_lock.release()
+        before = [span for span in (self._last, self._last_begun) if span is not None]
+        self._last_begun = joined[0][0], joined[-1][1]
+        is_in_order = len(joined) == 1 and any(_follows(span, joined[0]) for span in before)
+        if self._ahead is None and not is_in_order and self._has_room(joined):
+            self._begun[joined] = time.monotonic(), self._sent(joined)
 
     def _has_room(self, joined: Sequence[Span]) -> bool:
         """Return whether more may be begun; forget what was begun for nothing."""

@@ -181,12 +181,14 @@ class Part(NamedTuple):
         argument: What ``make`` is called with.
         is_last: Whether the shard ends with it.
         seed: The seed of its random stream; None: nothing is drawn.
+        prefetch: Begins to read what ``make`` will be called with, and returns how many items it has; None: it does not.
     """
 
     make: Callable[[Any], Any]
     argument: Any
     is_last: bool
     seed: int | None
+    prefetch: Callable[[Any], int] | None
 
 
 class Outline(NamedTuple):
@@ -216,7 +218,7 @@ class NumberedProduction:
         count: Microbatches of the shard.
         streams: The shard's random streams; None: nothing is drawn.
         batch: Returns what ``make`` is called with instead of the index; None: nothing does.
-        prefetch: Begins to read what ``make`` will be called with; None: nothing is begun.
+        prefetch: Begins to read what ``make`` will be called with, and returns how many items it has; None: it does not.
     """
 
     is_drawn = False
@@ -228,7 +230,7 @@ class NumberedProduction:
         count: int,
         streams: ShardStreams | None,
         batch: Callable[[int], Any] | None = None,
-        prefetch: Callable[[Any], object] | None = None,
+        prefetch: Callable[[Any], int] | None = None,
     ) -> None:
         self._prefetch = prefetch
         self._make = make
@@ -242,10 +244,11 @@ class NumberedProduction:
         """Whether a microbatch can be begun to be read."""
         return self._prefetch is not None
 
-    def prefetch(self, index: int) -> None:
-        """Begin to read a microbatch, if the shard has it."""
-        if self._prefetch is not None and index < self.count:
-            self._prefetch(index if self._batch is None else self._batch(index))
+    def prefetch(self, index: int) -> int:
+        """Begin to read a microbatch, if the shard has it; return how many items it has."""
+        if self._prefetch is None or index >= self.count:
+            return 0
+        return self._prefetch(index if self._batch is None else self._batch(index))
 
     def has(self, index: int) -> bool:
         """Return whether the shard has this microbatch."""
@@ -274,7 +277,7 @@ class NumberedProduction:
             return None
         seed = None if self._streams is None else self._streams.seed_of(index)
         argument = index if self._batch is None else self._batch(index)
-        return Part(self._make, argument, index == self.count - 1, seed)
+        return Part(self._make, argument, index == self.count - 1, seed, self._prefetch)
 
     def close(self) -> None:
         """Do nothing: no indices are drawn."""
@@ -287,7 +290,7 @@ class DrawnProduction:
         make: Makes a microbatch, from what a draw says of it.
         draws: Yields what there is to make, in order.
         streams: The shard's random streams.
-        prefetch: Begins to read what ``make`` will be called with; None: nothing is begun.
+        prefetch: Begins to read what ``make`` will be called with, and returns how many items it has; None: it does not.
     """
 
     is_drawn = True
@@ -300,7 +303,7 @@ class DrawnProduction:
         make: Callable[[Any], Any],
         draws: Iterator[IndexBatch],
         streams: ShardStreams,
-        prefetch: Callable[[Any], object] | None = None,
+        prefetch: Callable[[Any], int] | None = None,
     ) -> None:
         self._make = make
         self._draws = draws
@@ -341,12 +344,13 @@ class DrawnProduction:
         """Whether a microbatch can be begun to be read."""
         return self._prefetch is not None
 
-    def prefetch(self, index: int) -> None:
-        """Begin to read a microbatch, if the shard has it."""
+    def prefetch(self, index: int) -> int:
+        """Begin to read a microbatch, if the shard has it; return how many items it has."""
         if self._prefetch is not None and self.has(index):
             for batch in self._drawn:
                 if batch.microbatch_index == index:
-                    self._prefetch(batch.indices)
+                    return self._prefetch(batch.indices)
+        return 0
 
     def close(self) -> None:
         """End the drawing of indices, here instead of in a finaliser."""
@@ -380,7 +384,8 @@ class DrawnProduction:
             drawn.popleft()
         if not drawn or drawn[0].microbatch_index != index:
             raise cast("Exception", self._error)
-        return Part(self._make, drawn[0].indices, drawn[0].is_last, self._streams.seed_of(index))
+        seed = self._streams.seed_of(index)
+        return Part(self._make, drawn[0].indices, drawn[0].is_last, seed, self._prefetch)
 
 
 def _digest(batch: Any) -> int:

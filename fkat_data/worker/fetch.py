@@ -149,11 +149,38 @@ def gives_items_together(dataset: Any) -> bool:
     return hasattr(dataset, "__getitems__") and bool(dataset.__getitems__)
 
 
-def prefetch_of(loader: "DataLoader[Any]") -> Callable[[Sequence[int]], None] | None:
+MOST_PREFETCHED = 4
+"""Microbatches of a worker that are begun to be read while it makes another one, if they are small."""
+#: The items of all that are begun, and the fewest microbatches of any size: each item may take a connection of its own.
+_MOST_ITEMS, _FEWEST = 256, 2
+
+
+def num_prefetched(num_items: int, num_makers: int = 1) -> int:
+    """Return how many microbatches are begun to be read while others are made.
+
+    Args:
+        num_items: The items of a microbatch.
+        num_makers: How many microbatches are made at a time.
+    """
+    return max(_FEWEST, num_makers, min(MOST_PREFETCHED * num_makers, _MOST_ITEMS // max(1, num_items)))
+
+
+def prefetch_of(loader: "DataLoader[Any]") -> Callable[[Sequence[int]], int] | None:
     """Return what begins to read the items of a batch of indices; None: the dataset has nothing to begin."""
-    dataset = cast("Any", loader.dataset)
-    is_batched = loader.batch_sampler is not None and gives_items_together(dataset)
-    return dataset.prefetch_items if is_batched and isinstance(dataset, Prefetching) else None
+    is_batched = loader.batch_sampler is not None and gives_items_together(loader.dataset)
+    return prefetch_items_of(loader.dataset) if is_batched else None
+
+
+def prefetch_items_of(dataset: object) -> Callable[[Sequence[int]], int] | None:
+    """Return what begins to read items at indices, and returns how many; None: the dataset has nothing to begin."""
+    begin = dataset.prefetch_items if isinstance(dataset, Prefetching) else None
+
+    def prefetch(indices: Sequence[int]) -> int:
+        if begin is not None:
+            begin(indices)
+        return len(indices)
+
+    return None if begin is None else prefetch
 
 
 _fetcher_of, _indices_of = attrgetter("_dataset_fetcher"), attrgetter("_sampler_iter")

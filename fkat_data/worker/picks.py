@@ -18,11 +18,11 @@ from fkat_data.transport.anonymous import anonymous_file
 from fkat_data.transport.record_locks import holder_pid
 from fkat_data.transport.segment import Segment
 from fkat_data.worker.batches import Outline
+from fkat_data.worker.fetch import MOST_PREFETCHED
 from fkat_data.worker.messages import NUM_TASKS
 
 # For each worker: the ticket + 1 and the index of what it makes, and of each microbatch that it has claimed for later.
-_MOST_CLAIMS = 2
-_WORKER = 2 + 2 * _MOST_CLAIMS
+_WORKER = 2 + 2 * MOST_PREFETCHED
 # A row: its task's ticket + 1, the next microbatch, the first one that the shard does not have, its owner + 1; and of what
 # workers have drawn: the digest of the first batch, how many there are at least, and how many there are, + 1.
 _TICKET, _NEXT, _END, _OWNER, _DIGEST, _KNOWN, _COUNT = range(7)

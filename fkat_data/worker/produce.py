@@ -33,14 +33,13 @@ from fkat_data.worker.batches import (
     is_random_access,
 )
 from fkat_data.worker.fetch import is_plain as iterates_plainly
+from fkat_data.worker.fetch import num_prefetched
 from fkat_data.worker.items import ItemThreads
 from fkat_data.worker.messages import Epilogue, content_of
 from fkat_data.worker.windows import ShardWindows, WindowProduct
 
 _FIELD = "files"
 _MOST_VIEWS = 16  # a dataset may name itself
-MOST_PREFETCHED = 2
-"""Microbatches of a worker that are begun to be read while it makes another one."""
 #: Of more files, neighbours share a number, so that a state stays small.
 _MOST_NUMBERS = 256
 
@@ -197,7 +196,8 @@ class OpenShard:
             product.draw_order()
         self._is_ordered = bool(getattr(product, "makes_in_order", False))
         self._production = self._started(product, is_shared=is_shared)
-        self._begun: set[int] = set()
+        # The first microbatch that was not begun to be read, and the items of the last that was.
+        self._next_prefetch = self._num_items = 0
         # Microbatches whose indices were returned in an outline.
         self._num_outlined = 0
 
@@ -217,11 +217,16 @@ class OpenShard:
         return isinstance(self._production, IndexedProduction) and self._production.prefetches
 
     def prefetch(self, index: int) -> None:
-        """Begin to read a microbatch, once; an error is raised where it is made."""
-        if index not in self._begun:
-            self._begun.add(index)
+        """Begin to read a microbatch, once; an error is raised where it is made. Indices grow from call to call."""
+        if index >= self._next_prefetch:
+            self._next_prefetch = index + 1
             with suppress(Exception):
-                self.indexed.prefetch(index)
+                self._num_items = self.indexed.prefetch(index) or self._num_items
+
+    @property
+    def num_prefetched(self) -> int:
+        """Microbatches that are to be begun to be read while another one is made."""
+        return num_prefetched(self._num_items)
 
     @property
     def indexed(self) -> IndexedProduction:
@@ -292,7 +297,8 @@ class OpenShard:
 
     def _look_ahead(self, index: int) -> None:
         if self.prefetches:
-            for ahead in range(index, index + 1 + MOST_PREFETCHED):
+            self.prefetch(index)
+            for ahead in range(index + 1, index + 1 + self.num_prefetched):
                 self.prefetch(ahead)
 
     def _started(self, product: Any, *, is_shared: bool) -> Production | IndexedProduction:
@@ -327,7 +333,6 @@ class OpenShard:
 
     def _made(self, index: int, stage: str) -> Produced | None:
         self._mark(stage, index)
-        self._begun.discard(index)
         try:
             made = cast("IndexedProduction", self._production).make(index)
         except genuine(StopIteration) as error:

@@ -48,7 +48,7 @@ from fkat_data.worker.messages import (
     unpack_task,
 )
 from fkat_data.worker.picks import Picks, Refusal
-from fkat_data.worker.produce import MOST_PREFETCHED, OpenShard, Produced, Producer, name_place, produce
+from fkat_data.worker.produce import OpenShard, Produced, Producer, name_place, produce
 
 # Up to here a microbatch travels in the message itself: a segment's lease and credit would cost more than the copy.
 _INLINE_BYTES = 2048
@@ -63,6 +63,8 @@ _MANY_SEGMENTS = 128
 _MOMENT_S = 0.001
 # While a control group is short of memory: seconds between two looks, and between two reports.
 _SHORT_S, _REPORT_AGAIN_S = 0.02, 0.5
+# The first microbatch takes no more, so that workers which begin a shard share what is due first.
+_CLAIMS_AT_ONCE = 2
 _MOST_UNHEARD = 16
 _LONGEST_UNHEARD_S, _JUST_HEARD_S = 0.001, 0.0001
 
@@ -214,7 +216,9 @@ class Server:
     def _look_ahead(self, task: Task, picks: Picks, shard: OpenShard, index: int) -> None:
         """Begin to read what is made now, and what this worker makes next, which no other worker picks from here on."""
         shard.prefetch(index)
-        while picks.num_claims(task.ticket) < MOST_PREFETCHED:
+        for _ in range(_CLAIMS_AT_ONCE):
+            if picks.num_claims(task.ticket) >= shard.num_prefetched:
+                return
             claimed = picks.claim(task.ticket)
             if claimed is None:
                 return

@@ -7,9 +7,9 @@ import torch
 from torch.utils.data import default_collate  # pyright: ignore[reportUnknownVariableType]  # torch leaves its elements open
 
 from fkat_data.sample_errors import note_places
-from fkat_data.types import Prefetching
 from fkat_data.worker.batches import NumberedBatches
 from fkat_data.worker.collate import collates_as_known
+from fkat_data.worker.fetch import prefetch_items_of
 
 
 def stacks_items(dataset: Any, collate_fn: object) -> bool:
@@ -49,9 +49,9 @@ class StackedBatches:
         return len(self._batches)
 
     @property
-    def prefetch(self) -> Callable[[int], None] | None:
-        """Begins to read a microbatch, by its number; None: the dataset has nothing to begin."""
-        begin = self._dataset.prefetch_items if isinstance(self._dataset, Prefetching) else None
+    def prefetch(self) -> Callable[[int], int] | None:
+        """Begins to read a microbatch, by its number, and returns how many items it has; None: there is nothing to begin."""
+        begin = prefetch_items_of(self._dataset)
         return None if begin is None else lambda index: begin(self._batches.batch(index))
 
     def microbatch(self, index: int, stack: Callable[..., torch.Tensor] | None = None) -> torch.Tensor:

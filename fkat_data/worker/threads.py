@@ -40,6 +40,7 @@ from fkat_data.seeding import (
 )
 from fkat_data.worker.batches import Part, draws_nothing, is_plain
 from fkat_data.worker.collate import FreshCollate
+from fkat_data.worker.fetch import num_prefetched
 from fkat_data.worker.inline import WorkerOfThisProcess, failure_of, item_of, made_together
 from fkat_data.worker.items import moved_generators
 from fkat_data.worker.messages import (
@@ -102,6 +103,19 @@ class Work:
         # Whether a thread that has come to the limit goes on.
         self.allowed: SimpleQueue[bool] = SimpleQueue()
         self.context: contextvars.Context = contextvars.copy_context()
+        # What was handed out and is not begun to be read, with its number; and who begins it.
+        self.unread: deque[tuple[int, Part]] = deque()
+        self.reading: threading.Lock = threading.Lock()
+
+    def prefetch(self, index: int, num_threads: int) -> None:
+        """Begin to read a microbatch, in a thread, and what threads make next; an error is raised where it is made."""
+        with self.reading:  # what another thread has taken is begun before it is made
+            limit = index
+            while self.unread and self.unread[0][0] <= limit:
+                _, part = self.unread.popleft()
+                with suppress(Exception):
+                    num_items = 0 if part.prefetch is None else part.prefetch(part.argument)
+                    limit = index + num_prefetched(num_items, num_threads)
 
     def cancel(self) -> None:
         """Let threads that work on the task, or wait to, leave it."""
@@ -216,6 +230,8 @@ class Threads:
         try:
             assert shard is not None  # noqa: S101 - only the parts of an open shard are made
             with helping() as times:
+                if part.prefetch is not None:
+                    work.prefetch(index, len(self.idents))
                 if before is not None:
                     clock.mark("replay", index - 1)
                     shard.check(index - 1, Produced(index - 1, _made(before), before.is_last))
@@ -574,6 +590,7 @@ class ThreadWorker(WorkerOfThisProcess):
                 parts = [*self._parts(work, shard, limit)]
             finally:
                 stack.close()
+        work.unread.extend((index, part) for _, index, part, _ in parts if part.prefetch is not None)
         for job in parts:
             self._begin_probe(work, job[1], is_probed=is_probed)
             self._put(work, shared.make, *job)

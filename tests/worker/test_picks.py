@@ -102,10 +102,10 @@ def test_what_a_worker_claims_it_picks_later_or_its_successor_and_no_other(num_w
 def test_a_claim_of_another_task_is_forgotten_and_none_is_made_of_what_one_worker_makes_alone(tables):
     trainer, (one, other) = tables(2)
     assert one.pick(5, 0, 10) == 0
-    assert [one.claim(5) for _ in range(3)] == [1, 2, None]
-    assert other.pick(5, 0, 10) == 3
+    assert [one.claim(5) for _ in range(5)] == [1, 2, 3, 4, None]
+    assert other.pick(5, 0, 10) == 5
     assert one.pick(6, 4, 10) == 4
-    assert [one.claim(6) for _ in range(3)] == [5, 6, None]
+    assert [one.claim(6) for _ in range(5)] == [5, 6, 7, 8, None]
     assert other.own(7, 0)
     assert other.claim(7) is None
     assert one.claim(7) is None
