@@ -47,7 +47,7 @@ assert_type(ShardedDataLoader(7, ["a"], made), ShardedDataLoader[Sample])
 
 # A word that is misspelt is an error. Each comment is one, too, where there is no error.
 ShardedDataLoader(7, ["a"], plain, on_shard_error="ignore")  # pyright: ignore[reportArgumentType]
-ShardedDataLoader(7, ["a"], plain, start_method="fork")  # pyright: ignore[reportArgumentType]
+ShardedDataLoader(7, ["a"], plain, start_method="forkserver")  # pyright: ignore[reportArgumentType]
 TokenBudgetBatchSampler([1], 4, too_long="cut")  # pyright: ignore[reportArgumentType]
 PackedDataset([torch.ones(1)], 4, too_long="cut")  # pyright: ignore[reportArgumentType]
 PaddingCollate(0, padding_side="top")  # pyright: ignore[reportArgumentType]

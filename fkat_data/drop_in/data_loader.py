@@ -33,6 +33,7 @@ from fkat_data.drop_in.own_engine import (
     prepare_workers,
     settable_of,
     size_of_batches,
+    start_method_of,
     stream_of,
 )
 from fkat_data.drop_in.rank_share import RankShare, shared_fields
@@ -87,8 +88,8 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         drop_last: Leave out a last microbatch that is smaller.
         timeout: Seconds to wait for a worker before ``WorkerStalledError``; 0: as long as it takes.
         worker_init_fn: Called with a worker's number, once in each worker.
-        multiprocessing_context: Checked as torch does; ``"spawn"`` is the ``start_method`` of that name, and any other
-            one the default.
+        multiprocessing_context: Checked as torch does; ``"spawn"`` and ``"fork"`` are the ``start_method`` of that name,
+            and any other one the default.
         generator: What the seed is drawn from; None: torch's global generator.
         prefetch_factor: Microbatches that are made ahead, for each worker; None: as many as help.
         persistent_workers: None: workers stay, and get the dataset again if it has changed since; an iterable dataset
@@ -109,7 +110,8 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         max_worker_restarts: Dead workers that may be replaced in each epoch.
         stall_warning_s: Seconds of waiting before the log shows what the worker does.
         num_threads_per_worker: Items of a microbatch that a worker makes at once, in threads.
-        start_method: How worker processes are started.
+        start_method: How worker processes are started; see ``ShardedDataLoader``. With ``"fork"``, each iteration begins
+            with new workers, unless ``persistent_workers`` is true.
         profiler: Gets ``start(name)`` and ``stop(name)`` around each action.
         trace: A file for the timeline of this run.
         replay: Deliver the first microbatch again and again.
@@ -633,14 +635,22 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
             return drawn
         return self._drawn_seed
 
+    def _stays(self) -> bool | None:
+        """Return whether workers stay from epoch to epoch; None: they do unless what was shipped to them has changed."""
+        is_forked = self.workers == "processes" and start_method_of(self) == "fork"
+        if self._keeps_workers is None and not self.persistent_workers and is_forked:
+            return False  # nothing is shipped that could be compared
+        return self._keeps_workers
+
     def _ship_again(self, engine: Engine[Microbatch_co]) -> None:
         """Have new workers make the next epoch if they are to get the dataset as it is now."""
-        if self._keeps_workers or not self.num_workers:
+        stays = self._stays()
+        if stays or not self.num_workers:
             return
-        if self.workers == "threads" and self._keeps_workers is None and not (self._stream or self._windowed):
+        if self.workers == "threads" and stays is None and not (self._stream or self._windowed):
             return  # they have what the program has
         shipped = None
-        if self._keeps_workers is None:
+        if stays is None:
             try:
                 shipped = self._shipment_digest()
             except genuine(Exception) as error:
@@ -654,7 +664,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         vars(self).update(_shipped=shipped)
 
     def _shipment_digest(self) -> bytes | None:
-        if self._keeps_workers is not None or not self.num_workers:
+        if self._stays() is not None or not self.num_workers:
             return None
         stream = self._stream or self._windowed
         if self.workers == "threads" and stream is None:

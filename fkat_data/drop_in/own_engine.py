@@ -238,7 +238,7 @@ def engine_of(loader: Any, plan: DatasetPlan, *, seed: int, dp_rank: int, keeps_
         is_zero_copy=loader.zero_copy,
         is_digested=loader.max_worker_restarts > 0,
         timeline=None if loader.trace is None else open_timeline(loader.trace, *rank_and_world_size()),
-        start_method=_start_method(loader),
+        start_method=start_method_of(loader),
         num_threads=loader.num_threads_per_worker,
         users={
             "dataset": loader.dataset,
@@ -274,7 +274,7 @@ def prepare_workers(loader: Any) -> None:
         ConfigurationError: This system does not allow the start method.
     """
     if loader.num_workers and loader.workers == "processes" and can_start_workers():
-        prepare_template(_start_method(loader))
+        prepare_template(start_method_of(loader))
 
 
 def check_threads(loader: Any, *, is_iterable: bool) -> None:
@@ -305,10 +305,12 @@ def _needs_processes(reason: str) -> ConfigurationError:
     return ConfigurationError("workers", "threads", f"'processes', with {reason}")
 
 
-def _start_method(loader: Any) -> StartMethod | None:
+def start_method_of(loader: Any) -> StartMethod | None:
+    """Return how the worker processes of a DataLoader are started; None: as this system allows."""
     context = loader.multiprocessing_context
-    if loader.start_method is None and context is not None and context.get_start_method() == "spawn":
-        return "spawn"
+    if loader.start_method is None and context is not None:
+        named = context.get_start_method()
+        return named if named in ("spawn", "fork") else None
     return loader.start_method
 
 

@@ -430,7 +430,7 @@ class EpochFactory(EpochAware):
         self.dataset = dataset
         self._terms = terms
         self._is_stream = plans_batches(dataset)
-        self._is_entered = False
+        self._is_entered = self._is_used = False
         self._epoch = 0
         self._memory = DatasetMemory()
 
@@ -486,12 +486,22 @@ class EpochFactory(EpochAware):
         """Return the dataset that a strand's epoch is made of: a copy for it alone, unless the dataset stays."""
         pristine = self.dataset
         if not self._terms.keeps_dataset:
-            self.dataset, self._is_entered = copy.deepcopy(pristine), False
+            self.dataset, self._is_entered = self._copied(pristine), False
         try:
             self._enter(strand.number, strand.num_strands, is_strand=True)
             return self.dataset
         finally:
             self.dataset = pristine
+
+    def _copied(self, pristine: Any) -> Any:
+        """Return a copy of the dataset; of one that cannot be copied, as it came by a fork, itself, once."""
+        try:
+            return copy.deepcopy(pristine)
+        except genuine(Exception):
+            if self._is_used:
+                raise
+            self._is_used = True
+            return pristine
 
     def _enter(self, index: int | None, num_workers: int, *, is_strand: bool = False) -> None:
         """Let ``get_worker_info`` know of this worker, and call the user's ``worker_init_fn``, once for each dataset."""

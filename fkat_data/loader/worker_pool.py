@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -370,7 +371,9 @@ class WorkerPool:
             loader_name=settings.loader_name,
         )
         users = {**settings.users, "profiler": settings.profiler, "registered": registrations.entries()}
-        return sent, users, "{}={}".format(*settings.in_process)
+        instead = "{}={}".format(*settings.in_process)
+        can_fork = settings.kind == "processes" and sys.platform == "linux"
+        return sent, users, f"{instead}, or start_method='fork', which pickles nothing" if can_fork else instead
 
 
 def prepare_template(start_method: str | None) -> None:

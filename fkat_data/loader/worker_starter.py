@@ -15,6 +15,7 @@ from fkat_data.transport.segment import Lease
 from fkat_data.worker.parent_process import ParentProcess, fork_parent
 from fkat_data.worker.picks import Picks
 from fkat_data.worker.process import ServerProcess
+from fkat_data.worker.program_fork import ProgramFork
 from fkat_data.worker.settings import WorkerSettings
 from fkat_data.worker.ship import Shipment
 from fkat_data.worker.spawn import ProcessWorker
@@ -50,7 +51,8 @@ class WorkerStarter:
         self._is_zero_copy = is_zero_copy
         # Where workers write their stacks on request; the trainer asks one at a time.
         self._stacks: int | None = None
-        self._shipment: Shipment | None = None
+        self._shipment: Shipment | ProgramFork | None = None
+        self._is_forked = start_method == "fork"
         # Opens the shipment once, and forks the workers.
         self._parent: ParentProcess | None = None
         self._uses_template = uses_template(start_method)
@@ -63,7 +65,7 @@ class WorkerStarter:
         return self._shipment is not None
 
     def ship(self, settings: WorkerSettings, users: Mapping[str, Any], instead: str) -> None:
-        """Pickle what the workers start with.
+        """Pickle what the workers start with, or keep it in a fork of this process.
 
         Args:
             settings: The settings.
@@ -72,7 +74,11 @@ class WorkerStarter:
 
         Raises:
             ConfigurationError: An object of the user's cannot be sent to a worker.
+            OSError: This process cannot be forked.
         """
+        if self._is_forked:
+            self._shipment = ProgramFork(settings, self._stacks_file())
+            return
         self._shipment = Shipment(settings, users, instead)
 
     def server(self) -> ServerProcess | None:
@@ -80,7 +86,10 @@ class WorkerStarter:
 
         Raises:
             OSError: No process could be started.
+            WorkerError: The fork of this process that they are forks of is gone.
         """
+        if isinstance(self._shipment, ProgramFork):
+            return self._shipment.server()
         parent = self._parent
         if parent is not None and not parent.why_unfit and parent.is_serving():
             return parent

@@ -23,6 +23,7 @@ from fkat_data.location import path_of
 from fkat_data.machine import num_usable_cpus, text_of
 from fkat_data.streaming.cache import file_system_of, is_node_local
 from fkat_data.streaming.dataset import StreamingDataset
+from fkat_data.transport.definitions import largest_part
 from fkat_data.transport.memory_limit import WorkerMemory, available_bytes, default_limit, group_bytes
 from fkat_data.transport.segment import SegmentPool
 from fkat_data.wording import readable_bytes
@@ -140,6 +141,7 @@ _FEW_FILES, _FEWEST_FILES = 1024, 256
 _FEW_PROCESSES, _FEWEST_PROCESSES = 1024, 64
 _LITTLE_MEMORY_BYTES = 512 << 20
 # More than the default, which is half of it when a loader is made.
+_MUCH_TO_SHIP = 0.25
 _MUCH_OF_MEMORY = 0.6
 _SMALL_SHM_BYTES = 1 << 30
 
@@ -375,6 +377,8 @@ def _of_loader(made: Any) -> Iterator[Finding]:
     if num_workers and limit_bytes != 0:
         limit_bytes = limit_bytes or default_limit(num_ranks=ranks_on_this_node()).limit_bytes
         yield _of_memory(limit_bytes, available_bytes())
+    if num_workers and not is_sharded and dataset is not None:
+        yield from _of_shipment(made, dataset)
     if is_sharded:
         yield _of_shards(cast("ShardedDataLoader[Any]", made))
     yield _of_length(made)
@@ -388,6 +392,17 @@ def _of_memory(limit_bytes: int, free_bytes: int) -> Finding:
         return Finding("memory", Level.WRONG, found, "Set memory_limit_bytes to less than half of that.")
     change = "Leave more to the trainer: lower memory_limit_bytes."
     return _advice_if(limit_bytes > _MUCH_OF_MEMORY * free_bytes, "memory", found, change)
+
+
+def _of_shipment(made: Any, dataset: Any) -> Iterator[Finding]:
+    """Advise on data in memory that workers get as a copy."""
+    if getattr(made, "workers", "processes") != "processes" or getattr(made, "start_method", None) == "fork":
+        return
+    path, size_bytes = largest_part("dataset", dataset)
+    if size_bytes > _MUCH_TO_SHIP * psutil.virtual_memory().total:
+        found = f"{path} has {readable_bytes(size_bytes)}, of which workers get a copy"
+        change = "Pass start_method='fork', whose workers share this program's, or read it from a mapped file."
+        yield Finding("data in memory", Level.ADVICE, found, change)
 
 
 def _of_length(made: Any) -> Finding:

@@ -16,7 +16,7 @@ import pickle
 import sys
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
@@ -97,6 +97,14 @@ class _KeyedDefinitions:
             known = self._by_identity[id(made)] = known._replace(body=_dump(made))
         return key, known.body
 
+    def receive(self, definitions: Iterable[Any]) -> None:
+        """In a forked child: refer to the parent's definitions, which have keys, as to those that were sent."""
+        for definition in definitions:
+            known = self.known(definition)
+            if known is not None:
+                self._by_identity[id(definition)] = known._replace(is_received=True)
+                self._received.append(definition)
+
     def find(self, key: bytes) -> Any:
         """Return the definition with a key; None if there is none, or if it is not complete."""
         return None if key in self._incomplete else self._by_key.get(key)
@@ -135,6 +143,38 @@ class _KeyedDefinitions:
 _registry = _KeyedDefinitions()
 # Workers are forks of one process: what they make has other keys.
 call_in_forks(_registry.renew)
+
+
+def key_own_definitions() -> list[Any]:
+    """Return the classes, and the script's functions, that no other process finds by their names; each gets a key.
+
+    What a fork of this process makes of them refers to them by their keys, once it has called ``receive_from_parent``: the
+    caller keeps them for as long as it gets something from the fork.
+    """
+    seen: dict[int, type] = {id(object): object}
+    to_visit: list[type] = [object]
+    while to_visit:
+        # Not by the class: a metaclass may have another way.
+        for found in type.__subclasses__(to_visit.pop()):
+            if id(found) not in seen:
+                seen[id(found)] = found
+                to_visit.append(found)
+    in_script = (found for name in _SCRIPTS if name in sys.modules for found in vars(sys.modules[name]).copy().values())
+    functions = (found for found in in_script if is_definition(found) and not isinstance(found, type))
+    own = [found for found in (*seen.values(), *functions) if _is_own(found)]
+    for found in own:
+        _registry.key_of(found)
+    return own
+
+
+def _is_own(definition: Any) -> bool:
+    module, name = _place(definition)
+    return module in _SCRIPTS or "<" in name
+
+
+def receive_from_parent(definitions: Iterable[Any]) -> None:
+    """In a fork: refer to definitions of the parent's, which have keys, as a worker does to those that it was sent."""
+    _registry.receive(definitions)
 
 
 def is_definition(value: Any) -> bool:
@@ -269,8 +309,7 @@ def reduce_definition(definition: Any) -> Any:
     known = _registry.known(definition)
     if known is not None and known.is_received:
         return _find, (known.key,)
-    module, name = _place(definition)
-    if module in _SCRIPTS or "<" in name:
+    if _is_own(definition):
         if isinstance(definition, type):
             return _load_class, _registry.body_of(definition)
         return pickle.loads, (_dump(definition),)

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib.abc import InspectLoader
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import psutil
 
@@ -25,23 +25,48 @@ from fkat_data.worker.inheritance import new_interpreter
 _HIGHEST_STANDARD = 2
 
 
-class SpawnedChild:
-    """An interpreter that this process has started itself; it is killed and reaped once nothing holds this object.
+class OwnProcess(Protocol):
+    """A child of this process, as ``subprocess.Popen`` is one."""
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        ...
+
+    @property
+    def returncode(self) -> Any:
+        """The exit code, as ``subprocess`` gives it; None until it is known."""
+        ...
+
+    def kill(self) -> None:
+        """Kill the process, unless it is reaped."""
+        ...
+
+    def wait(self) -> int:
+        """Wait for the end, reap the process, and return the exit code."""
+        ...
+
+
+class OwnChild:
+    """A process that this one has started itself; it is killed and reaped once nothing holds this object.
 
     Args:
-        command: The process's, leader of a process group.
+        start: Starts the process, leader of a process group; enters it in a list before.
         after_reap: Called once the process is reaped. What they refer to lives for as long as a thread waits to reap it.
-        options: As ``subprocess.Popen`` takes them.
 
     Raises:
         OSError: No process could be started.
     """
 
-    def __init__(self, command: Sequence[str], after_reap: Sequence[Callable[[], None]] = (), **options: Any) -> None:
+    def __init__(
+        self,
+        start: Callable[[list[OwnProcess]], OwnProcess],
+        after_reap: Sequence[Callable[[], None]] = (),
+    ) -> None:
         self._after_reap = after_reap
-        started: list[subprocess.Popen[bytes]] = []
+        started: list[OwnProcess] = []
         after_end(self, functools.partial(_end, started))
-        self._process = _EnteredPopen(started, command, **options)
+        self._process = start(started)
         self.pid: int = self._process.pid
         """The process id."""
         # An object: it closes once, and when nothing holds it.
@@ -98,17 +123,17 @@ class _EnteredPopen(subprocess.Popen[bytes]):
     """A process that is in a list before it starts: an interrupted call cannot lose it, and it stays no zombie.
 
     Args:
-        started: The list.
         command: The process's.
+        started: The list.
         options: As ``subprocess.Popen`` takes them.
     """
 
-    def __init__(self, started: "list[subprocess.Popen[bytes]]", command: Sequence[str], **options: Any) -> None:
+    def __init__(self, command: Sequence[str], started: list[OwnProcess], **options: Any) -> None:
         started.append(self)
         super().__init__(command, **options)
 
 
-def _end(started: "Sequence[subprocess.Popen[bytes]]") -> None:
+def _end(started: Sequence[OwnProcess]) -> None:
     for process in started:
         if getattr(process, "pid", None) is not None:  # else the system has started none
             process.kill()
@@ -125,7 +150,7 @@ def popen_interpreter(
     folder: int | None = None,
     umask: int = -1,
     after_reap: Sequence[Callable[[], None]] = (),
-) -> SpawnedChild:
+) -> OwnChild:
     """Start a new interpreter in a process group of its own, with this one's flags.
 
     It is killed and reaped once nothing holds what is returned, also if the call is interrupted.
@@ -153,9 +178,9 @@ def popen_interpreter(
         # A process inherits the signals that its parent's thread blocks: none reaches it before it handles them.
         blocked_before = signal.pthread_sigmask(signal.SIG_BLOCK, lifeline.DEAF_TO)
         try:
-            return SpawnedChild(
+            start = functools.partial(
+                _EnteredPopen,
                 [sys.executable, *flags, "-c", _begin(restored, entered) + program, *map(str, (*passed, *numbers))],
-                after_reap,
                 stdin=subprocess.DEVNULL,
                 stderr=stderr,
                 pass_fds=passed if entered is None else (*passed, entered),
@@ -165,6 +190,7 @@ def popen_interpreter(
                 umask=umask,
                 env=environment,
             )
+            return OwnChild(start, after_reap)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked_before)
 

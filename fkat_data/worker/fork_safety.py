@@ -83,6 +83,12 @@ class OpenThings:
         return any(found == self.files.get(number) for number in _STANDARD)
 
 
+def files_only_read() -> tuple[int, ...]:
+    """Return the descriptors of this process's files that are only read, for ``reopen``."""
+    numbers = (number for number in _open_files() if number not in _STANDARD)
+    return tuple(number for number in numbers if stat.S_ISREG(_mode_of(number)) and _is_only_read(number))
+
+
 def reopen(descriptors: tuple[int, ...]) -> None:
     """Give this process positions of its own in files that it shares with its parent.
 

@@ -55,7 +55,7 @@ def bind(descriptor: int) -> None:
     Args:
         descriptor: The reading end of a pipe whose other end closes with the trainer.
     """
-    faulthandler.enable()
+    faulthandler.enable(2)  # not sys.stderr, which a program may have replaced
     if sys.platform == "linux":
         _enlarge_signal_stack()
     for number in DEAF_TO:

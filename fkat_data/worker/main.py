@@ -58,7 +58,7 @@ def main(settings_file: mmap.mmap, worker_index: int, channel_descriptor: int, p
 
 def prepare() -> None:
     """Make this process one that opens a shipment: it computes in one thread, and has a ``__main__`` for the script's names."""
-    _keep_freed_memory()
+    keep_freed_memory()
     torch.set_num_threads(1)
     # The script's names go there, and this process's own program has others.
     _kept.append(sys.modules["__main__"])
@@ -133,7 +133,8 @@ def _leave_to_parent(sock: socket.socket) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _keep_freed_memory() -> None:
+def keep_freed_memory() -> None:
+    """Let memory that a dataset frees and allocates again for every microbatch stay mapped in between."""
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES)

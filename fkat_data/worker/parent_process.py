@@ -40,21 +40,28 @@ class ParentProcess(StartedProcess):
     def __init__(self, start: Callable[[int, int, int], Child], server: ServerProcess | None) -> None:
         self.why_unfit: str = ""
         """Why workers open the shipment for themselves; empty as long as it is not known that they must."""
-        self._has_started_one = self._is_closed = False
+        self._has_started_one = self._is_closed = self._is_started = False
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control = Control(ours)
+        # Before the start: where this process itself is forked, the fork closes what is the trainer's.
+        _parents[id(self)] = self
         try:
             with theirs:
                 super().__init__(lambda lifeline, stderr: start(theirs.fileno(), lifeline, stderr), server)
         except BaseException:
             self.dismiss()
             raise
-        _parents[id(self)] = self
+        self._is_started = True
 
     @property
     def pid(self) -> int:
         """The process id; without a birth, it is that of the process that is to start it."""
         return self.child.pid if self._server is None or self.child.is_born() else self._server.pid
+
+    @property
+    def is_only_way(self) -> bool:
+        """Whether nothing else can start the workers: it is a fork of this process."""
+        return self._server is None
 
     @property
     def exit_code(self) -> int | None:
@@ -101,7 +108,8 @@ class ParentProcess(StartedProcess):
         if not self._is_closed:
             self._is_closed = True
             self._control.abandon()
-            super().abandon()
+            if self._is_started:
+                super().abandon()
 
 
 def fork_parent(shipment: Shipment, folder: int, stacks: int, server: ServerProcess) -> ParentProcess:

@@ -22,7 +22,7 @@ import psutil
 
 from fkat_data.interruption import genuine, suppress
 from fkat_data.machine import text_of
-from fkat_data.worker.child import SpawnedChild, events_on, has_stdout, popen_interpreter
+from fkat_data.worker.child import OwnChild, events_on, has_stdout, popen_interpreter
 from fkat_data.worker.inheritance import (
     BIRTH,
     DEATH,
@@ -36,12 +36,20 @@ from fkat_data.worker.inheritance import (
 )
 from fkat_data.worker.lifeline import SAFE_STACK_SIGNAL, STACK_SIGNAL
 from fkat_data.worker.monitor import Latch, WorkerMonitor, new_lines
-from fkat_data.worker.ship import Shipment
 
 _LONGEST_BIRTH_S = 5.0
 _REAPED_WITHIN_S = 1.0
 _LAST_BREATH_S = 0.5
 _LONGEST_HELD_S = 1.0
+
+
+class ShippedSettings(Protocol):
+    """What a loader's workers start with: a shipment, or a fork of the program, which has it."""
+
+    settings: int
+    """A descriptor of the file that has them."""
+    folder: int | None
+    """A descriptor of the directory where workers are forked; None: there is none, so that they are spawned."""
 
 
 class ServerProcess(Protocol):
@@ -50,6 +58,11 @@ class ServerProcess(Protocol):
     @property
     def pid(self) -> int:
         """The process id."""
+        ...
+
+    @property
+    def is_only_way(self) -> bool:
+        """Whether nothing else can start what it starts."""
         ...
 
     @property
@@ -226,7 +239,7 @@ class ForkedChild:
                     return
 
 
-Child: TypeAlias = SpawnedChild | ForkedChild
+Child: TypeAlias = OwnChild | ForkedChild
 
 
 # The settings are a pickled list of the paths to import from, then the pickled settings proper. The first lines make
@@ -331,7 +344,7 @@ class WorkerProcess(StartedProcess):
 
     def __init__(
         self,
-        shipment: Shipment,
+        shipment: ShippedSettings,
         worker_index: int,
         channel: int,
         page: int,
@@ -381,8 +394,11 @@ def _start(
     worker_index: int, descriptors: _Inherited, stderr: int, folder: int | None, server: ServerProcess | None
 ) -> Child:
     if server is not None and folder is not None:
-        with suppress(OSError):  # the server is gone, or cannot keep up
+        try:
             return _fork(worker_index, descriptors, stderr, folder, server)
+        except genuine(OSError):  # the server is gone, or cannot keep up
+            if server.is_only_way:
+                raise
     numbers = worker_index, int(STACK_SIGNAL)
     return popen_interpreter(_BOOTSTRAP, descriptors, numbers, stderr, folder=folder)
 

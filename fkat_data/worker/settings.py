@@ -10,7 +10,7 @@ from fkat_data.registry import Registrations
 from fkat_data.transport.memory_limit import WorkerMemory
 from fkat_data.types import Profiler
 
-StartMethod: TypeAlias = Literal["template", "spawn"]
+StartMethod: TypeAlias = Literal["template", "spawn", "fork"]
 START_METHODS: tuple[StartMethod, ...] = get_args(StartMethod)
 """How a worker process is started."""
 

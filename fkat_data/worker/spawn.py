@@ -53,8 +53,7 @@ from fkat_data.worker.messages import (
     unpack_failure,
     unpack_terms,
 )
-from fkat_data.worker.process import ServerProcess, WorkerProcess
-from fkat_data.worker.ship import Shipment
+from fkat_data.worker.process import ServerProcess, ShippedSettings, WorkerProcess
 
 _LARGE_CREDIT_BYTES = 4 << 20
 _UNWINDING_S = 0.5
@@ -83,7 +82,7 @@ class ProcessWorker(KnownOfTasks):
 
     def __init__(
         self,
-        shipment: Shipment,
+        shipment: ShippedSettings,
         stacks: int,
         worker_index: int,
         prefetch_bytes: int,

@@ -32,7 +32,7 @@ from typing import Literal, NamedTuple, NoReturn, TypeAlias
 import numpy as np
 import torch
 
-from fkat_data.worker.child import SpawnedChild, events_on, popen_interpreter
+from fkat_data.worker.child import OwnChild, events_on, popen_interpreter
 from fkat_data.worker.fork_safety import OpenThings, forget_exit_hooks, num_threads, reopen, stop_idle_threads
 from fkat_data.worker.inheritance import (
     BIRTH,
@@ -149,6 +149,13 @@ def serve_opened(
     _be_worker_of(opened, asked)
 
 
+def name_process(name: str) -> str:
+    """Let the system call this process by a name, and return what it was called before."""
+    before = _COMM.read_text(encoding="utf-8").strip()
+    _COMM.write_text(name, encoding="utf-8")
+    return before
+
+
 def leave() -> NoReturn:
     """End this process as multiprocessing's end: by its exit hooks, but without taking apart what was imported.
 
@@ -177,7 +184,7 @@ class _BornChild:
         OSError: The kernel has no descriptor for it; it is killed then.
     """
 
-    def __init__(self, pid: int, birth: socket.socket, process: SpawnedChild | None, why_alone: str) -> None:
+    def __init__(self, pid: int, birth: socket.socket, process: OwnChild | None, why_alone: str) -> None:
         self._pid = pid
         self._birth = birth
         self._process = process
@@ -437,8 +444,7 @@ def _be_parent(asked: AskedParent, upstream: socket.socket | None) -> NoReturn:
     """Open the shipment, then be what workers are forked from."""
     request, descriptors = asked
     settings_file = _settle(asked)
-    name = _COMM.read_text(encoding="utf-8").strip()
-    _COMM.write_text(PARENT_NAME, encoding="utf-8")
+    name = name_process(PARENT_NAME)
     control = socket.socket(fileno=descriptors.control)
     # As torch's workers are called: programs tell them from "MainProcess" by it.
     multiprocessing.current_process().name = "Process-0"
@@ -490,7 +496,7 @@ def _be_worker_of(opened: Opened, asked: AskedWorker) -> NoReturn:
     # What the dataset has changed of these while it was opened stays.
     if request.surroundings != opened.surroundings:
         request.surroundings.impose(0)
-    _COMM.write_text(opened.name, encoding="utf-8")
+    name_process(opened.name)
     forget_exit_hooks()
     reopen(opened.to_reopen)
     _seed()

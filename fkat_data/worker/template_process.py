@@ -82,6 +82,8 @@ class TemplateProcess:
             self.dismiss()
             raise
 
+    is_only_way: bool = False
+
     @property
     def exit_code(self) -> int | None:
         """As ``subprocess`` gives it, once the process has ended and was reaped."""
@@ -262,9 +264,10 @@ def uses_template(start_method: str | None) -> bool:
         start_method: The loader's; None: the template where this system has what it needs, Linux with pidfds.
 
     Raises:
-        ConfigurationError: A template is demanded on macOS.
+        ConfigurationError: A template, or a fork of this process, is demanded on macOS; or a fork where there are no
+            pidfds.
     """
-    if sys.platform == "darwin" and start_method == "template":
+    if sys.platform == "darwin" and start_method in ("template", "fork"):
         raise ConfigurationError(
             "start_method",
             start_method,
@@ -275,9 +278,11 @@ def uses_template(start_method: str | None) -> bool:
     try:
         os.close(os.pidfd_open(os.getpid()))
     except genuine(AttributeError, OSError) as error:
+        if start_method == "fork":
+            raise ConfigurationError("start_method", "fork", f"'spawn': this system has no pidfds: {error}") from error
         _registry.close(f"this system has no pidfds: {error}")
         return False
-    return True
+    return start_method != "fork"
 
 
 def find_template() -> TemplateProcess | None:

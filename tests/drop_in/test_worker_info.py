@@ -74,7 +74,7 @@ def epochs_of(dataset, count=2, **options):
 
 
 @pytest.mark.parametrize("kind", [Facts, FactsInTurn])
-@pytest.mark.parametrize("start_method", [None, "spawn"])
+@pytest.mark.parametrize("start_method", [None, "spawn", "fork"])
 def test_a_worker_finds_what_torchs_finds(kind, start_method, processes):
     options = {"num_workers": 2, "worker_init_fn": initialise, "collate_fn": with_facts}
     torchs = list(TorchDataLoader(kind(), 1, **options))

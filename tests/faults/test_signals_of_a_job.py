@@ -57,7 +57,7 @@ print("end", len(numbers))
 """
 
 
-@pytest.mark.parametrize("start_method", ["template", "spawn"])
+@pytest.mark.parametrize("start_method", ["template", "spawn", "fork"])
 def test_no_signal_to_all_processes_of_a_job_ends_or_stops_a_worker(prepared, run_script, start_method):
     done = run_script(PROGRAM, start_method, by="fork")
     assert done.stdout.split()[0] == "end"

@@ -370,7 +370,7 @@ with fkat_data.DataLoader(Items(), None, num_workers=1) as loader:
 """
 
 
-@pytest.mark.parametrize("start_method", ["template", "spawn"])
+@pytest.mark.parametrize("start_method", ["template", "spawn", "fork"])
 def test_a_worker_finds_what_has_travelled_of_the_script_by_its_name(run_script, start_method):
     script = LOOKED_UP.replace("num_workers=1", f"num_workers=1, start_method={start_method!r}")
     assert run_script(script).stdout == "[1, 2, 3] ['Item', 'main']\n"

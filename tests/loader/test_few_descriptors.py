@@ -17,7 +17,7 @@ def growing(shard):
         yield torch.full((20_000 * (index + 1),), index)
 
 
-@pytest.mark.parametrize("start_method", ["template", "spawn"])
+@pytest.mark.parametrize("start_method", ["template", "spawn", "fork"])
 def test_after_too_many_open_files_the_epoch_goes_on_where_it_was(start_method, processes):
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     got, errors = [], []

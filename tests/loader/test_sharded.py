@@ -60,7 +60,7 @@ BAD = [
     ("replica_group", [0], "torch.distributed to be initialised"),
     ("check_ranks_every", 0, "at least 1"),
     ("check_ranks_every", 5, "torch.distributed to be initialised"),
-    ("start_method", "fork", "'template', 'spawn'"),
+    ("start_method", "forkserver", "'template', 'spawn', 'fork'"),
     ("trace", 5, "path"),
     ("replay", "yes", "true or false"),
     ("workers", "fibers", "'processes', 'threads', or fkat_data.ray.Actors(...)"),

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import command_examples
+import numpy as np
 import psutil
 import pytest
 
@@ -223,3 +224,23 @@ def test_too_many_workers_are_advice_and_too_much_memory_is_wrong():
     found = examined(lambda: DataLoader([1, 2], **options))
     assert (found["workers"].level, found["memory"].level) == ("advice", "wrong")
     assert found["memory"].found.startswith("at most 1.02e+03 TiB")
+
+
+class InMemory:
+    def __init__(self):
+        # Memory that nobody writes to takes none.
+        self.images = np.zeros(psutil.virtual_memory().total // 2, np.uint8)
+
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        return self.images[index]
+
+
+def test_data_above_a_quarter_of_the_memory_are_better_shared_by_a_fork():
+    finding = examined(lambda: DataLoader(InMemory(), num_workers=1, start_method="spawn"))["data in memory"]
+    assert (finding.level, finding.found.partition(" ")[0]) == ("advice", "dataset.images")
+    assert "start_method='fork'" in finding.change
+    for options in ({"num_workers": 0}, {"num_workers": 1, "start_method": "fork"}):
+        assert "data in memory" not in examined(partial(DataLoader, InMemory(), **options))
