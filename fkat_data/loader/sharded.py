@@ -85,7 +85,7 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
             starts its workers, and forks the workers and their successors from that fork: nothing is pickled or imported,
             and what it cannot pickle works. It has the hazards of every fork of a program: a lock that another thread
             holds then stays taken, what a library keeps of its threads or of CUDA does not work there, and files and
-            sockets are shared; a file that is only read is opened anew in each worker. None: the template on Linux,
+            sockets are shared; a file that is only read is opened again in each worker. None: the template on Linux,
             interpreters on macOS, where a process that has imported torch cannot be forked. The microbatches are the
             same, bit for bit.
         trace: A file for the timeline of this run, for ``fkat-data report``, Perfetto or Chrome. Each of several ranks
