@@ -244,7 +244,7 @@ def say_partitions(location: str, names: Iterable[str]) -> None:
     if columns and location not in _said:
         _said.add(location)
         _logger.warning(
-            "%s is partitioned: its samples have no %s, which are in names of folders and not in the files",
+            "%s is partitioned: its samples have no %s, which are in names of folders, unless the files have such columns",
             location,
             " and no ".join(columns),
         )

@@ -156,9 +156,14 @@ def files_of_lines(path: Path) -> list[str]:
     """
     if path.is_dir():
         return [str(path / name) for name in _tables_below(path, "jsonl")]
-    if path.name == INDEX_NAME or _kind_of(str(path)) != "jsonl":
+    if path.name == INDEX_NAME:
         return []
-    return [source.name for source in sources_of(path)]
+    pattern = literal_where(str(path), os.path.lexists)
+    named = str(path) if path.exists() else unescaped(pattern)
+    files = [named] if wildcard_at(pattern) is None else _matching(pattern)
+    if not files and _kind_of(pattern) == "jsonl":
+        raise ShardNotFoundError(str(path), "no file matches")
+    return files if {_kind_of(file) for file in files} == {"jsonl"} else []
 
 
 def _tables_below(place: Path, kind: str | None) -> list[str]:
