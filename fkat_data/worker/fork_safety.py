@@ -19,6 +19,8 @@ from fkat_data.machine import text_of
 
 _HARMLESS = frozenset(map(os.makedev, (1, 1, 1, 1, 1), (3, 5, 7, 8, 9)))  # null, zero, full, random, urandom
 _STANDARD = (0, 1, 2)
+# jemalloc's, which pyarrow has: it stops at a fork, and each fork starts one when it needs it.
+_FORK_SAFE = frozenset({"jemalloc_bg_thd"})
 _ENDING_S, _PAUSE_S = 0.2, 0.005
 _MOST_NAMED = 3
 _OWN = "/proc/self"
@@ -119,8 +121,8 @@ def forget_exit_hooks() -> None:
 
 
 def num_threads() -> int:
-    """Return the number of threads of this process, those of libraries included."""
-    return len(os.listdir(f"{_OWN}/task"))  # noqa: PTH208 - their number is enough
+    """Return the number of threads of this process, those of libraries included that a fork would lose."""
+    return 1 + len(_named_threads())
 
 
 def stop_idle_threads() -> None:
@@ -138,8 +140,14 @@ def _other_threads() -> list[str]:
     deadline_s = time.monotonic() + _ENDING_S
     while num_threads() > 1 and time.monotonic() < deadline_s:
         time.sleep(_PAUSE_S)
+    return _named_threads()
+
+
+def _named_threads() -> list[str]:
+    """Return the names of this process's threads beside the first one, but for those that forks start again."""
     others = set(os.listdir(f"{_OWN}/task")) - {str(os.getpid())}  # noqa: PTH208 - their names are enough
-    return [text_of(f"{_OWN}/task/{number}/comm").strip() or number for number in sorted(others)]
+    names = (text_of(f"{_OWN}/task/{number}/comm").strip() or number for number in sorted(others))
+    return [name for name in names if name not in _FORK_SAFE]
 
 
 def _open_files() -> dict[int, _File]:

@@ -181,7 +181,20 @@ class MakesFolder(Opening):
         return index
 
 
-@pytest.mark.parametrize("kind", [MapsFile, MakesFolder])
+class HasArrow(Opening):
+    """Holds a table of pyarrow's, whose allocator has a thread that each fork starts again."""
+
+    def open(self):
+        import pyarrow.compute
+
+        self.numbers = pyarrow.array(range(1 << 20))
+        pyarrow.compute.sum(self.numbers)
+
+    def read(self, index):
+        return self.numbers[index].as_py()
+
+
+@pytest.mark.parametrize("kind", [MapsFile, MakesFolder, HasArrow])
 def test_what_forks_may_share_is_opened_once(tmp_path, caplog, kind):
     (tmp_path / "numbers").write_bytes(bytes(range(4)))
     with DataLoader(kind(tmp_path), batch_size=None, num_workers=2) as loader:
