@@ -23,6 +23,7 @@ from fkat_data.plan.place import START, Piece, Position, ShardTerms, Task
 from fkat_data.plan.shard_plan import ShardPlan
 from fkat_data.sample_errors import early_end
 from fkat_data.types import Shard
+from fkat_data.wording import add_note
 from fkat_data.worker.messages import (
     NO_LIMIT,
     NUM_TASKS,
@@ -672,7 +673,11 @@ class Prefetcher:
         logger.warning("%s; another worker replaces it", error)
         if remedy is Remedy.GIVE_UP_SHARD:
             group.fail(loss, error)
-        self._replace(group)
+        try:
+            self._replace(group)
+        except WorkerError as refused:  # what workers are forked from is gone
+            add_note(error, str(refused))
+            raise error from refused
         self._shortages.forget()
         last = work.arrived[-1] if work.arrived else None
         digest = last.digest if isinstance(last, Item) else work.last_digest

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import logging
 import os
 import sys
 import time
@@ -37,6 +38,8 @@ from fkat_data.worker.threads import ThreadWorker
 if TYPE_CHECKING:  # only where worker processes are wanted: Windows has none
     from fkat_data.loader.worker_starter import WorkerStarter
     from fkat_data.worker.picks import Picks
+
+_logger = logging.getLogger(__name__)
 
 _GRACE_S = 1.0
 _LAST_EVENTS_S = 0.2
@@ -183,6 +186,9 @@ class WorkerPool:
         if self.use is not None:
             self.use.begin()
         if self._starter is not None:
+            if self._starter.has_lost_program:
+                _logger.warning("the process that workers were forked from has ended: this program is forked again")
+                self.kill()
             missing = [index for index, worker in enumerate(self.workers) if not worker.is_alive]
             self._spawn([*missing, *range(len(self.workers), settings.num_workers)])
         elif settings.kind is None:

@@ -64,6 +64,11 @@ class WorkerStarter:
         """Whether the settings were shipped."""
         return self._shipment is not None
 
+    @property
+    def has_lost_program(self) -> bool:
+        """Whether the fork of this process that the workers are forks of has ended."""
+        return isinstance(self._shipment, ProgramFork) and self._shipment.is_gone
+
     def ship(self, settings: WorkerSettings, users: Mapping[str, Any], instead: str) -> None:
         """Pickle what the workers start with, or keep it in a fork of this process.
 

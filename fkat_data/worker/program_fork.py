@@ -118,6 +118,11 @@ class ProgramFork:
             self.close()
             raise
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether the process has ended."""
+        return self._parent is None or not self._parent.is_serving()
+
     def server(self) -> ParentProcess:
         """Return the process that forks the workers.
 
@@ -125,7 +130,7 @@ class ProgramFork:
             WorkerError: It is gone.
         """
         parent = self._parent
-        if parent is None or not parent.is_serving():
+        if parent is None or self.is_gone:
             code = None if parent is None else parent.exit_code
             raise WorkerError(
                 f"no worker can be started: the fork of this program that they are forks of has ended (exit code {code}), "

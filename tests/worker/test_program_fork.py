@@ -490,3 +490,30 @@ def test_the_figures_of_a_fork_say_what_it_shares(tmp_path):
         samples = list(loader)
     assert [value for value, _ in samples] == [2] * 4
     assert max(size for _, size in samples) < held.nbytes
+
+
+def test_where_the_fork_is_gone_a_dead_worker_is_an_error_that_says_so_and_the_next_iteration_works():
+    with DataLoader(Quiet(300), None, num_workers=1, start_method="fork", max_worker_restarts=3) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        [parent] = (child for child in psutil.Process().children() if child.name() == "fkat-parent")
+        [worker] = parent.children()
+        parent.kill()
+        psutil.wait_procs([parent], timeout=60)
+        worker.kill()
+        with pytest.raises(WorkerDiedError) as caught:
+            list(iterator)
+        assert any(
+            "the fork of this program that they are forks of has ended" in note for note in caught.value.__notes__
+        )
+        assert [sample[0] for sample in loader] == list(range(300))
+
+
+def test_a_loader_of_shards_whose_fork_ends_between_two_epochs_forks_the_program_again(caplog):
+    with ShardedDataLoader(0, ["a", "b"], Factory(), start_method="fork") as loader:
+        expected = list(loader)
+        [parent] = (child for child in psutil.Process().children() if child.name() == "fkat-parent")
+        parent.kill()
+        psutil.wait_procs([parent], timeout=60)
+        assert list(loader) == expected
+    assert "forked again" in caplog.text
