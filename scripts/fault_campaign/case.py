@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 KINDS = ("map", "iterable", "list", "generator", "nested")
 _LARGEST_MICROBATCH_BYTES = 300 << 10
@@ -63,6 +63,7 @@ class Case(NamedTuple):
         streams: The folder of the datasets that shards of streams read; "" if there are none.
         lives: The settings of the trainer's lives, in turn.
         strikes: The strikes in order; those left when the trainer finishes do not happen.
+        start_method: The loader's argument.
     """
 
     seed: int
@@ -82,6 +83,7 @@ class Case(NamedTuple):
     streams: str
     lives: list[Life]
     strikes: list[Strike]
+    start_method: Literal["fork"] | None
 
 
 def draw(seed: int, number: int, kinds: Sequence[str] = KINDS, streams: str = "") -> Case:
@@ -118,6 +120,7 @@ def draw(seed: int, number: int, kinds: Sequence[str] = KINDS, streams: str = ""
         streams=streams,
         lives=[Life(dice.randint(0, 4), dice.randint(-1, 3), dice.random() < 0.6) for _ in range(3)],
         strikes=[_strike(dice) for _ in range(dice.randint(4, 14))],
+        start_method=dice.choice((None, None, "fork")),
     )
 
 

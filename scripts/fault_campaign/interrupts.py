@@ -31,6 +31,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "one worker": {},
     "two shards at once": {"num_shard_prefetches": 2, "num_microbatch_prefetches": 4},
     "two workers a shard": {"num_workers_per_shard": 2},
+    "a forked worker": {"start_method": "fork"},
     "in process": {"multiprocessing": False},
     "threads": {"workers": "threads", "num_workers_per_shard": 2, "num_shard_prefetches": 1},
 }

@@ -118,6 +118,7 @@ def loader_of(
         memory_limit_bytes=case.memory_limit_bytes,
         zero_copy=case.zero_copy,
         max_worker_restarts=case.max_worker_restarts,
+        start_method=case.start_method,
     )
 
 
