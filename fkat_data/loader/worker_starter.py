@@ -12,6 +12,7 @@ from fkat_data.observe.sink import EventSink
 from fkat_data.observe.timeline import Timeline
 from fkat_data.transport.anonymous import anonymous_file
 from fkat_data.transport.segment import Lease
+from fkat_data.worker.importer_process import find_importer
 from fkat_data.worker.parent_process import ParentProcess, fork_parent
 from fkat_data.worker.picks import Picks
 from fkat_data.worker.process import ServerProcess
@@ -107,7 +108,8 @@ class WorkerStarter:
                 return template
             self.end_parent()
         try:
-            self._parent = fork_parent(self._shipment, self._shipment.folder, self._stacks_file(), template)
+            server = find_importer(template, self._shipment.modules)
+            self._parent = fork_parent(self._shipment, self._shipment.folder, self._stacks_file(), server)
         except genuine(OSError) as error:
             if error.errno == errno.EMFILE:
                 raise

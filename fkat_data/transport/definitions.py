@@ -198,7 +198,7 @@ def dump_shipment(value: Any) -> tuple[bytes, list[Any]]:
     return stream.getvalue(), pickler.definitions
 
 
-def write_shipment(value: Any, file: IO[bytes], places: BufferPlaces) -> list[Any]:
+def write_shipment(value: Any, file: IO[bytes], places: BufferPlaces) -> tuple[list[Any], frozenset[str]]:
     """Write what a worker gets from its trainer to a file, for ``fkat_data.transport.buffers.load_with_buffers``.
 
     Large arrays and tensors are copied once, from where they lie to the file.
@@ -209,7 +209,7 @@ def write_shipment(value: Any, file: IO[bytes], places: BufferPlaces) -> list[An
         places: Knows what is not in the file; it stays open for as long as the file is read.
 
     Returns:
-        As ``dump_shipment``, the definitions.
+        As ``dump_shipment``, the definitions; and the modules that what is sent is found in by name.
 
     Raises:
         Exception: Whatever the pickling raises, as for ``dump_shipment``.
@@ -218,7 +218,7 @@ def write_shipment(value: Any, file: IO[bytes], places: BufferPlaces) -> list[An
     pickler = ShipmentPickler(file, places)
     pickler.dump(value)
     places.write(file)
-    return pickler.definitions
+    return pickler.definitions, frozenset(pickler.modules)
 
 
 def digest_of_shipment(value: Any, functions: tuple[Any, ...] = ()) -> bytes:
@@ -379,6 +379,8 @@ class ShipmentPickler(_DefinitionPickler):
         has_weights: bool = True,
     ) -> None:
         super().__init__(stream, _DEFINITIONS, take_buffer, is_shipment=True, is_digested=is_digested)
+        self.modules: set[str] = set()
+        """Those that what is pickled is found in by name."""
         self._checked: set[type] = set()
         self._reduce_buffer = BufferReducer()
         self._has_weights = has_weights
@@ -406,15 +408,28 @@ class ShipmentPickler(_DefinitionPickler):
             if id(obj) in self._stand_ins:
                 return _import, (self._stand_ins[id(obj)],)
             if is_definition(obj):
-                _check_importable(obj)
+                self._note(obj)
             else:
                 reduce: Any = cast("dict[Any, Any]", self.dispatch_table).get(type(obj))
                 reduced = obj.__reduce_ex__(5) if reduce is None else reduce(obj)
                 if isinstance(reduced, str):
-                    _check_importable(obj)
+                    self._note(obj)
                 elif reduced[0] is copyreg.__newobj__ and reduced[2] is not None:  # type: ignore[attr-defined]  # typeshed has another name
                     self._check_blank(cast("type[object]", type(obj)), reduced[1])
+        elif isinstance(obj, types.ModuleType) and isinstance(name := getattr(obj, "__name__", None), str):
+            self.modules.add(name)
         return reduced
+
+    def _note(self, found: Any) -> None:
+        """Note where what is pickled as a name is found.
+
+        Raises:
+            PicklingError: A worker cannot import it.
+        """
+        _check_importable(found)
+        module = getattr(found, "__module__", None)
+        if isinstance(module, str):
+            self.modules.add(module)
 
     def _check_blank(self, kind: type[object], arguments: tuple[Any, ...]) -> None:
         """Raise an error for an object of a class whose ``__getattr__`` fails before the object has its attributes.

@@ -46,15 +46,16 @@ class OpenThings:
     def __init__(self) -> None:
         self.files: dict[int, _File] = _open_files()
         self.shared_memory: frozenset[str] = _shared_memory()
+        self.children: frozenset[str] = _children()
 
     def why_unfit(self) -> str:
         """Return why forks of this process may not go on with what it has opened since; empty: they may."""
         threads = _other_threads()
         if threads:
             return f"it started threads, which a fork would lose: {_listed(threads)}"
-        processes = text_of(f"{_OWN}/task/{os.getpid()}/children").split()
-        if processes:
-            return f"it started processes, which a fork is not the parent of: {_listed(processes)}"
+        children = sorted(_children() - self.children)
+        if children:
+            return f"it started processes, which a fork is not the parent of: {_listed(children)}"
         new, mapped = self._new_files().items(), _mapped_files()
         files = [found.target for number, found in new if not self._is_harmless(number, found, mapped)]
         if files:
@@ -148,6 +149,10 @@ def _named_threads() -> list[str]:
     others = set(os.listdir(f"{_OWN}/task")) - {str(os.getpid())}  # noqa: PTH208 - their names are enough
     names = (text_of(f"{_OWN}/task/{number}/comm").strip() or number for number in sorted(others))
     return [name for name in names if name not in _FORK_SAFE]
+
+
+def _children() -> frozenset[str]:
+    return frozenset(text_of(f"{_OWN}/task/{os.getpid()}/children").split())
 
 
 def _open_files() -> dict[int, _File]:

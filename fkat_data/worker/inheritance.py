@@ -10,7 +10,7 @@ import resource
 import struct
 import subprocess
 import sys
-from typing import NamedTuple, cast
+from typing import NamedTuple, TypeAlias, cast
 
 from fkat_data.interruption import genuine, suppress
 from fkat_data.machine import text_of, variables_at_start
@@ -195,10 +195,14 @@ class ParentRequest(NamedTuple):
     Attributes:
         stack_signal: The signal that makes it write its stacks.
         surroundings: The trainer's.
+        modules: What the importer imports before.
+        why_alone: Why the importer has passed the request on: the parent imports for itself.
     """
 
     stack_signal: int
     surroundings: Surroundings
+    modules: frozenset[str]
+    why_alone: str = ""
 
 
 class ParentDescriptors(NamedTuple):
@@ -223,3 +227,36 @@ class ParentDescriptors(NamedTuple):
     stderr: int
     folder: int
     stdout: int | None = None
+
+
+class ImporterRequest(NamedTuple):
+    """An importer to start: it imports the modules that shipments name, and loaders' parents are forks of it.
+
+    Attributes:
+        surroundings: The trainer's.
+        idle_ms: Milliseconds without a child after which it ends.
+    """
+
+    surroundings: Surroundings
+    idle_ms: int
+    why_alone: str = ""
+
+
+class ImporterDescriptors(NamedTuple):
+    """The descriptors of a request for an importer, in their order.
+
+    Attributes:
+        birth: The end of the birth socket for the process that is asked.
+        control: The importer's end of its control socket, on which requests for parents come.
+        lifeline: The importer's lifeline.
+        stderr: Its stderr.
+    """
+
+    birth: int
+    control: int
+    lifeline: int
+    stderr: int
+
+
+Request: TypeAlias = WorkerRequest | ParentRequest | ImporterRequest
+Descriptors: TypeAlias = WorkerDescriptors | ParentDescriptors | ImporterDescriptors

@@ -6,12 +6,13 @@ has opened the shipment.
 
 import logging
 import os
+import pickle
 import socket
 from collections.abc import Callable, Sequence
 
 from fkat_data.dropped import WeakTable
 from fkat_data.worker.child import has_stdout
-from fkat_data.worker.inheritance import ParentDescriptors, ParentRequest, Surroundings
+from fkat_data.worker.inheritance import ParentDescriptors, ParentRequest, Request, Surroundings
 from fkat_data.worker.lifeline import STACK_SIGNAL
 from fkat_data.worker.process import Child, ServerProcess, StartedProcess, ask_for
 from fkat_data.worker.ship import Shipment
@@ -22,11 +23,11 @@ logger: logging.Logger = logging.getLogger(__name__)
 _GRACE_S = 1.0
 # Each is said once: a program may have a loader for each phase.
 _said: set[str] = set()
-_parents: "WeakTable[int, ParentProcess]" = WeakTable()
+_processes: "WeakTable[int, ServingProcess]" = WeakTable()
 
 
-class ParentProcess(StartedProcess):
-    """A loader's parent.
+class ServingProcess(StartedProcess):
+    """A process that was started and starts others on request.
 
     Args:
         start: Starts it with its end of the control socket, its end of its lifeline, and its stderr; all of them are
@@ -38,13 +39,11 @@ class ParentProcess(StartedProcess):
     """
 
     def __init__(self, start: Callable[[int, int, int], Child], server: ServerProcess | None) -> None:
-        self.why_unfit: str = ""
-        """Why workers open the shipment for themselves; empty as long as it is not known that they must."""
-        self._has_started_one = self._is_closed = self._is_started = False
+        self._is_closed = self._is_started = False
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control = Control(ours)
         # Before the start: where this process itself is forked, the fork closes what is the trainer's.
-        _parents[id(self)] = self
+        _processes[id(self)] = self
         try:
             with theirs:
                 super().__init__(lambda lifeline, stderr: start(theirs.fileno(), lifeline, stderr), server)
@@ -69,38 +68,37 @@ class ParentProcess(StartedProcess):
         return self.child.exit_code
 
     def is_serving(self) -> bool:
-        """Return whether it takes requests."""
+        """Return whether it takes requests: it has neither ended nor announced its end."""
         return self._control.is_open() and not self.child.is_dead()
 
-    def request(self, message: bytes, descriptors: Sequence[int]) -> None:
-        """Ask for a worker, without waiting for it.
+    def request(self, request: Request, descriptors: Sequence[int]) -> None:
+        """Ask for a process, without waiting for it.
 
         Raises:
             OSError: The process is gone, or has too many requests to read.
         """
-        self._control.send(message, descriptors)
+        self._control.send(pickle.dumps(request), descriptors)
 
     def has_started(self, *, is_forked: bool, why_alone: str) -> None:
-        """Record that a worker was started."""
-        self._has_started_one = True
+        """Record that a process was started."""
+        del why_alone
         if self._server is not None and not is_forked:
             self._server.has_started(is_forked=False, why_alone="")
-        if why_alone and not self.why_unfit:
-            self.why_unfit = why_alone
-            if why_alone not in _said:
-                _said.add(why_alone)
-                logger.warning("each worker opens the dataset for itself, because %s", why_alone)
 
     def dismiss(self) -> None:
-        """Ask for nothing more, and wait for nothing: the process ends with the last of its workers."""
+        """Ask for nothing more, and wait for nothing: the process ends with the last of its children."""
         self._control.close()
 
-    def end(self) -> None:
-        """End the process, whose workers have ended: by the closed control socket, or by a signal. Any number of calls."""
+    def end(self, grace_s: float = 0.0) -> None:
+        """End the process, whose children have ended: by the closed control socket, or by a signal. Any number of calls.
+
+        Args:
+            grace_s: Seconds until the signal.
+        """
         if self._is_closed or os.getpid() != self._owner_pid:  # a fork of the trainer has the object, not the process
             return
         self.dismiss()
-        self.close(_GRACE_S if self._has_started_one else 0.0)
+        self.close(grace_s)
         self._is_closed = True  # an interrupted call is to be repeated
 
     def abandon(self) -> None:
@@ -110,6 +108,28 @@ class ParentProcess(StartedProcess):
             self._control.abandon()
             if self._is_started:
                 super().abandon()
+
+
+class ParentProcess(ServingProcess):
+    """A loader's parent."""
+
+    why_unfit: str = ""
+    """Why workers open the shipment for themselves; empty as long as it is not known that they must."""
+    _has_started_one = False
+
+    def has_started(self, *, is_forked: bool, why_alone: str) -> None:
+        """Record that a worker was started."""
+        super().has_started(is_forked=is_forked, why_alone=why_alone)
+        self._has_started_one = True
+        if why_alone and not self.why_unfit:
+            self.why_unfit = why_alone
+            if why_alone not in _said:
+                _said.add(why_alone)
+                logger.warning("each worker opens the dataset for itself, because %s", why_alone)
+
+    def end(self, grace_s: float = _GRACE_S) -> None:
+        """End the process, at once where it has not opened the shipment yet."""
+        super().end(grace_s if self._has_started_one else 0.0)
 
 
 def fork_parent(shipment: Shipment, folder: int, stacks: int, server: ServerProcess) -> ParentProcess:
@@ -124,7 +144,7 @@ def fork_parent(shipment: Shipment, folder: int, stacks: int, server: ServerProc
     Raises:
         OSError: The server is gone, or has too many requests to read.
     """
-    request = ParentRequest(int(STACK_SIGNAL), Surroundings.now())
+    request = ParentRequest(int(STACK_SIGNAL), Surroundings.now(), shipment.modules)
 
     def start(control: int, lifeline: int, stderr: int) -> Child:
         def sent(birth: int) -> ParentDescriptors:
@@ -136,10 +156,10 @@ def fork_parent(shipment: Shipment, folder: int, stacks: int, server: ServerProc
     return ParentProcess(start, server)
 
 
-def _abandon_parents() -> None:
-    for parent in _parents.values():
-        parent.abandon()
-    _parents.clear()
+def _abandon() -> None:
+    for process in _processes.values():
+        process.abandon()
+    _processes.clear()
 
 
-os.register_at_fork(after_in_child=_abandon_parents)
+os.register_at_fork(after_in_child=_abandon)

@@ -8,7 +8,6 @@ a process group of its own (so that Ctrl-C at the terminal is the trainer's alon
 import contextlib
 import io
 import os
-import pickle
 import select
 import signal
 import socket
@@ -28,8 +27,8 @@ from fkat_data.worker.inheritance import (
     DEATH,
     IS_DEAD,
     LONGEST_NEWS_BYTES,
-    ParentDescriptors,
-    ParentRequest,
+    Descriptors,
+    Request,
     Surroundings,
     WorkerDescriptors,
     WorkerRequest,
@@ -75,11 +74,11 @@ class ServerProcess(Protocol):
         """The last lines that the process wrote to stderr."""
         ...
 
-    def request(self, message: bytes, descriptors: Sequence[int]) -> None:
+    def request(self, request: Request, descriptors: Sequence[int]) -> None:
         """Ask for a process, without waiting for it.
 
         Args:
-            message: The pickled request, see ``fkat_data.worker.inheritance``.
+            request: What it is to be.
             descriptors: Those of the request; they stay the caller's.
 
         Raises:
@@ -92,7 +91,7 @@ class ServerProcess(Protocol):
 
         Args:
             is_forked: Whether it is a fork.
-            why_alone: Why a worker opens the shipment for itself, though a loader's parent has opened it.
+            why_alone: Why it begins with nothing that this process has opened or imported.
         """
         ...
 
@@ -412,11 +411,7 @@ def _fork(worker_index: int, descriptors: _Inherited, stderr: int, folder: int, 
     return ask_for(request, sent, server)
 
 
-def ask_for(
-    request: WorkerRequest | ParentRequest,
-    descriptors: Callable[[int], WorkerDescriptors | ParentDescriptors],
-    server: ServerProcess,
-) -> ForkedChild:
+def ask_for(request: Request, descriptors: Callable[[int], Descriptors], server: ServerProcess) -> ForkedChild:
     """Ask a server for a process, without waiting for it.
 
     Args:
@@ -430,7 +425,7 @@ def ask_for(
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         sent = [descriptor for descriptor in descriptors(theirs.fileno()) if descriptor is not None]
-        server.request(pickle.dumps(request), sent)
+        server.request(request, sent)
         return ForkedChild(ours, server)
     except BaseException:
         ours.close()

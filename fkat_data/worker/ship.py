@@ -23,6 +23,7 @@ _MOST_NAMES = 16
 _Name: TypeAlias = tuple[str, str]
 """How a part is called, and what follows after the names of its own parts."""
 _LEAST_FILE_BYTES = 1 << 20
+_IMPORTED = {"cloudpickle", "fkat_data", "numpy", "torch", "__main__", "__mp_main__", *sys.stdlib_module_names}
 _Dumped = TypeVar("_Dumped")
 # Where there is no O_PATH, this process must be allowed to list the folder, too.
 _FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
@@ -53,7 +54,11 @@ class Shipment:
                 file.write(pickle.dumps((import_paths(), sys.argv)))
                 # Microbatches come back with references to the definitions.
                 write = functools.partial(write_shipment, settings, file, self._places)
-                self._definitions = _named_errors(write, settings, users, instead)
+                self._definitions, modules = _named_errors(write, settings, users, instead)
+            self.modules: frozenset[str] = frozenset(
+                name for name in modules if name.partition(".")[0] not in _IMPORTED
+            )
+            """The modules that it names, without those that the template has, or imports in no time."""
             with suppress(PermissionError):
                 self.folder = os.open(".", _FOLDER)
         except BaseException:

@@ -1,9 +1,10 @@
 """The processes that fork others: the template, which has imported what a worker needs, and the parents of loaders.
 
 The template is spawned, so it has none of the trainer's threads, locks and CUDA; it runs nothing of the user's, so it
-stays as it is. A loader's parent is a fork of it that has opened the loader's shipment once: the loader's workers, and
-the successors of dead ones, are forks of the parent, and share its memory. What forks must not share, or would lose,
-makes a parent unfit: it passes requests on to the process that it was forked from, and each worker opens for itself.
+stays as it is. The importer is a fork of it that imports what shipments of the program name. A loader's parent is a fork
+of that which has opened the loader's shipment once: the loader's workers, and the successors of dead ones, are forks of
+the parent, and share its memory. What forks must not share, or would lose, makes an importer or a parent unfit: it passes
+requests on to the process that it was forked from, and each parent imports, or each worker opens, for itself.
 
 Each is a fork server: one loop. A request carries the descriptors of the process to start, and among them a socket of its
 own, the birth socket, on which the server reports the birth and the end. When the trainer shuts that socket down, the
@@ -32,8 +33,10 @@ from typing import Literal, NamedTuple, NoReturn, TypeAlias
 import numpy as np
 import torch
 
+from fkat_data.machine import text_of
 from fkat_data.worker.child import OwnChild, events_on, popen_interpreter
 from fkat_data.worker.fork_safety import OpenThings, forget_exit_hooks, num_threads, reopen, stop_idle_threads
+from fkat_data.worker.importing import Importer
 from fkat_data.worker.inheritance import (
     BIRTH,
     DEATH,
@@ -42,6 +45,8 @@ from fkat_data.worker.inheritance import (
     LONGEST_NEWS_BYTES,
     MOST_DESCRIPTORS,
     RETIRED,
+    ImporterDescriptors,
+    ImporterRequest,
     ParentDescriptors,
     ParentRequest,
     Surroundings,
@@ -55,8 +60,9 @@ from fkat_data.worker.settings import WorkerSettings
 _REQUEST_BYTES = 1 << 18
 _LONGEST_REASON = LONGEST_NEWS_BYTES - BIRTH.size
 _COMM = Path("/proc/self/comm")
-PARENT_NAME = "fkat-parent"
-"""What the system calls a loader's parent."""
+_NAME = text_of(_COMM).strip()
+PARENT_NAME, IMPORTER_NAME = "fkat-parent", "fkat-importer"
+"""What the system calls a loader's parent, and an importer."""
 
 
 class AskedWorker(NamedTuple):
@@ -73,7 +79,14 @@ class AskedParent(NamedTuple):
     descriptors: ParentDescriptors
 
 
-Asked: TypeAlias = AskedWorker | AskedParent
+class AskedImporter(NamedTuple):
+    """An importer that this process is to start, or is."""
+
+    request: ImporterRequest
+    descriptors: ImporterDescriptors
+
+
+Asked: TypeAlias = AskedWorker | AskedParent | AskedImporter
 
 
 class Opened(NamedTuple):
@@ -119,9 +132,9 @@ def run(control: socket.socket, lifeline: int, idle_ms: int | None = None) -> No
         os._exit(0)
     if chosen is not None:
         signal.signal(signal.SIGCHLD, chosen)
-    if isinstance(asked, AskedParent):
-        _be_parent(asked, server.upstream)
-    _be_worker_alone(asked)
+    if isinstance(asked, AskedImporter):
+        _be_importer(asked, server.upstream)
+    _be_asked(asked, server.upstream)
 
 
 def serve_opened(
@@ -250,6 +263,7 @@ class ForkServer:
         environment: What a child finds in place of what this process has done to its own; None: that.
         idle_ms: Milliseconds without a child after which it ends; None: never.
         upstream: Takes requests while this process has threads; None: it starts interpreters then.
+        importer: Imports what a request needs; None: this process imports nothing more.
     """
 
     def __init__(
@@ -260,8 +274,10 @@ class ForkServer:
         environment: Mapping[str, str] | None = None,
         idle_ms: int | None = None,
         upstream: socket.socket | None = None,
+        importer: Importer | None = None,
     ) -> None:
         self._lifeline = lifeline
+        self._importer = importer
         self._environment = environment
         self._idle_ms = idle_ms
         self.upstream: socket.socket | None = upstream
@@ -283,7 +299,7 @@ class ForkServer:
         while self._children or self._controls:
             events = self._poll.poll(None if self._children else self._idle_ms)
             if not events:
-                self._retire()
+                self.retire()
             for descriptor, _ in events:
                 if descriptor in self._watched:
                     self._poll.unregister(descriptor)
@@ -297,7 +313,7 @@ class ForkServer:
                         return asked
         return None
 
-    def _retire(self) -> None:
+    def retire(self) -> None:
         """Take no request that comes from now on. One that has come is read yet, before the socket's end."""
         for control in self._controls.values():
             with contextlib.suppress(OSError):  # the trainer has closed its end
@@ -322,14 +338,18 @@ class ForkServer:
         try:
             if events_on(asked.descriptors.birth):  # shut down: the trainer does not want it any more
                 birth.close()
+            elif self._importer is not None and self.upstream is not None and not self._importer.admits(*asked):
+                pass_on(asked, self.upstream, self._importer.why)
+                birth.close()
+                self.retire()
             elif num_threads() == 1:
                 if self._fork(asked, birth):
                     return True
             elif self.upstream is not None:
-                pass_on(asked, self.upstream, "the process that has opened it has threads")
+                pass_on(asked, self.upstream, "the process that workers are forked from has threads")
                 birth.close()
-            elif isinstance(asked, AskedParent):
-                # Its workers are interpreters that this process starts.
+            elif not isinstance(asked, AskedWorker):
+                # What is asked of it is asked of this process then, whose workers are interpreters.
                 kept = asked.descriptors.control
                 self._add_control(socket.socket(fileno=kept))
                 birth.close()
@@ -349,7 +369,9 @@ class ForkServer:
             OSError: There is none.
         """
         ours, theirs = (
-            socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) if isinstance(asked, AskedParent) else (None, None)
+            socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            if not isinstance(asked, AskedWorker)
+            else (None, None)
         )
         pid = os.fork()
         if pid == 0:
@@ -361,7 +383,7 @@ class ForkServer:
             return True
         if theirs is not None:
             theirs.close()
-        self._add(_BornChild(pid, birth, None, getattr(asked.request, "why_alone", "")), asked.descriptors.birth)
+        self._add(_BornChild(pid, birth, None, asked.request.why_alone), asked.descriptors.birth)
         if ours is not None:
             self._add_control(ours)
         return False
@@ -419,6 +441,8 @@ def take_request(control: socket.socket) -> "Asked | Literal[False] | None":
     request = pickle.loads(message)
     if isinstance(request, ParentRequest):
         return AskedParent(request, ParentDescriptors(*descriptors))
+    if isinstance(request, ImporterRequest):
+        return AskedImporter(request, ImporterDescriptors(*descriptors))
     return AskedWorker(request, WorkerDescriptors(*descriptors))
 
 
@@ -433,18 +457,48 @@ def pass_on(asked: Asked, upstream: socket.socket, why: str) -> None:
     Raises:
         OSError: That process is gone.
     """
-    request = asked.request
-    if isinstance(request, WorkerRequest):
-        request = request._replace(why_alone=why)
+    request = asked.request._replace(why_alone=asked.request.why_alone or why)
     descriptors = [descriptor for descriptor in asked.descriptors if descriptor is not None]
     socket.send_fds(upstream, [pickle.dumps(request)], descriptors, socket.MSG_NOSIGNAL)
+
+
+def _be_importer(asked: AskedImporter, upstream: socket.socket | None) -> NoReturn:
+    """Import what shipments name, and fork the parents of loaders."""
+    request, descriptors = asked
+    os.setpgid(0, 0)
+    bind(descriptors.lifeline)
+    os.dup2(descriptors.stderr, 2)
+    os.close(descriptors.stderr)
+    request.surroundings.impose(0)
+    _seed()
+    name_process(IMPORTER_NAME)
+    prepare()
+    multiprocessing.current_process().name = "Process-0"
+    control = socket.socket(fileno=descriptors.control)
+    chosen = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    server = ForkServer(control, descriptors.lifeline, idle_ms=request.idle_ms, upstream=upstream, importer=Importer())
+    asked_next = server.serve()
+    if asked_next is None:
+        leave()
+    if chosen is not None:
+        signal.signal(signal.SIGCHLD, chosen)
+    forget_exit_hooks()
+    _be_asked(asked_next, server.upstream)
+
+
+def _be_asked(asked: Asked, upstream: socket.socket | None) -> NoReturn:
+    if isinstance(asked, AskedParent):
+        _be_parent(asked, upstream)
+    if isinstance(asked, AskedWorker):
+        _be_worker_alone(asked)
+    raise TypeError(f"nothing but the template starts an importer: {asked}")
 
 
 def _be_parent(asked: AskedParent, upstream: socket.socket | None) -> NoReturn:
     """Open the shipment, then be what workers are forked from."""
     request, descriptors = asked
     settings_file = _settle(asked)
-    name = name_process(PARENT_NAME)
+    name_process(PARENT_NAME)
     control = socket.socket(fileno=descriptors.control)
     # As torch's workers are called: programs tell them from "MainProcess" by it.
     multiprocessing.current_process().name = "Process-0"
@@ -457,7 +511,7 @@ def _be_parent(asked: AskedParent, upstream: socket.socket | None) -> NoReturn:
     why = found.why_unfit()
     if why:
         _pass_all_on([settings], control, upstream, why)
-    opened = Opened(settings, request.surroundings, found.to_reopen(), name)
+    opened = Opened(settings, request.surroundings, found.to_reopen(), _NAME)
     serve_opened(control, descriptors.lifeline, opened, upstream)
 
 
@@ -482,6 +536,7 @@ def _pass_all_on(
 def _be_worker_alone(asked: AskedWorker) -> NoReturn:
     """Be a worker that opens the shipment for itself."""
     request, descriptors = asked
+    name_process(_NAME)
     settings_file = _settle(asked)
     main(settings_file, request.worker_index, descriptors.channel, descriptors.page)
     leave()
@@ -505,7 +560,7 @@ def _be_worker_of(opened: Opened, asked: AskedWorker) -> NoReturn:
     leave()
 
 
-def _settle(asked: Asked) -> mmap.mmap:
+def _settle(asked: AskedWorker | AskedParent) -> mmap.mmap:
     """Turn this fork of the template into what a spawned process is; return the shipment, at the settings."""
     request, descriptors = asked
     os.setpgid(0, 0)
@@ -522,7 +577,7 @@ def _settle(asked: Asked) -> mmap.mmap:
     return settings
 
 
-def _take_streams(asked: Asked) -> None:
+def _take_streams(asked: AskedWorker | AskedParent) -> None:
     descriptors = asked.descriptors
     os.dup2(descriptors.stderr, 2)
     stdout = os.open(os.devnull, os.O_WRONLY) if descriptors.stdout is None else descriptors.stdout

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from fkat_data.errors import ConfigurationError
 from fkat_data.interruption import genuine, suppress
 from fkat_data.worker.child import popen_interpreter
-from fkat_data.worker.inheritance import RETIRED, heritage, import_paths
+from fkat_data.worker.inheritance import RETIRED, Request, heritage, import_paths
 from fkat_data.worker.monitor import WorkerMonitor, new_lines
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -44,7 +44,8 @@ run(control, lifeline, idle_ms)
 _MOST_FAILURES = 2
 # A program that changes an environment variable for some loaders finds the template of both kinds.
 _MOST_TEMPLATES = 2
-_IDLE_MS = 300_000
+IDLE_MS = 300_000
+"""Milliseconds without a child after which a process that forks others ends."""
 
 
 class TemplateProcess:
@@ -70,7 +71,7 @@ class TemplateProcess:
             with theirs, new_lines() as (lifeline, own_lifeline, stderr, self._stderr):
                 # The thread that watches the process holds the descriptors for as long as it lives.
                 inherited, after_reap = (theirs.fileno(), lifeline), (self._control.close, own_lifeline.close)
-                self._child = popen_interpreter(_PROGRAM, inherited, (_IDLE_MS,), stderr, after_reap=after_reap)
+                self._child = popen_interpreter(_PROGRAM, inherited, (IDLE_MS,), stderr, after_reap=after_reap)
             self.pid: int = self._child.pid
             """The process id."""
             with suppress(OSError):  # it has ended already: the first request finds that out
@@ -103,17 +104,17 @@ class TemplateProcess:
         """Return whether it takes requests: it has neither ended nor announced its end."""
         return self._control.is_open() and not self._child.is_dead()
 
-    def request(self, message: bytes, descriptors: Sequence[int]) -> None:
+    def request(self, request: Request, descriptors: Sequence[int]) -> None:
         """Ask for a process, without waiting for it.
 
         Args:
-            message: The pickled request, see ``fkat_data.worker.inheritance``.
+            request: What it is to be.
             descriptors: Those of the request; they stay the caller's.
 
         Raises:
             OSError: The template is gone, or has too many requests to read.
         """
-        self._control.send(message, descriptors)
+        self._control.send(pickle.dumps(request), descriptors)
 
     def has_started(self, *, is_forked: bool, why_alone: str = "") -> None:
         """Record that it has started a process."""

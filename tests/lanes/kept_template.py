@@ -36,8 +36,9 @@ class KeptTemplate:
     @staticmethod
     def end_others(kept=None):
         """End the templates that do not have these process ids; None: those that no test has shared."""
-        from fkat_data.worker import template_process
+        from fkat_data.worker import importer_process, template_process
 
+        importer_process.end_importers()
         templates = template_process._registry.templates
         for template in list(templates):
             if template.pid not in kept if kept is not None else ("process", template.pid) not in SHARED:

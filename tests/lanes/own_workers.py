@@ -5,7 +5,7 @@ import os
 import psutil
 from leavings import SHARED, processes
 
-__all__ = ["own_template_pids", "parent_pids", "template_pids", "worker_pids"]
+__all__ = ["importer_pids", "own_template_pids", "parent_pids", "template_pids", "worker_pids"]
 
 
 def template_pids():
@@ -27,8 +27,8 @@ def own_template_pids():
 
 def worker_pids():
     """Return the ids of the living workers of this process's loaders, oldest first, without processes of their own."""
-    parents, found = parent_pids(), []
-    servers = template_pids() | parents
+    found = []
+    servers = template_pids() | parent_pids() | importer_pids()
     for _, number in processes():
         try:
             process = psutil.Process(number)
@@ -42,10 +42,21 @@ def worker_pids():
 
 def parent_pids():
     """Return the ids of the processes that have opened a loader's shipment, and that workers are forks of."""
+    return _named("fkat-parent")
+
+
+def importer_pids():
+    """Return the ids of the processes that have imported what shipments name."""
+    return _named("fkat-importer")
+
+
+def _named(name):
     found = set()
     for _, number in processes():
         try:
-            if psutil.Process(number).name() == "fkat-parent":
+            process = psutil.Process(number)
+            # A fork of it is called as it is at first.
+            if process.name() == name and psutil.Process(process.ppid()).name() != name:
                 found.add(number)
         except psutil.NoSuchProcess:
             continue

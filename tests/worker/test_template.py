@@ -26,13 +26,21 @@ from fkat_data.worker import template_process
 pytestmark = pytest.mark.usefixtures("own_template", "processes")
 
 
+def forker_of_forkers():
+    """The process that this one comes from, beside importers and loaders' parents: the template, or the trainer."""
+    process = psutil.Process().parent()
+    while process.name().startswith("fkat-"):
+        process = process.parent()
+    return process.pid
+
+
 class Facts:
     """What a loader's parent, or a worker without one, finds when it opens the shipment: the microbatch of each shard."""
 
     def __setstate__(self, state):
         self.found = {
             "pid": os.getpid(),
-            "parent": os.getppid(),
+            "parent": forker_of_forkers(),
             "hash": hash("a"),
             "numpy": np.random.get_state()[1][:4].tolist(),
             "torch": torch.initial_seed(),
@@ -200,7 +208,7 @@ def test_a_stopped_template_keeps_nobody_waiting():
 
 @pytest.mark.usefixtures("nothing_left_behind")
 def test_a_template_without_work_ends_by_itself_and_the_next_loader_gets_another(monkeypatch, caplog):
-    monkeypatch.setattr(template_process, "_IDLE_MS", 100)
+    monkeypatch.setattr(template_process, "IDLE_MS", 100)
     with ShardedDataLoader(0, ["a"], load):
         templates = own_template_pids()  # none, where this process was held up for longer than that
     # Closed before it has started a worker.
@@ -224,7 +232,7 @@ def stopped_template():
 
 
 def test_a_request_that_meets_the_end_of_an_idle_template_is_served(monkeypatch):
-    monkeypatch.setattr(template_process, "_IDLE_MS", 100)
+    monkeypatch.setattr(template_process, "IDLE_MS", 100)
     template = None
     while template is None:  # it ends before it is stopped, where this process is held up
         with ShardedDataLoader(0, ["a"], load) as loader:
@@ -294,11 +302,13 @@ def test_loaders_one_after_another_leak_nothing_though_workers_are_killed(nothin
 
 PHASES = """
 import os, pathlib, sys, time
-import psutil
 from fkat_data import ShardedDataLoader
 
 def template():
-    return psutil.Process(os.getppid()).ppid()
+    pid = os.getppid()
+    while pathlib.Path(f"/proc/{pid}/comm").read_text().startswith("fkat-"):
+        pid = int(pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return pid
 
 def phase(folder, text):
     os.makedirs(folder)
