@@ -176,11 +176,20 @@ def rows_in_turn(num_rows: int, columns: Mapping[str, ArrowColumn]) -> Iterator[
         Exception: A value cannot be made; before any row is yielded.
     """
     rows = np.arange(num_rows)
-    values = {name: column.values_at(rows) for name, column in columns.items()}
-    at_once = max(1, _VALUES_AT_ONCE // max(1, len(values)))
+    values: dict[str, list[Any]] = {}
+    numbers: dict[str, npt.NDArray[Any]] = {}  # made Python's where their rows are made; other values may fail
+    for name, column in columns.items():
+        if column.numbers is not None and column.objects is None and column.is_python_number:
+            numbers[name] = column.numbers
+        else:
+            values[name] = column.values_at(rows)
+    at_once = max(1, _VALUES_AT_ONCE // max(1, len(columns)))
     for first in range(0, num_rows, at_once):
         stop = min(num_rows, first + at_once)
-        yield _dicts(stop - first, {name: of_column[first:stop] for name, of_column in values.items()})
+        parts = {
+            name: values[name][first:stop] if name in values else numbers[name][first:stop].tolist() for name in columns
+        }
+        yield _dicts(stop - first, parts)
 
 
 def _dicts(num_rows: int, values: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
