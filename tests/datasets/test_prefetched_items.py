@@ -4,13 +4,11 @@ import os
 import signal
 from functools import partial
 
-import fsspec
 import pytest
-from counting_files import CountingFileSystem
 from meeting import Meeting
 from own_workers import worker_pids
 from range_server import LINES, serving
-from test_remote_ranges import KINDS, table  # noqa: F401 - a fixture
+from stored_files import KINDS
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import RandomSampler
 
@@ -19,14 +17,6 @@ from fkat_data.datasets import JsonDataset, MapDataset, ParquetDataset
 from fkat_data.errors import DownloadError
 
 BATCH_SIZE = 4
-
-
-@pytest.fixture
-def store(monkeypatch):
-    fsspec.register_implementation("counting", CountingFileSystem, clobber=True)
-    for name, value in {"files": {}, "requests": [], "meeting": None}.items():
-        monkeypatch.setattr(CountingFileSystem, name, value)
-    return CountingFileSystem
 
 
 def first(batch):
@@ -128,7 +118,7 @@ def test_each_range_is_asked_for_once(kind, make, store):
 
 
 @pytest.mark.parametrize("make", LOADERS)
-def test_row_groups_are_begun_too(make, store, table):  # noqa: F811 - the fixture
+def test_row_groups_are_begun_too(make, store, table):
     opened = ParquetDataset("counting://file", ["c07"], row_groups_kept=10)
     expected = list(map(str, make(Plain(opened))))
     opened = ParquetDataset("counting://file", ["c07"], row_groups_kept=10)

@@ -1,83 +1,20 @@
 """Which bytes of a remote file are fetched: those of samples where reading is at random, and what is ahead in order."""
 
-import io
-import json
 import pickle
 import random
-import tarfile
 import time
 
-import fsspec
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from counting_files import CountingFileSystem
 from meeting import Meeting
+from stored_files import KINDS, NUM_SAMPLES, ROWS_OF_A_GROUP, lines, members
 
 from fkat_data.datasets import (
     IterableJsonDataset,
     IterableParquetDataset,
     JsonDataset,
     ParquetDataset,
-    TarDataset,
-    TokenDocuments,
-    TokenWindows,
 )
 from fkat_data.errors import DownloadError, ShardCorruptError
-
-NUM_SAMPLES = 200
-
-
-@pytest.fixture
-def store(monkeypatch):
-    fsspec.register_implementation("counting", CountingFileSystem, clobber=True)
-    for name, value in {"files": {}, "requests": [], "meeting": None}.items():
-        monkeypatch.setattr(CountingFileSystem, name, value)
-    return CountingFileSystem
-
-
-def lines():
-    return {"file": "".join(json.dumps({"n": n, "text": "x" * 100}) + "\n" for n in range(NUM_SAMPLES)).encode()}
-
-
-def members():
-    content = io.BytesIO()
-    with tarfile.open(fileobj=content, mode="w") as archive:
-        for number in range(NUM_SAMPLES):
-            for extension, size in ("cls", 3), ("bin", 700):
-                member = tarfile.TarInfo(f"{number:04}.{extension}")
-                member.size = size
-                archive.addfile(member, io.BytesIO(b"%03d" % number if size == 3 else bytes(size)))
-    return {"file": content.getvalue()}
-
-
-def tokens():
-    return {"file": np.arange(NUM_SAMPLES * 64, dtype=np.uint16).tobytes()}
-
-
-def documents():
-    lengths = np.full(NUM_SAMPLES, 64, np.int32)
-    index = b"".join(
-        (
-            b"MMIDIDX\0\0" + (1).to_bytes(8, "little") + b"\x08",
-            NUM_SAMPLES.to_bytes(8, "little") + (NUM_SAMPLES + 1).to_bytes(8, "little"),
-            lengths.tobytes(),
-            (np.arange(NUM_SAMPLES, dtype=np.int64) * 128).tobytes(),
-            np.arange(NUM_SAMPLES + 1, dtype=np.int64).tobytes(),
-        )
-    )
-    return {"file.bin": tokens()["file"], "file.idx": index}
-
-
-#: By name: the files, how they are opened, and the bytes of a sample.
-KINDS = {
-    "json lines": (lines, lambda: JsonDataset("counting://file"), 121),
-    "tar": (members, lambda: TarDataset("counting://file"), 703),
-    "one of a tar's members": (members, lambda: TarDataset("counting://file", ["cls"]), 3),
-    "windows of tokens": (tokens, lambda: TokenWindows("counting://file", 64, dtype="uint16"), 128),
-    "documents of tokens": (documents, lambda: TokenDocuments("counting://file.bin"), 128),
-}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -146,19 +83,6 @@ def test_batches_in_order_are_read_ahead_and_each_byte_comes_once(kind, store):
     store.requests.clear()
     assert list(map(str, in_order(dataset))) == expected
     assert store.num_bytes() < 1.1 * len(store.files["file"])
-
-
-ROWS_OF_A_GROUP = 40
-
-
-@pytest.fixture
-def table(store):
-    """Parquet of 60 columns and ten row groups, and the bytes of each column chunk."""
-    content = io.BytesIO()
-    numbers = {f"c{column:02}": np.random.default_rng(column).random(10 * ROWS_OF_A_GROUP) for column in range(60)}
-    pq.write_table(pa.table(numbers), content, row_group_size=ROWS_OF_A_GROUP, use_dictionary=False)
-    store.files["file"] = content.getvalue()
-    return numbers, pq.read_metadata(content).row_group(3).column(7).total_compressed_size
 
 
 def test_a_row_group_is_fetched_by_the_columns_that_are_read(store, table):

@@ -1,0 +1,29 @@
+"""A store that says which bytes of its files were asked for."""
+
+import io
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from counting_files import CountingFileSystem
+from stored_files import ROWS_OF_A_GROUP
+
+
+@pytest.fixture
+def store(monkeypatch):
+    fsspec.register_implementation("counting", CountingFileSystem, clobber=True)
+    for name, value in {"files": {}, "requests": [], "meeting": None}.items():
+        monkeypatch.setattr(CountingFileSystem, name, value)
+    return CountingFileSystem
+
+
+@pytest.fixture
+def table(store):
+    """Parquet of 60 columns and ten row groups, and the bytes of each column chunk."""
+    content = io.BytesIO()
+    numbers = {f"c{column:02}": np.random.default_rng(column).random(10 * ROWS_OF_A_GROUP) for column in range(60)}
+    pq.write_table(pa.table(numbers), content, row_group_size=ROWS_OF_A_GROUP, use_dictionary=False)
+    store.files["file"] = content.getvalue()
+    return numbers, pq.read_metadata(content).row_group(3).column(7).total_compressed_size
