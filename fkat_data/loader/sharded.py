@@ -81,9 +81,9 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
         start_method: How worker processes are started: ``"template"`` forks them, in milliseconds each, from a process
             that has imported torch once, which all loaders of this process share, one after another as well: it ends
             with this process, or after five minutes without a worker; ``"spawn"`` starts a new interpreter for each,
-            which imports torch in a second or more. ``"fork"`` (Linux) forks this process, once, when an iteration
-            starts its workers, and forks the workers and their successors from that fork: nothing is pickled or imported,
-            and what it cannot pickle works. It has the hazards of every fork of a program: a lock that another thread
+            which imports torch in a second or more. ``"fork"`` (Linux) forks this process once, in the constructor, and
+            forks the workers and their successors from that fork: nothing is pickled or imported, and what cannot be
+            pickled works. It has the hazards of every fork of a program: a lock that another thread
             holds then stays taken, what a library keeps of its threads or of CUDA does not work there, and files and
             sockets are shared; a file that is only read is opened again in each worker. None: the template on Linux,
             interpreters on macOS, where a process that has imported torch cannot be forked. The microbatches are the
