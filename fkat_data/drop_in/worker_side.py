@@ -528,4 +528,7 @@ def _initialise(worker_init_fn: Callable[[int], None], base_seed: int, index: in
     numpy_seed = getattr(_WORKER, "_generate_state", None)
     if numpy_seed is not None:
         np.random.seed(numpy_seed(base_seed, index))  # noqa: NPY002 - the global generator is meant
-    worker_init_fn(index)
+    try:
+        worker_init_fn(index)
+    except genuine(StopIteration) as error:
+        raise early_end("worker_init_fn", "epoch") from error

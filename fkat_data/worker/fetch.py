@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data import dataloader as torch_dataloader
 
-from fkat_data.interruption import genuine
+from fkat_data.interruption import genuine, is_interruption
 from fkat_data.sample_errors import early_end, note_places
 from fkat_data.seeding import shares_generators
 from fkat_data.types import Prefetching
@@ -133,12 +133,16 @@ def _fetch_of(iterator: Any, threads: ItemThreads | None) -> Callable[[Any], Any
     items = items_in_turn if threads is None else threads.items
 
     def fetch(indices: Any) -> Any:
+        samples = None
         try:
             if gives_items_together(dataset):
                 return fetcher.fetch(indices)
-            return collate(items(dataset, indices))
+            samples = items(dataset, indices)
+            return collate(samples)
         except Exception as error:
             note_places(error, dataset, indices)
+            if samples is not None and isinstance(error, StopIteration) and not is_interruption(error):
+                raise early_end("collate_fn") from error
             raise
 
     return fetch

@@ -2,6 +2,7 @@
 
 import pytest
 from torch.utils.data import BatchSampler, Dataset, IterableDataset
+from torch.utils.data import DataLoader as TorchDataLoader
 
 from fkat_data import DataLoader, DataLoaderFactory, ShardedDataLoader, WorkerError
 from fkat_data.datasets import DictDataset, Filter, IterableMapDataset
@@ -167,6 +168,12 @@ CASES = {
     "windows of a stream": ("window_fn", 1, lambda folder: stream(folder, window_fn=kept_named, window_size=3)),
     "windows of a shard": ("window_fn", 1, lambda _: shards(windowed)),
     "the samples of a window": ("the dataset", 1, lambda _: windows(BadNumbers())),
+    "a collate_fn": ("collate_fn", 2, lambda _: DataLoader(Numbers(), 2, collate_fn=kept)),
+    "a collate_fn of a shard": (
+        "collate_fn",
+        2,
+        lambda _: shards(lambda _: TorchDataLoader(Numbers(), 2, collate_fn=kept)),
+    ),
     "a collate_fn of windows": ("collate_fn", 2, lambda _: windows(Numbers(), collate_fn=kept)),
     "a transform": ("the dataset", 2, lambda folder: stream(folder, transform=of_named)),
     "a transform of windows": (
@@ -228,3 +235,9 @@ def test_the_note_names_the_window(folder):
 def test_it_is_so_with_workers(folder, processes):
     CASES["with workers"] = "window_fn", 1, lambda _: windows(Numbers(), window_fn=kept, num_workers=2)
     check("with workers", folder)
+
+
+def test_a_stop_iteration_of_a_worker_init_fn_is_named(processes):
+    loader = DataLoader(Numbers(), 2, num_workers=1, worker_init_fn=lambda _: stop_at(BAD))
+    with pytest.raises(WorkerError, match=r"^worker_init_fn raised StopIteration"):
+        next(iter(loader))
