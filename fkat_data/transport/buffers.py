@@ -253,7 +253,7 @@ def load_with_buffers(file: mmap.mmap, before: Callable[[], object] = lambda: No
         if isinstance(place, _Mapped):
             key = place.path, place.offset, place.is_written
             if key not in maps:
-                maps[key] = memoryview(_map(place))
+                maps[key] = _map(place)
             buffers.append(maps[key][place.start : place.start + place.size_bytes])
         else:
             buffers.append(content[place.start : place.start + place.size_bytes])
@@ -261,14 +261,22 @@ def load_with_buffers(file: mmap.mmap, before: Callable[[], object] = lambda: No
     return pickle.load(file, buffers=buffers)
 
 
-def _map(place: _Mapped) -> mmap.mmap:
+def _map(place: _Mapped) -> memoryview:
     descriptor = os.open(place.path, (os.O_RDWR if place.is_written else os.O_RDONLY) | os.O_CLOEXEC)
     try:
+        if place.is_written and not place.offset:
+            # By torch, whose tensors there are shared ones, as they are in the trainer.
+            storage: Any = torch.UntypedStorage.from_file(place.path, shared=True, nbytes=place.map_bytes)
+            return memoryview(_bytes_of(storage))
         # A tensor does not know that it must not be written: what is written to it stays here, then.
         access = mmap.ACCESS_WRITE if place.is_written else mmap.ACCESS_COPY
-        return mmap.mmap(descriptor, place.map_bytes, access=access, offset=place.offset)
+        return memoryview(mmap.mmap(descriptor, place.map_bytes, access=access, offset=place.offset))
     finally:
         os.close(descriptor)
+
+
+def _bytes_of(storage: torch.UntypedStorage) -> Any:
+    return torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
 
 
 class BufferReducer:
@@ -311,11 +319,15 @@ class _Storage:
     def __reduce__(self) -> Any:
         if not self._storage.nbytes():
             return torch.UntypedStorage, (0,)
-        content: Any = torch.empty(0, dtype=torch.uint8).set_(self._storage).numpy()
-        return _storage_of, (pickle.PickleBuffer(content),)
+        return _storage_of, (pickle.PickleBuffer(_bytes_of(self._storage)), self._storage.is_shared())
 
 
-def _storage_of(content: Any) -> torch.UntypedStorage:
+def _storage_of(content: Any, is_shared: bool) -> torch.UntypedStorage:
+    mapped = getattr(getattr(content, "obj", None), "base", None)
+    if is_shared and isinstance(mapped, torch.Tensor):
+        storage = mapped.untyped_storage()
+        if (storage.data_ptr(), storage.nbytes()) == (_address_of(content), content.nbytes):
+            return storage
     # One within the pickle is a ``bytearray``, and its storage must be able to grow.
     tensor = torch.frombuffer(content, dtype=torch.uint8)
     return (tensor.clone() if isinstance(content, (bytes, bytearray)) else tensor).untyped_storage()

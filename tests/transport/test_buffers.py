@@ -186,6 +186,17 @@ def test_what_is_written_to_shared_memory_is_seen_on_both_sides(make):
     assert num_open() == opened
 
 
+@pytest.mark.parametrize("make", [shared_tensor, small_shared_tensor], ids=lambda make: make.__name__)
+def test_a_shared_tensor_is_known_for_one_and_to_share_it_again_changes_nothing(make):
+    shared = make()
+    trip = Trip({"whole": shared, "part": shared[1:], "own": torch.zeros(NUM_LARGE)}).value
+    assert trip["whole"].is_shared()
+    assert trip["part"].share_memory_().is_shared()
+    assert not trip["own"].is_shared()
+    trip["part"][0] = 5
+    assert (shared[1], trip["whole"][1]) == (5, 5)
+
+
 def test_shared_memory_that_no_other_process_can_open_is_refused_and_never_copied():
     with pytest.raises(pickle.PicklingError, match="neither a name nor a descriptor"):
         Trip(np.frombuffer(mmap.mmap(-1, NUM_LARGE), np.uint8))
