@@ -143,12 +143,17 @@ def _report_initial_seed(generator: torch.Generator, seed: int) -> None:
     generator.set_state(state)
 
 
+# Of 2**31 seeds that are drawn, one is smaller.
+_SMALLEST_DRAWN = 1 << 32
 # What ``torch.initial_seed()`` returns in this process, if not the seed of the stream.
 _initial_seed: list[int] = []
 
 
 def worker_base_seed(seed: int, dp_rank: int, epoch: int) -> int:
     """Return what the seeds of an epoch's workers count on from: that of worker *i* is ``base + i``, as torch's are.
+
+    A loader without ``seed=`` has drawn as its seed what torch's loader draws as this base in its first epoch, so that a
+    program finds the same seeds there. A seed that a person has chosen is small, and torch has no counterpart of it.
 
     Args:
         seed: The loader's.
@@ -158,6 +163,8 @@ def worker_base_seed(seed: int, dp_rank: int, epoch: int) -> int:
     Returns:
         A number from 0 to 2**63 - 1.
     """
+    if epoch == dp_rank == 0 and seed >= _SMALLEST_DRAWN:
+        return seed
     name = f"{seed}/{dp_rank}/{epoch}".encode()
     digest = hashlib.blake2b(name, digest_size=8, person=b"fkat_data worker").digest()
     return int.from_bytes(digest, "little") >> 1

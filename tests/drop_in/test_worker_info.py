@@ -68,6 +68,16 @@ def base_seeds(found):
     return {each["item"]["seed"] - each["item"]["id"] for each in found}
 
 
+def test_seeds_of_workers_are_those_of_torch_in_the_first_epoch(processes):
+    for dataset in (Facts(), FactsInTurn()):
+        torch.manual_seed(5)
+        first, second = (base_seeds(found) for found in epochs_of(dataset))
+        torch.manual_seed(5)
+        torchs = TorchDataLoader(dataset, None, num_workers=2, multiprocessing_context="fork")
+        assert first == base_seeds(torchs)
+        assert second != first
+
+
 def epochs_of(dataset, count=2, **options):
     with DataLoader(dataset, None, num_workers=2, **options) as loader:
         return [list(loader) for _ in range(count)]
