@@ -104,7 +104,7 @@ class Coverage:
     def is_each_once(self) -> bool:
         """Whether every sample was read exactly once, except for the repeats at the end."""
         extra = sum(stream.num_delivered + stream.num_skipped - stream.num_samples for stream in self.streams)
-        return all(stream.fewest == 1 for stream in self.streams) and extra == self.num_repeats
+        return all(stream.fewest == 1 for stream in self.streams if stream.num_samples) and extra == self.num_repeats
 
 
 def records_of(
@@ -198,8 +198,8 @@ def _stream_coverage(
         num_seen=int(np.count_nonzero(delivered)),
         num_delivered=int(delivered.sum()),
         num_skipped=int(skipped.sum()),
-        fewest=int(total.min()),
-        most=int(total.max()),
+        fewest=int(total.min()) if len(total) else 0,
+        most=int(total.max(initial=0)),
     )
 
 

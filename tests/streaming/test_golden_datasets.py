@@ -36,6 +36,7 @@ def test_a_dataset_without_samples_has_empty_epochs_and_says_so(algorithm, caplo
     dataset = StreamingDataset(local=EMPTY, batch_size=2, shuffle=True, shuffle_algo=algorithm)
     assert "an epoch is empty" in caplog.text
     assert len(dataset) == len(LocalDataset(EMPTY)) == 0
+    assert dataset.coverage().is_each_once
     loader = StreamingDataLoader(dataset)
     assert [list(loader), list(loader)] == [[], []]
     loader.load_state_dict(loader.state_dict())
@@ -50,6 +51,7 @@ def test_a_stream_without_samples_adds_none_to_those_of_others(method):
     for streams in ([Stream(local=EMPTY), Stream(local=full)], [Stream(local=full), Stream(local=EMPTY)]):
         dataset = StreamingDataset(streams=streams, **options)
         assert len(list(dataset)) == dataset.num_samples == alone.num_samples
+        assert dataset.coverage().is_each_once == alone.coverage().is_each_once
         assert len(list(StreamingDataLoader(dataset, collate_fn=list))) == alone.num_samples
 
 
