@@ -1,6 +1,6 @@
 """Read the column chunks of a remote Parquet file: those of a row group together, before pyarrow asks for them."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from fkat_data.files.opening import RangedFile, ReadRange
@@ -72,7 +72,9 @@ def chunk_spans(metadata: Any, group_index: int, leaves: Sequence[int], size_byt
     return [(start, stop) for start, stop in spans if 0 <= start < stop <= size_bytes]
 
 
-def check_chunks(path: str, metadata: Any, group_index: int, leaves: Sequence[int], size_bytes: int) -> None:
+def check_chunks(
+    path: str, metadata: Any, group_indices: Iterable[int], leaves: Sequence[int], size_bytes: int
+) -> None:
     """Check what a footer says of column chunks.
 
     pyarrow ends the process where it is asked for a chunk whose description contradicts itself. Where it is to read
@@ -81,7 +83,7 @@ def check_chunks(path: str, metadata: Any, group_index: int, leaves: Sequence[in
     Args:
         path: The file.
         metadata: The footer, as pyarrow parses it.
-        group_index: The row group.
+        group_indices: The row groups.
         leaves: The numbers of the leaf columns.
         size_bytes: The size of the file.
 
@@ -92,12 +94,13 @@ def check_chunks(path: str, metadata: Any, group_index: int, leaves: Sequence[in
     source = positioned(_refuse_to_read, size_bytes)()
     # With a buffer, pyarrow makes the readers of all chunks before it reads of the first one.
     file = _parquet.ParquetFile(source, metadata=metadata, buffer_size=1, pre_buffer=False)
-    try:
-        file.reader.read_row_group(group_index, column_indices=list(leaves), use_threads=False)
-    except genuine(_ReachedDataError):
-        pass
-    except genuine(_arrow.ArrowException, OSError) as error:
-        raise unreadable(path, f"the footer cannot be read: row group {group_index}", error) from error
+    for group in group_indices:
+        try:
+            file.reader.read_row_group(group, column_indices=list(leaves), use_threads=False)
+        except genuine(_ReachedDataError):
+            pass
+        except genuine(_arrow.ArrowException, OSError) as error:
+            raise unreadable(path, f"the footer cannot be read: row group {group}", error) from error
 
 
 class _ReachedDataError(Exception):

@@ -100,10 +100,9 @@ def describe(file: StoredBytes) -> dict[str, Any]:
         )
     check_own_columns(file.name, metadata, start)
     padding = _PADDING_BYTES if _TOO_SHORT.match(metadata.created_by or "") else 0
-    groups: list[list[int]] = []
-    for group in range(metadata.num_row_groups):
-        check_chunks(file.name, metadata, group, range(metadata.num_columns), file.size_bytes)
-        groups.append(_group(metadata.row_group(group), num_leaves, padding, file.size_bytes))
+    numbers = range(metadata.num_row_groups)
+    check_chunks(file.name, metadata, numbers, range(metadata.num_columns), file.size_bytes)
+    groups = [_group(metadata.row_group(number), num_leaves, padding, file.size_bytes) for number in numbers]
     for number, (num_rows, *edges) in enumerate(groups):
         _check_group(file.name, number, num_rows, edges, start + padding)
     extensions = {field.name: found for field in schema if (found := extensions_of(field))}
@@ -528,7 +527,7 @@ class WholeFile:
         size_bytes = self._remote[0].size_bytes
         leaves = [leaf for leaf, name in enumerate(self._leaf_columns) if name in names]
         if (group_index, *leaves) not in self._checked:
-            check_chunks(self.path, self._metadata, group_index, leaves, size_bytes)
+            check_chunks(self.path, self._metadata, [group_index], leaves, size_bytes)
             self._checked.add((group_index, *leaves))
         return chunk_spans(self._metadata, group_index, leaves, size_bytes)
 
