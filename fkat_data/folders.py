@@ -149,8 +149,8 @@ def is_shown(name: str, pattern: str = "") -> bool:
 _SIDECARS = (".lines", ".lengths")
 #: The file that a sidecar was written for may be gone.
 _LINES = re.compile(r"\.(jsonl|ndjson|json)(\.\w+)?$", re.IGNORECASE)
-#: What others write beside data: Hadoop's checksums, its marks of folders in object stores, and its uploads under way.
-_OF_OTHERS = (".crc", "_$folder$", "._COPYING_")
+#: What others write beside data: Hadoop's checksums, and its marks of folders in object stores.
+_OF_OTHERS = (".crc", "_$folder$")
 #: What desktops write into folders; they hide the others.
 _OF_DESKTOPS = frozenset({"thumbs.db", "desktop.ini"})
 #: The end of the name of an index, and those of the files that it may be of, instead of its own: Megatron's tokens,
@@ -158,8 +158,13 @@ _OF_DESKTOPS = frozenset({"thumbs.db", "desktop.ini"})
 _INDEX, _INDEXED = ".idx", ("", ".bin", ".tar", ".rec", ".tfrecord", ".tfrecords")
 #: What datatrove writes beside a file of tokens.
 _OF_TOKENS = (".index", ".metadata", ".loss")
-#: A file that is being written: by ``fkat_data.location.replacing``, and by others under a name with its kind.
-_UNFINISHED = re.compile(r"[^/]\.[^/]+\.tmp$")
+#: A file that is being written, or fetched: the ends that say nothing else, and those that do so behind a file's kind, as
+#: ``fkat_data.location.replacing`` writes it.
+_UNFINISHED = re.compile(
+    r"(\._copying_|_\.gstmp|\.(?:crdownload|opdownload|filepart|incomplete|aria2|in-?progress(?:\.[^./]+)?))$"
+    r"|[^/]\.[^/]+(\.(?:tmp|temp|part|partial|download|pending))$",
+    re.IGNORECASE,
+)
 #: What Spark and Hive write about a folder.
 _OF_FOLDERS = frozenset({"_SUCCESS", "_metadata", "_common_metadata"})
 
@@ -202,8 +207,8 @@ def _is_beside_data(name: str, there: Collection[str], pattern: str) -> bool:
     if end == _INDEX and not any(about + of in there for of in _INDEXED):
         end = ""
     last = name.rpartition("/")[2]
-    if _UNFINISHED.search(name):
-        end = ".tmp"
+    if found := _UNFINISHED.search(name):
+        end = found[1] or found[2]
     elif last.lower() in _OF_DESKTOPS:
         end = last
     return bool(end) and not pattern.endswith(end)
@@ -239,7 +244,7 @@ def say_partitions(location: str, names: Iterable[str]) -> None:
     if columns and location not in _said:
         _said.add(location)
         _logger.warning(
-            "%s is partitioned: its samples have no %s, which are in names of folders and not in the files",
+            "%s is partitioned: its samples have no %s, which are in names of folders, unless the files have such columns",
             location,
             " and no ".join(columns),
         )

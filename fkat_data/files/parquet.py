@@ -91,7 +91,7 @@ def describe(file: StoredBytes) -> dict[str, Any]:
     try:
         schema = metadata.schema.to_arrow_schema()
         fields = [(field.name, known_type(field.type)) for field in schema]
-    except genuine(_arrow.ArrowException) as error:
+    except genuine(_arrow.ArrowException, UnicodeDecodeError) as error:
         raise unreadable(file.name, "its columns cannot be read", error) from error
     num_leaves = [_num_leaves(kind) for _, kind in fields]
     if sum(num_leaves) != metadata.num_columns:
@@ -166,7 +166,7 @@ def parsed_footer(file: str, footer: bytes) -> Any:
     content = b"".join((_MAGIC, footer, len(footer).to_bytes(4, "little"), _MAGIC))
     try:
         return _parquet.read_metadata(_arrow.BufferReader(content))
-    except genuine(_arrow.ArrowException, OSError) as error:
+    except genuine(_arrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise unreadable(file, "the footer cannot be read", error) from error
 
 
@@ -388,7 +388,7 @@ class ParquetReader(PartReader):
     def _footer_in(self, path: Path) -> Any:
         try:
             return _parquet.read_metadata(_arrow.OSFile(os.fsencode(path)))
-        except genuine(_arrow.ArrowException, OSError) as error:
+        except genuine(_arrow.ArrowException, OSError, UnicodeDecodeError) as error:
             raise unreadable(self._name, "the footer cannot be read", error) from error
 
 

@@ -92,6 +92,17 @@ _SIGNATURES = (
     Signature("ORC", "write it as Parquet", b"ORC\x08"),
     Signature("HDF5", "write it as Parquet, or read it by a Dataset of your own", b"\x89HDF\r\n\x1a\n"),
     Signature("SQLite", "read it by a Dataset of your own", b"SQLite format 3\0"),
+    Signature(
+        "a pointer of Git LFS", "fetch the file that it stands for, with `git lfs pull`", b"version https://git-lfs."
+    ),
+    *(
+        Signature(name, "if a server has sent it instead of the file, look at the URL in a browser", start)
+        for name, starts in (
+            ("a web page", (b"<!DOCTYPE ", b"<!doctype ", b"<html", b"<HTML")),
+            ("an XML document", (b"<?xml ",)),
+        )
+        for start in starts
+    ),
     Signature("text in UTF-16 or UTF-32", _TO_UTF8, b"\xff\xfe"),
     Signature("text in UTF-16", _TO_UTF8, b"\xfe\xff"),
     Signature("text in UTF-32", _TO_UTF8, b"\0\0\xfe\xff"),

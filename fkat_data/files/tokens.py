@@ -171,7 +171,8 @@ def layout_of(path: str, file: TokenBytes) -> Layout | None:
     found = _of_numpy(path, file, head) or _of_llm_c(path, file, head)
     kind = None if found else signature_of(head)
     if kind is not None and (_is_gzip(head) or (len(kind.start) >= _SURE_BYTES and kind.start.strip(_PADDING))):
-        raise _no_tokens(path, f"its first bytes are those of {kind.name}")
+        remedy = kind.remedy and f": {kind.remedy}"
+        raise _no_tokens(path, f"its first bytes are those of {kind.name}{remedy}")
     return found
 
 
@@ -272,10 +273,19 @@ def _of_numpy(path: str, file: TokenBytes, head: bytes) -> Layout | None:
     stream = BytesIO(file.read(0, min(file.size_bytes, _LONGEST_NPY_HEADER_BYTES)))
     try:
         version = npy.read_magic(stream)
-        reads = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
-        shape, _, dtype = reads[version](stream)
-    except genuine(ValueError, KeyError) as error:
+        # 3.0 is 2.0 with names of fields in UTF-8, and tokens have no fields.
+        reads = {
+            (1, 0): npy.read_array_header_1_0,
+            (2, 0): npy.read_array_header_2_0,
+            (3, 0): npy.read_array_header_2_0,
+        }
+        header = reads[version](stream) if version in reads else None
+    except genuine(ValueError) as error:
         raise ShardCorruptError(path, f"its NumPy header cannot be read: {error}") from error
+    if header is None:
+        expected = f"a NumPy file of version 1.0, 2.0 or 3.0; its version is {version[0]}.{version[1]}"
+        raise ConfigurationError("paths", path, expected)
+    shape, _, dtype = header
     if len(shape) != 1 or dtype.kind not in "iu":
         expected = f"a NumPy file of integers with one dimension; it has {dtype} of shape {shape}"
         raise ConfigurationError("paths", path, expected)

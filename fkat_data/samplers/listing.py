@@ -31,7 +31,7 @@ class FsShardSampler(SequenceShardSampler):
     one if a part of the pattern that starts with the same character matches the hidden part: ``_delta_log/*.json``. What
     is written beside data is skipped, too, unless ``glob`` ends as it does: ``*.lines`` and ``*.lengths`` of this library,
     ``*.idx`` and ``*.ds.index`` beside the files that they index, ``*.crc``, ``*_$folder$``, and files that are still
-    written (``part-0.parquet.tmp``); ``docs/howto/files.md`` has all. On the local file system, ``lost+found`` is skipped,
+    written or fetched (``part-0.parquet.tmp``, ``*.crdownload``); ``docs/howto/files.md`` has all. On the local file system, ``lost+found`` is skipped,
     and so are folders that start with ``.`` and may not be read, with a warning.
 
     Args:

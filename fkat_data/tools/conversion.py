@@ -14,8 +14,10 @@ from fkat_data.errors import ConfigurationError, SampleError, ShardNotFoundError
 from fkat_data.files.formats import FORMATS
 from fkat_data.files.index import INDEX_NAME
 from fkat_data.files.signatures import COMPRESSED_SUFFIXES, REFUSED_SUFFIXES
+from fkat_data.files.stored import named
 from fkat_data.files.tar import DecoderName
 from fkat_data.folders import data_names, files_below, sample_names, say_partitions
+from fkat_data.interruption import genuine
 from fkat_data.location import machine_path
 from fkat_data.patterns import compiled, literal_where, may_be_above, unescaped, wildcard_at
 from fkat_data.streaming.writing import IndexLocation, MDSWriter, WriterSettings, natural_key, write_parallel
@@ -154,9 +156,14 @@ def files_of_lines(path: Path) -> list[str]:
     """
     if path.is_dir():
         return [str(path / name) for name in _tables_below(path, "jsonl")]
-    if path.name == INDEX_NAME or _kind_of(str(path)) != "jsonl":
+    if path.name == INDEX_NAME:
         return []
-    return [source.name for source in sources_of(path)]
+    pattern = literal_where(str(path), os.path.lexists)
+    named = str(path) if path.exists() else unescaped(pattern)
+    files = [named] if wildcard_at(pattern) is None else _matching(pattern)
+    if not files and _kind_of(pattern) == "jsonl":
+        raise ShardNotFoundError(str(path), "no file matches")
+    return files if {_kind_of(file) for file in files} == {"jsonl"} else []
 
 
 def _tables_below(place: Path, kind: str | None) -> list[str]:
@@ -312,6 +319,8 @@ class FolderSource(RowSource):
 
         Raises:
             ConfigurationError: A file is a pipe, a socket or a device, which may have no end.
+            ShardNotFoundError: A file is gone.
+            OSError: A file cannot be read.
         """
         for name in self._names:
             path = Path(self.name, name)
@@ -321,7 +330,12 @@ class FolderSource(RowSource):
                 )
             sample: dict[str, Any] = {"path": name}
             if "content" in columns:
-                sample["content"] = path.read_bytes()
+                try:
+                    sample["content"] = path.read_bytes()
+                except genuine(FileNotFoundError) as error:
+                    raise ShardNotFoundError(str(path), "it is gone since its folder was listed") from error
+                except genuine(OSError) as error:
+                    raise named(error, str(path)) from None
             yield sample
 
 

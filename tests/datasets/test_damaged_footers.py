@@ -72,6 +72,16 @@ def test_a_footer_that_contradicts_itself_is_an_error_and_not_the_end_of_the_pro
 
 
 @pytest.mark.parametrize("reader", READERS)
+def test_a_column_whose_name_is_no_text_is_an_error_with_the_file(tmp_path, reader):
+    file = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(ROWS), file, store_schema=False)
+    path = tmp_path / "damaged.parquet"
+    path.write_bytes(file.getvalue().replace(b"\x06number", b"\x06n\xf5mber"))
+    with pytest.raises(ShardCorruptError, match=r"damaged\.parquet.*utf-8"):
+        READERS[reader](path)
+
+
+@pytest.mark.parametrize("reader", READERS)
 def test_a_file_that_is_compressed_as_pyarrow_cannot_read_is_refused_and_not_called_corrupt(tmp_path, reader):
     file = io.BytesIO()
     pq.write_table(pa.Table.from_pylist(ROWS), file, compression="gzip", store_schema=False)

@@ -496,3 +496,20 @@ def test_a_collate_function_that_users_register_makes_microbatches_of_windows_to
     functions = torch.utils.data._utils.collate.default_collate_fn_map
     monkeypatch.setitem(functions, torch.Tensor, lambda batch, *, collate_fn_map=None: ("mine", len(batch)))
     assert next(iter(DataLoader(TokenWindows(path, 50, dtype="uint16"), 4))) == ("mine", 4)
+
+
+@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
+def test_numpy_files_of_each_version_are_read_and_those_of_later_ones_are_no_damage(tmp_path, version):
+    path = tmp_path / "tokens.npy"
+    with path.open("wb") as file:
+        np.lib.format.write_array(file, np.arange(20, dtype=np.uint16), version=version)
+    read = {
+        "windows": lambda: TokenWindows(path, 10)[1],
+        "stream": lambda: LocalDataset(path, tokens={"window_size": 10})[1]["tokens"],
+    }
+    assert [found().tolist() for found in read.values()] == [[*range(10, 20)]] * 2
+    content = path.read_bytes()
+    path.write_bytes(content[:6] + b"\x04" + content[7:])
+    for found in read.values():
+        with pytest.raises(ConfigurationError, match=r"tokens\.npy.*its version is 4\.0"):
+            found()

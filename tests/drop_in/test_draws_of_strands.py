@@ -145,8 +145,12 @@ def test_each_strand_has_a_stream_of_its_own_on_whatever_ranks(num_workers, trip
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", KINDS)
-def test_each_worker_draws_numbers_of_its_own_and_every_resume_draws_them_again(processes, kind, some):
+def test_each_worker_draws_numbers_of_its_own_and_every_resume_draws_them_again(processes, some):
+    for kind in some(KINDS, 1):
+        check_draws_and_resumes(kind, some)
+
+
+def check_draws_and_resumes(kind, some):
     whole = epochs_of(loader_of(**KINDS[kind]))
     for epoch in whole:
         by_strand = defaultdict(set)
@@ -173,8 +177,12 @@ def test_each_worker_draws_numbers_of_its_own_and_every_resume_draws_them_again(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_older_state_finishes_its_epoch_as_it_began_and_the_next_one_has_draws_of_its_own(processes, kind, some):
+def test_an_older_state_finishes_its_epoch_as_it_began_and_the_next_one_has_draws_of_its_own(processes, some):
+    for kind in some(KINDS, 1):
+        check_older_state(kind, some)
+
+
+def check_older_state(kind, some):
     whole = epochs_of(loader_of(**KINDS[kind]))
     begun = as_saved_before(loader_of(**KINDS[kind]).state_dict())
     with loader_of(**KINDS[kind], state=begun) as loader:

@@ -141,6 +141,7 @@ def tar(text):
     return archive([("a.json", text)])
 
 
+LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 12345\n"
 REFUSED = {
     "lz4": ("lz4", "lz4 -d", lambda text: bytes(cramjam.lz4.compress(text))),
     "lz4 after a skippable frame": ("lz4", "lz4 -d", lambda text: skippable(b"x") + bytes(cramjam.lz4.compress(text))),
@@ -164,6 +165,9 @@ REFUSED = {
         "your own",
         lambda text: bytes(cramjam.snappy.compress_raw(bytes(range(256)) + text)),
     ),
+    "Git LFS": ("a pointer of Git LFS", "git lfs pull", lambda _: LFS_POINTER),
+    "a web page": ("a web page", "look at the URL", lambda text: b"<!DOCTYPE html>\n<html>" + text),
+    "an error of S3": ("an XML document", "look at the URL", lambda text: b'<?xml version="1.0"?>\n<Error>' + text),
     "bytes": ("no text", "your own", lambda _: bytes(range(1, 256))),
 }
 
@@ -209,7 +213,13 @@ def test_one_damaged_line_at_the_start_is_that_line_alone(tmp_path):
 
 
 def test_a_file_of_another_kind_is_no_damaged_table_or_archive(tmp_path):
-    for make, name in ((gzip.compress, "gzip"), (lzma.compress, "xz"), (lambda _: npy(np.arange(100)), "NumPy")):
+    for make, name in (
+        (gzip.compress, "gzip"),
+        (lzma.compress, "xz"),
+        (lambda _: npy(np.arange(100)), "NumPy"),
+        (lambda _: LFS_POINTER, "a pointer of Git LFS"),
+        (lambda _: b"<html>Not found</html>", "a web page"),
+    ):
         for suffix in ("parquet", "tar", "arrow"):
             (tmp_path / f"rows.{suffix}").write_bytes(make(LINES))
         for read, suffix in [
@@ -224,6 +234,20 @@ def test_a_file_of_another_kind_is_no_damaged_table_or_archive(tmp_path):
         ]:
             with pytest.raises(ConfigurationError, match=rf"rows\.{suffix}.* {name}: "):
                 read(str(tmp_path / f"rows.{suffix}"))
+
+
+@pytest.mark.parametrize("name", ["tokens.bin", "tokens.npy", "tokens.ds"])
+def test_a_pointer_or_a_page_in_place_of_tokens_is_none(tmp_path, name):
+    path = tmp_path / name
+    tokens = {"window_size": 10, "dtype": "uint8"}
+    for content, said in ((LFS_POINTER, "Git LFS.*git lfs pull"), (b"<html>Not found</html>", "web page.*the URL")):
+        path.write_bytes(content)
+        for read in (
+            lambda: TokenWindows(str(path), **tokens),
+            lambda: StreamingDataset(local=str(path), tokens=tokens, batch_size=1),
+        ):
+            with pytest.raises(ConfigurationError, match=rf"{name}.*{said}"):
+                read()
 
 
 def test_convert_says_what_a_compressed_table_is_that_it_does_not_read(tmp_path):

@@ -30,6 +30,22 @@ NO_DATA = [
     "a.parquet.0123456789abcdef.tmp",
     "a.parquet.tmp",
     "c.parquet._COPYING_",
+    "a.parquet.part",
+    "a.9gWx.parquet.part",
+    "a.parquet.1f2e3d4c.partial",
+    "deep/a.parquet.crdownload",
+    "Unconfirmed 123456.crdownload",
+    "a.parquet.filepart",
+    "a.parquet.aria2",
+    "a.parquet.incomplete",
+    "a.parquet.temp",
+    "a.parquet.TMP",
+    "a.parquet.download",
+    "a.parquet_.gstmp",
+    "part-0-0.inprogress",
+    "part-0-0.inprogress.0d8f6a2e-1b2c",
+    "part-0-0.parquet.in-progress",
+    "part-0-0.parquet.pending",
     "a.parquet.idx",
     "gone.jsonl.gz.lines",
     "_SUCCESS",
@@ -389,7 +405,23 @@ def test_an_index_beside_data_changes_no_sampler_and_no_state(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["poem.lines", "waist.lengths", "$folder$", "a.tmp", "COPYING", "a.idx", "a.index", "x.loss", "a_b=c"]
+    "name",
+    [
+        "poem.lines",
+        "waist.lengths",
+        "$folder$",
+        "a.tmp",
+        "data.part",
+        "part-0",
+        "x.temp",
+        "partial",
+        "inprogress",
+        "COPYING",
+        "a.idx",
+        "a.index",
+        "x.loss",
+        "a_b=c",
+    ],
 )
 def test_a_name_that_only_looks_like_that_of_an_index_is_data(tmp_path, name):
     (tmp_path / name).write_text("x")

@@ -1,6 +1,7 @@
 """Files of every kind become datasets with the same rows."""
 
 import datetime as dt
+import errno
 import gzip
 import io
 import itertools
@@ -357,6 +358,27 @@ def test_lists_of_numbers_are_cut_where_a_batch_is_a_slice_of_a_larger_one(tmp_p
     (tmp_path / "data.arrow").write_bytes(buffer.getvalue())
     convert([tmp_path / "data.arrow"], tmp_path / "out")
     assert [row["tokens"].tolist() for row in read(tmp_path / "out")] == lists
+
+
+def test_a_file_of_a_folder_that_cannot_be_read_is_named(tmp_path):
+    memory = Path("/proc/self/mem")  # its first bytes are of no page, and reading them fails as a broken disk does
+    if not memory.exists():
+        pytest.skip("this system shows no process's memory as a file")
+    (tmp_path / "samples").mkdir()
+    (tmp_path / "samples" / "a.txt").write_bytes(b"a")
+    (tmp_path / "samples" / "b.txt").symlink_to(memory)
+    with pytest.raises(OSError, match=r"samples/b\.txt") as caught:
+        convert(tmp_path / "samples", tmp_path / "out")
+    assert caught.value.errno == errno.EIO
+
+
+def test_a_file_of_a_folder_that_is_gone_is_named(tmp_path):
+    paths = [tmp_path / "samples" / f"{number:03}.txt" for number in range(150)]
+    paths[0].parent.mkdir()
+    for path in paths:
+        path.write_bytes(b"a")
+    with pytest.raises(ShardNotFoundError, match=r"samples/149\.txt.*is gone"):
+        convert(tmp_path / "samples", tmp_path / "out", progress=lambda _: paths[-1].unlink(missing_ok=True))
 
 
 @pytest.mark.parametrize("num_workers", [1, pytest.param(3, marks=pytest.mark.with_processes)])

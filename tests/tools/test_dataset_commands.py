@@ -128,10 +128,11 @@ COMPRESSIONS = {".gz": "gzip", ".xz": "xz", ".bz2": "bz2", ".zst": "zstd"}
 
 
 @pytest.mark.parametrize("name", LINES)
-@pytest.mark.parametrize("of", ["file", "pattern", "folder"])
+@pytest.mark.parametrize("of", ["file", "pattern", "beginning", "folder"])
 def test_lines_of_json_are_shown(tmp_path, name, of):
     path = tmp_path / name
-    location = {"file": path, "pattern": tmp_path / f"*{name[1:]}", "folder": tmp_path}[of]
+    patterns = {"pattern": tmp_path / f"*{name[1:]}", "beginning": tmp_path / "a.*"}
+    location = {"file": path, "folder": tmp_path, **patterns}[of]
     content = LINES[name](b'{"a": "one"}\n\n[2]\n3\n')
     path.write_bytes(content)
     output = said("inspect", location, "--samples", "2")

@@ -124,20 +124,20 @@ def test_a_checkpoint_goes_on_with_the_next_row_in_any_epoch(kind):
         assert [inputs["input"].tolist() for inputs, _ in islice(fresh, 60)] == whole[num_before : num_before + 60]
 
 
-@pytest.mark.parametrize("kind", ["text", "mixed"])
-def test_ranks_go_on_from_a_checkpoint_of_others_and_end_together(processes, prepared, tmp_path, kind):
-    script = Path(__file__).with_name("titan_ranks.py")
-    rows, lengths = [], []
-    for num_ranks, num_steps, before in ((2, 4, "none"), (3, 2, f"{kind}-2"), (2, 0, f"{kind}-3")):
-        ranks = prepared.run_ranks(num_ranks, script, tmp_path, kind, num_steps, before, folder=tmp_path)
-        for rank, done in enumerate(ranks):
-            assert done.returncode == 0, done.stderr
-            own = json.loads((tmp_path / f"{kind}-{num_ranks}-{rank}.json").read_text())
-            lengths.append(len(own))
-            rows += own
-    assert lengths[:5] == [4, 4, 2, 2, 2]
-    assert lengths[5] == lengths[6] > 4
-    seen = Counter(number for tokens, _, _ in rows for number in re.findall(r"<(\d+)>", text_of(tokens)))
-    assert len(seen) > NUM_TEXTS - 40  # up to two windows a rank are left out where the ranks end together
-    if kind == "text":
-        assert set(seen.values()) == {1}
+def test_ranks_go_on_from_a_checkpoint_of_others_and_end_together(processes, prepared, tmp_path, some):
+    for kind in some(("text", "mixed"), 1):
+        script = Path(__file__).with_name("titan_ranks.py")
+        rows, lengths = [], []
+        for num_ranks, num_steps, before in ((2, 4, "none"), (3, 2, f"{kind}-2"), (2, 0, f"{kind}-3")):
+            ranks = prepared.run_ranks(num_ranks, script, tmp_path, kind, num_steps, before, folder=tmp_path)
+            for rank, done in enumerate(ranks):
+                assert done.returncode == 0, done.stderr
+                own = json.loads((tmp_path / f"{kind}-{num_ranks}-{rank}.json").read_text())
+                lengths.append(len(own))
+                rows += own
+        assert lengths[:5] == [4, 4, 2, 2, 2]
+        assert lengths[5] == lengths[6] > 4
+        seen = Counter(number for tokens, _, _ in rows for number in re.findall(r"<(\d+)>", text_of(tokens)))
+        assert len(seen) > NUM_TEXTS - 40  # up to two windows a rank are left out where the ranks end together
+        if kind == "text":
+            assert set(seen.values()) == {1}
