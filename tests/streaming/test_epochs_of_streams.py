@@ -192,7 +192,8 @@ METHODS = ("random", "stratified", "device_stratified", "per_stream", "device_pe
 @pytest.mark.parametrize("loader_type", [DataLoader, StreamingDataLoader])
 def test_the_length_is_what_is_delivered_resumed_or_not(two, some, skip, drop_last, loader_type):
     ranks = [world(1, num_ranks, rank) for num_ranks in (1, 2) for rank in range(num_ranks)]
-    for method, epoch_size, of_rank in some(product(METHODS, (None, 34, 121), ranks)):
+    # Few of each, since there are sixteen cases above: each run of lane `all` draws others.
+    for method, epoch_size, of_rank in product(some(METHODS, 2), some((None, 34, 121), 1), some(ranks, 2)):
 
         def make(method=method, epoch_size=epoch_size, of_rank=of_rank):
             options = {"batch_size": SIZE, "shuffle": True, "epoch_size": epoch_size, "skip": skip, "world": of_rank}
