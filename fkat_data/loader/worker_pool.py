@@ -234,7 +234,7 @@ class WorkerPool:
                 worker.dismiss()
             for worker in workers:
                 worker.take_events(deadline_s)
-        self._leave(self._close_tables)
+        self._leave(self._let_go)
 
     def _leave(self, at_end: Callable[[], None]) -> None:
         self._dismiss_workers()
@@ -323,6 +323,11 @@ class WorkerPool:
         before.close(0.0)
         self._remember([before])
         self._ending.remove(before)
+
+    def _let_go(self) -> None:
+        self._close_tables()
+        if self._starter is not None:
+            self._starter.end_spare_parent()
 
     def _close_tables(self) -> None:
         if self._starter is not None:

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+from fkat_data.errors import WorkerError
 from fkat_data.interruption import genuine
 from fkat_data.observe.sink import EventSink
 from fkat_data.observe.timeline import Timeline
@@ -62,8 +63,8 @@ class WorkerStarter:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the settings were shipped."""
-        return self._shipment is not None
+        """Whether the settings were shipped, and a worker can still get them."""
+        return self._shipment is not None and not self._lost_digest()
 
     @property
     def has_lost_program(self) -> bool:
@@ -81,11 +82,24 @@ class WorkerStarter:
         Raises:
             ConfigurationError: An object of the user's cannot be sent to a worker.
             OSError: This process cannot be forked.
+            WorkerError: The process that had what was shipped before has ended, and the settings have changed since.
         """
         if self._is_forked:
             self._shipment = ProgramFork(settings, self._stacks_file())
             return
-        self._shipment = Shipment(settings, users, instead)
+        shipment, known, before = Shipment(settings, users, instead), self._lost_digest(), self._shipment
+        if known and shipment.digest() != known:
+            shipment.close()
+            code = None if self._parent is None else self._parent.exit_code
+            raise WorkerError(
+                f"no worker can be started: the process that had opened the dataset has ended (exit code {code}), and the "
+                "dataset has changed in this program since it was sent there. Leave it as it is while an iteration goes on, "
+                "or begin another iteration"
+            )
+        self._shipment = shipment
+        if before is not None:
+            self.end_parent()
+            before.close()
 
     def server(self) -> ServerProcess | None:
         """Return the process that forks workers now; None where they are spawned.
@@ -162,6 +176,17 @@ class WorkerStarter:
         if self._parent is not None:
             self._parent.end()
             self._parent = None
+
+    def end_spare_parent(self) -> None:
+        """End the process that forks the workers, which have ended, unless it alone has what was shipped."""
+        if isinstance(self._shipment, Shipment) and not self._shipment.released_digest():
+            self.end_parent()
+
+    def _lost_digest(self) -> bytes:
+        """Return the digest of what was shipped, where the process is gone that alone had it; empty: it is there."""
+        if not isinstance(self._shipment, Shipment) or (self._parent is not None and self._parent.is_serving()):
+            return b""
+        return self._shipment.released_digest()
 
     def release(self) -> None:
         """Close what the workers shared. Any number of calls."""

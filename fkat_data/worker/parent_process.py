@@ -11,6 +11,7 @@ import socket
 from collections.abc import Callable, Sequence
 
 from fkat_data.dropped import WeakTable
+from fkat_data.interruption import genuine
 from fkat_data.worker.child import has_stdout
 from fkat_data.worker.inheritance import ParentDescriptors, ParentRequest, Request, Surroundings
 from fkat_data.worker.lifeline import STACK_SIGNAL
@@ -21,6 +22,7 @@ from fkat_data.worker.template_process import Control
 logger: logging.Logger = logging.getLogger(__name__)
 
 _GRACE_S = 1.0
+_LONGEST_OPENING_S = 60.0
 # Each is said once: a program may have a loader for each phase.
 _said: set[str] = set()
 _processes: "WeakTable[int, ServingProcess]" = WeakTable()
@@ -115,7 +117,27 @@ class ParentProcess(ServingProcess):
 
     why_unfit: str = ""
     """Why workers open the shipment for themselves; empty as long as it is not known that they must."""
-    _has_started_one = False
+    _has_started_one = _is_behind = False
+
+    @property
+    def is_only_way(self) -> bool:
+        """Whether nothing else can start the workers: it may release what it has opened while others read it."""
+        return super().is_only_way or self._is_behind
+
+    def request(self, request: Request, descriptors: Sequence[int]) -> None:
+        """Ask for a worker; wait for that only where a hundred requests wait to be read.
+
+        Raises:
+            OSError: The process is gone, or reads nothing for a minute.
+        """
+        try:
+            super().request(request, descriptors)
+        except genuine(BlockingIOError):
+            self._is_behind = True
+            if not self._control.has_room(_LONGEST_OPENING_S):
+                raise
+            super().request(request, descriptors)
+            self._is_behind = False
 
     def has_started(self, *, is_forked: bool, why_alone: str) -> None:
         """Record that a worker was started."""

@@ -16,6 +16,7 @@ from fkat_data.interruption import genuine, suppress
 from fkat_data.transport.anonymous import anonymous_file
 from fkat_data.transport.buffers import BufferPlaces
 from fkat_data.transport.definitions import ShipmentPickler, dump_shipment, is_definition, write_shipment
+from fkat_data.transport.released import digest_of_pickle, released_digest
 from fkat_data.worker.inheritance import import_paths
 
 #: An object within objects within objects is named by the first and the last of them.
@@ -52,6 +53,7 @@ class Shipment:
         try:
             with os.fdopen(os.dup(self.settings), "wb") as file:
                 file.write(pickle.dumps((import_paths(), sys.argv)))
+                self._start = file.tell()
                 # Microbatches come back with references to the definitions.
                 write = functools.partial(write_shipment, settings, file, self._places)
                 self._definitions, modules = _named_errors(write, settings, users, instead)
@@ -64,6 +66,14 @@ class Shipment:
         except BaseException:
             self.close()
             raise
+
+    def digest(self) -> bytes:
+        """Return what tells whether another shipment has the same settings."""
+        return digest_of_pickle(self.settings, self._start)
+
+    def released_digest(self) -> bytes:
+        """Return the digest of a shipment that was released, as only the loader's parent needs it; empty: it is there."""
+        return released_digest(self.settings)
 
     def close(self) -> None:
         """Close the descriptors. Any number of calls."""

@@ -34,6 +34,7 @@ import numpy as np
 import torch
 
 from fkat_data.machine import text_of
+from fkat_data.transport.released import release_pickle
 from fkat_data.worker.child import OwnChild, events_on, popen_interpreter
 from fkat_data.worker.fork_safety import OpenThings, forget_exit_hooks, num_threads, reopen, stop_idle_threads
 from fkat_data.worker.importing import Importer
@@ -497,7 +498,9 @@ def _be_asked(asked: Asked, upstream: socket.socket | None) -> NoReturn:
 def _be_parent(asked: AskedParent, upstream: socket.socket | None) -> NoReturn:
     """Open the shipment, then be what workers are forked from."""
     request, descriptors = asked
+    shipment = os.dup(descriptors.settings)
     settings_file = _settle(asked)
+    start = settings_file.tell()
     name_process(PARENT_NAME)
     control = socket.socket(fileno=descriptors.control)
     # As torch's workers are called: programs tell them from "MainProcess" by it.
@@ -509,6 +512,9 @@ def _be_parent(asked: AskedParent, upstream: socket.socket | None) -> NoReturn:
     gc.enable()
     found = before[0] if before else OpenThings()
     why = found.why_unfit()
+    if not why:
+        release_pickle(shipment, start, settings_file.tell())
+    os.close(shipment)
     if why:
         _pass_all_on([settings], control, upstream, why)
     opened = Opened(settings, request.surroundings, found.to_reopen(), _NAME)

@@ -8,6 +8,7 @@ from a new one.
 import logging
 import os
 import pickle
+import select
 import socket
 import sys
 import threading
@@ -163,6 +164,12 @@ class Control:
         """
         with self._lock:
             socket.send_fds(self._sock, [message], list(descriptors), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+
+    def has_room(self, timeout_s: float) -> bool:
+        """Wait until a message can be sent, at most ``timeout_s``; return whether one can."""
+        poll = select.poll()
+        poll.register(self._sock, select.POLLOUT)
+        return bool(poll.poll(1000 * timeout_s))
 
     def is_open(self) -> bool:
         """Return whether the template takes messages."""

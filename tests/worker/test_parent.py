@@ -16,7 +16,7 @@ import pytest
 from own_workers import parent_pids, worker_pids
 from walks import begun, wait_until
 
-from fkat_data import DataLoader, ShardedDataLoader
+from fkat_data import DataLoader, ShardedDataLoader, WorkerError
 
 pytestmark = pytest.mark.usefixtures("processes")
 
@@ -228,3 +228,37 @@ class OpensSlowly:
 
     def __call__(self, shard):
         return [0]
+
+
+class Many:
+    """Has so many bytes in its pickle that those are released once they are open."""
+
+    def __init__(self):
+        self.parts = [bytes([number]) * 2048 for number in range(100)] * 100
+        self.more = [number.to_bytes(2048, "little") for number in range(10_000)]
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        return self.more[index][0]
+
+
+@pytest.mark.parametrize("is_changed", [False, True])
+def test_a_large_dataset_is_sent_again_where_its_parent_is_killed_but_not_if_it_has_changed(is_changed):
+    dataset = Many()
+    with DataLoader(dataset, batch_size=None, num_workers=1, prefetch_factor=1, max_worker_restarts=2) as loader:
+        iterator = begun(loader, 1)
+        (parent,), (worker,) = parent_pids(), worker_pids()
+        os.kill(worker, signal.SIGKILL)  # its successor is a fork of the same parent
+        assert next(iterator) == 1
+        assert parent_pids() == {parent}
+        if is_changed:
+            dataset.more[39] = bytes(2048)
+        for pid in (parent, *worker_pids()):
+            os.kill(pid, signal.SIGKILL)
+        if is_changed:
+            with pytest.raises(WorkerError, match="the dataset has changed in this program"):
+                list(iterator)
+        else:
+            assert list(iterator) == list(range(2, 40))
