@@ -1,10 +1,13 @@
 """The batches that a sampler gives in an epoch, counted and compared with those that a state is of."""
 
 import copy
+import dataclasses
 import marshal
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
+
+import torch
 
 from fkat_data.errors import StateMismatchError
 from fkat_data.interruption import genuine
@@ -41,6 +44,8 @@ class CheckedOrder(Iterator[Any]):
         """Batches that were drawn, with those before."""
         self.digest: int = digest
         """The digest of those that were drawn."""
+        # As it was in older states, which left out batches of tensors.
+        self._older = digest
         self.first: list[Any] = []
         """The first ones."""
 
@@ -53,13 +58,24 @@ class CheckedOrder(Iterator[Any]):
                 check_order(max(self._orders.values()), self.digest, _SAVED, is_short=True)
             raise
         batch = cast("list[Any]", drawn)[:] if type(drawn) is list else copy.copy(drawn)
-        self.digest = _digest(batch, self.digest)
+        self._add(batch)
         self.count += 1
         if len(self.first) < self._num_kept:
             self.first.append(batch)
-        if self.count in self._orders:
+        if self.count in self._orders and not self.is_at((self.count, self._orders[self.count])):
             check_order(self._orders[self.count], self.digest, _SAVED)
         return batch
+
+    def is_at(self, known: Check) -> bool:
+        """Return whether as many batches were drawn as are known, and whether they are those."""
+        return self.count == known[0] and known[1] in (self.digest, self._older)
+
+    def _add(self, batch: Any) -> None:
+        is_same = self.digest == self._older
+        content = _content_of(batch)
+        self.digest = zlib.crc32(content or _content_of(_as_plain(batch)), self.digest)
+        if content:
+            self._older = self.digest if is_same else zlib.crc32(content, self._older)
 
 
 _SAVED = "when the state was saved"
@@ -100,8 +116,22 @@ def check_order(before: int, order: int, when: str, *, is_short: bool = False) -
         )
 
 
-def _digest(batch: Any, before: int) -> int:
+def _content_of(batch: Any) -> bytes:
+    """Return what a batch is, in bytes; none for one that is no plain value."""
     try:
-        return zlib.crc32(marshal.dumps(batch, 2), before)
-    except genuine(ValueError):  # something that is no plain value: it is not compared
-        return before
+        return marshal.dumps(batch, 2)
+    except genuine(ValueError):
+        return b""
+
+
+def _as_plain(value: Any) -> Any:
+    """Return a batch with plain values for its tensors and dataclasses; another object stays, and is not compared."""
+    if isinstance(value, torch.Tensor):
+        return cast("Any", value).tolist()
+    if isinstance(value, (list, tuple)):
+        return [_as_plain(each) for each in cast("Sequence[Any]", value)]
+    if isinstance(value, Mapping):
+        return [(name, _as_plain(each)) for name, each in cast("Mapping[Any, Any]", value).items()]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [_as_plain(getattr(value, field.name)) for field in dataclasses.fields(value)]
+    return value

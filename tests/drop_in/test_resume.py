@@ -1,6 +1,7 @@
 """Resume at each position, in a fresh loader with another number of workers."""
 
 import base64
+import dataclasses
 import itertools
 import json
 import logging
@@ -193,6 +194,54 @@ def test_an_order_that_cannot_be_repeated_is_an_error_instead_of_other_data():
     resumed = at_state(DataLoader(Items(9, "int"), sampler=Forgetful(9)), loader.state_dict())
     with pytest.raises(StateMismatchError, match="gives other samples than when the state was saved"):
         list(resumed)
+
+
+class ForgetfulOf(Forgetful):
+    """Such an order, of values that no state holds."""
+
+    def __init__(self, count, made):
+        super().__init__(count)
+        self.made = made
+
+    def __iter__(self):
+        return map(self.made, super().__iter__())
+
+
+class Numbers(Items):
+    def __getitem__(self, value):
+        return int(value.index if isinstance(value, Cut) else value["index"] if isinstance(value, dict) else value)
+
+
+@dataclasses.dataclass
+class Cut:
+    index: torch.Tensor
+
+
+VALUES = {
+    "tensors": torch.tensor,
+    "dictionaries of tensors": lambda index: {"index": torch.tensor(index)},
+    "dataclasses": lambda index: Cut(torch.tensor(index)),
+}
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, None])
+@pytest.mark.parametrize("made", VALUES)
+def test_an_order_of_other_values_that_cannot_be_repeated_is_an_error_too(made, batch_size):
+    loaders = [DataLoader(Numbers(9, "int"), batch_size, sampler=ForgetfulOf(9, VALUES[made])) for _ in range(2)]
+    list(loaders[0])
+    next(iter(loaders[0]))
+    resumed = at_state(loaders[1], loaders[0].state_dict())
+    with pytest.raises(StateMismatchError, match="gives other samples than when the state was saved"):
+        list(resumed)
+
+
+def test_an_older_state_that_leaves_out_what_the_sampler_gave_loads_as_it_did():
+    loaders = [DataLoader(Numbers(9, "int"), 2, sampler=ForgetfulOf(9, torch.tensor)) for _ in range(2)]
+    iterator = begun(loaders[0], 2)
+    state = loaders[0].state_dict()
+    state["place"][0]["sampler"]["order"] = 0
+    resumed = at_state(loaders[1], state)
+    assert [each.tolist() for each in resumed] == [each.tolist() for each in iterator]
 
 
 def test_a_sampler_of_another_epoch_is_an_error_instead_of_other_data():
