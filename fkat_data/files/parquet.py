@@ -99,7 +99,7 @@ def describe(file: StoredBytes) -> dict[str, Any]:
             file.name, "number of column chunks", f"{sum(num_leaves)}, as in the schema", metadata.num_columns
         )
     check_own_columns(file.name, metadata, start)
-    padding = _PADDING_BYTES if _TOO_SHORT.match(metadata.created_by or "") else 0
+    padding = _PADDING_BYTES if _TOO_SHORT.match(_writer_of(metadata)) else 0
     numbers = range(metadata.num_row_groups)
     check_chunks(file.name, metadata, numbers, range(metadata.num_columns), file.size_bytes)
     groups = [_group(metadata.row_group(number), num_leaves, padding, file.size_bytes) for number in numbers]
@@ -168,6 +168,14 @@ def parsed_footer(file: str, footer: bytes) -> Any:
         return _parquet.read_metadata(_arrow.BufferReader(content))
     except genuine(_arrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise unreadable(file, "the footer cannot be read", error) from error
+
+
+def _writer_of(metadata: Any) -> str:
+    """Return what a footer says of the program that has written the file; "" if it is no text: nothing else needs it."""
+    try:
+        return metadata.created_by or ""
+    except genuine(UnicodeDecodeError):
+        return ""
 
 
 def _footer_of(file: StoredBytes) -> tuple[int, bytes]:

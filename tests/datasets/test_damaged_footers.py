@@ -82,6 +82,17 @@ def test_a_column_whose_name_is_no_text_is_an_error_with_the_file(tmp_path, read
 
 
 @pytest.mark.parametrize("reader", READERS)
+def test_a_writer_whose_name_is_no_text_is_no_matter(tmp_path, reader):
+    file = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(ROWS), file, store_schema=False)
+    path = tmp_path / "odd.parquet"
+    assert b"parquet-cpp" in file.getvalue()
+    path.write_bytes(file.getvalue().replace(b"parquet-cpp", b"parquet-\xe3pp"))
+    numbers = [row["number"] for row in READERS[reader](path)]
+    assert (numbers[0], numbers[-1]) == (0, 3)
+
+
+@pytest.mark.parametrize("reader", READERS)
 def test_a_file_that_is_compressed_as_pyarrow_cannot_read_is_refused_and_not_called_corrupt(tmp_path, reader):
     file = io.BytesIO()
     pq.write_table(pa.Table.from_pylist(ROWS), file, compression="gzip", store_schema=False)
