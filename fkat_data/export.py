@@ -52,6 +52,7 @@ _ROWS = (
     ("delivered", "delivered", "Microbatches that the trainer received"),
     ("delivered_bytes", "delivered_bytes", "Bytes of their tensors and arrays"),
     ("produced", "produced", "Microbatches that workers have made"),
+    ("produced_by_caller", "produced_by_caller", "Those of them that the trainer made while workers started"),
     ("elapsed_s", "iteration_seconds", "Time of iteration, up to the last delivery"),
     ("waited_s", "waited_seconds", "Time that the trainer waited for microbatches, or for copies to its device"),
     ("waited_first_s", "waited_first_seconds", "Time waited before the first microbatch of an iteration"),

@@ -24,9 +24,11 @@ def genuine(*kinds: type[_Error]) -> type[_Error]:
     As in ``except genuine(OSError) as error``. Python asks once there is an exception: code without one pays nothing.
 
     Args:
-        kinds: The classes.
+        kinds: The classes. With ``SystemExit`` among them, that of a dataset is caught, too: it must not end the program.
     """
     error = sys.exception()
+    if isinstance(error, SystemExit) and SystemExit in kinds:
+        return cast("type[_Error]", () if comes_from_handler(error) else kinds)
     # In truth a tuple, which a type checker does not follow.
     return cast("type[_Error]", () if error is not None and is_interruption(error) else kinds)
 
@@ -48,8 +50,11 @@ def is_interruption(error: BaseException) -> bool:
     It is meant for the caller, whatever was under way in the caller's thread: it says nothing about the shard, the
     sampler or the microbatch. Every exception that is no ``Exception`` counts as one, too.
     """
-    if not isinstance(error, Exception):
-        return True
+    return not isinstance(error, Exception) or comes_from_handler(error)
+
+
+def comes_from_handler(error: BaseException) -> bool:
+    """Return whether a function of Python that handles a signal has raised an exception, whatever its class."""
     # The first frame is the one that asks, and no handler: what has no other was raised by it, or by a call of C.
     traceback = error.__traceback__ and error.__traceback__.tb_next
     codes = _handlers() if traceback is not None else None

@@ -144,10 +144,10 @@ def prepared(shared_processes):
 
 @pytest.fixture
 def remote(processes):
-    """Return a function that makes the loaders of tests/loader with worker processes."""
-    from loader_examples import make
+    """Return a function that makes the loaders of tests/loader with worker processes, which make all microbatches."""
+    from loader_examples import OF_WORKERS, make
 
-    return partial(make, multiprocessing=True)
+    return partial(make, multiprocessing=True, **OF_WORKERS)
 
 
 @pytest.fixture

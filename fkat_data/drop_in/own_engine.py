@@ -249,6 +249,10 @@ def engine_of(loader: Any, plan: DatasetPlan, *, seed: int, dp_rank: int, keeps_
         in_process=("num_workers", 0),
         is_kept=keeps_dataset,
         loader_name=_public_name(cast("type[object]", type(loader))),
+        is_startup_shared=num_strands is None
+        and not plan.has_windows
+        and loader.worker_init_fn is None
+        and not recovery.needs_processes,
     )
     is_ahead = is_multiprocessing and plan.has_parts
     num_ahead = -1 if loader.prefetch_factor is None else loader.prefetch_factor * group_size

@@ -95,6 +95,7 @@ class Engine(Generic[Microbatch_co]):
             settings.num_tasks_ahead,
             settings.num_microbatches_ahead,
             lengths,
+            self.pool.startup,
         )
         self._observation = Observation(
             self.pool,

@@ -90,6 +90,7 @@ class Observation:
             waited_first_s=self._sink.waited_first_s,
             waited_behind_s=self._sink.waited_behind_s,
             produced=times.produced,
+            produced_by_caller=self._pool.startup.num_made,
             queue_depth=0 if progress.is_over else num_ready,
             store_s=times.of("store"),
             build_s=times.of("build"),

@@ -18,6 +18,7 @@ from fkat_data.loader.look_ahead import LookAhead
 from fkat_data.loader.recovery import Recovery, Remedy, Restarts, SampleSkips, ShardSkips, WaitClock
 from fkat_data.loader.shard_lengths import ShardLengths
 from fkat_data.loader.shortages import Shortages
+from fkat_data.loader.startup import StartupMaker
 from fkat_data.loader.worker_group import WorkerGroup, left_out_before
 from fkat_data.plan.place import START, Piece, Position, ShardTerms, Task
 from fkat_data.plan.shard_plan import ShardPlan
@@ -187,6 +188,7 @@ class Prefetcher:
         num_shard_prefetches: Shards in work ahead of the current one.
         num_microbatch_prefetches: Microbatches produced and not delivered, for each shard; -1: as many as help.
         lengths: Gets the lengths of shards that end; None: nothing asks for them.
+        startup: Makes what the caller would wait for while workers start.
     """
 
     def __init__(
@@ -199,9 +201,11 @@ class Prefetcher:
         num_shard_prefetches: int,
         num_microbatch_prefetches: int,
         lengths: ShardLengths | None,
+        startup: StartupMaker,
     ) -> None:
         self._plan = plan
         self._groups = groups
+        self._startup = startup
         self._replace = replace
         self._recovery = recovery
         self._first_interval_s = recovery.wait_clock().interval_s
@@ -259,6 +263,7 @@ class Prefetcher:
         self._sampler_error = None
         self._shortages.forget()
         self._is_exhausted = False
+        self._startup.leave()
         for group in self._groups:
             group.cancel(self._ticket)
         position = self._plan.begin_at(position)
@@ -298,7 +303,7 @@ class Prefetcher:
     def _keep_terms(self) -> None:
         if self._work and not self._is_stale and not self._takes_turns:
             task = self._work[0].task
-            terms = self._work[0].group.terms(task.ticket)
+            terms = self._work[0].group.terms(task.ticket) or self._startup.terms(task.ticket)
             if terms is not None:
                 self._terms = (task.epoch, task.shard_index), terms
 
@@ -328,10 +333,11 @@ class Prefetcher:
     @property
     def is_waiting(self) -> bool:
         """Whether the last call of ``take`` was interrupted while it waited: nothing had changed then."""
-        return any(work.group.is_waiting for work in self._work)
+        return self._startup.is_making or any(work.group.is_waiting for work in self._work)
 
     def end_wait(self) -> None:
         """Record that the interrupted wait is over."""
+        self._startup.end_making()
         for group in self._groups:
             group.end_wait()
 
@@ -340,6 +346,7 @@ class Prefetcher:
         self._keep_terms()
         self._ticket += NUM_TASKS  # what was under way has a ticket below that
         self._work.clear()
+        self._startup.leave()
         for group in self._groups:
             group.reset()
 
@@ -592,25 +599,44 @@ class Prefetcher:
             work.allow(num_expected + 1)
         while True:
             try:
-                message = cast("Message | None", work.front.receive(timeout_s=0))
-                if isinstance(message, MemoryShortage):
-                    self._shortages.record(message)
-                    message = self._wait(work, num_expected, block=block)
-                elif message is None or message.ticket < ticket:
-                    if block and self._window is not None:
-                        self._look_further(work, self._window)
-                    message = self._wait(work, num_expected, block=block)
+                message = self._next_message(work, num_expected, block=block)
             except (WorkerGone, WorkerStalledError) as error:
                 lost = error
             else:
-                if message is not None and not isinstance(message, Raised):
-                    if self._shortages.newest is not None:
-                        self._shortages.forget()
-                    self.has_run = isinstance(message, Together) and len(message.microbatches) > 1
-                    return work.keep(message)
-                return message
+                if message is None or isinstance(message, Raised):
+                    return message
+                if self._startup.newest_ticket >= ticket and _comes_again(message, num_expected):
+                    continue
+                if self._shortages.newest is not None:
+                    self._shortages.forget()
+                self.has_run = isinstance(message, Together) and len(message.microbatches) > 1
+                return work.keep(message)
             self._lose(work, num_expected, lost)
             work.begin_turn()
+
+    def _next_message(
+        self, work: Work, num_expected: int, *, block: bool
+    ) -> Item | End | Failure | Together | Raised | None:
+        if self._startup.is_over:
+            message = cast("Message | None", work.front.receive(timeout_s=0))
+        else:
+            message = self._received_or_made(work, num_expected, block=block)
+        if isinstance(message, MemoryShortage):
+            self._shortages.record(message)
+        elif message is not None and message.ticket >= work.task.ticket:
+            return message
+        elif block and self._window is not None:
+            self._look_further(work, self._window)
+        return self._wait(work, num_expected, block=block)
+
+    def _received_or_made(self, work: Work, num_expected: int, *, block: bool) -> Message | None:
+        """Return the task's next message, if it has come, or if the caller is to make it."""
+        task, startup = work.task, self._startup
+        if not startup.has_claimed(task.ticket, num_expected):
+            message = cast("Message | None", work.front.receive(timeout_s=0))
+            if isinstance(message, MemoryShortage) or (message is not None and message.ticket >= task.ticket):
+                return message
+        return startup.make(work.group, task, num_expected) if block else None
 
     def _wait(self, work: Work, num_expected: int, *, block: bool) -> Item | End | Failure | Together | Raised | None:
         """Return the task's next message: the last one was none, a shortage, or of a cancelled task."""
@@ -695,6 +721,11 @@ class Prefetcher:
             return False  # no worker could make the next shard
         is_last = len(self._work) == 1 and self._plan_shard(task.shard_index + 1) is None
         return self.skips.may_skip(task, error, is_whole_epoch_lost=is_last and not self._has_delivered)
+
+
+def _comes_again(message: Message, num_expected: int) -> bool:
+    """Return whether a worker had begun a microbatch when the caller made it."""
+    return isinstance(message, Item) and message.microbatch_index < num_expected
 
 
 def _is_end(message: Item | End | Failure | Raised) -> bool:

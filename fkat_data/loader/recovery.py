@@ -161,6 +161,11 @@ class Recovery(NamedTuple):
     stall_warning_s: float
     stall_timeout_s: float | None
 
+    @property
+    def needs_processes(self) -> bool:
+        """Whether it is about what befalls a process that can be ended, and started again."""
+        return self.stall_timeout_s is not None or self.max_worker_restarts > 0
+
     def wait_clock(self) -> WaitClock:
         """Return a clock for a wait that begins now."""
         return WaitClock(self.stall_warning_s, self.stall_timeout_s, display_for())

@@ -18,6 +18,7 @@ from fkat_data.loader.recovery import ON_SHARD_ERROR, OnShardError, Recovery
 from fkat_data.loader.resume import resume, with_fingerprint
 from fkat_data.loader.shard_lengths import ShardLengths
 from fkat_data.loader.worker_pool import WorkerPoolSettings
+from fkat_data.machine import can_start_workers
 from fkat_data.observe.statistics import LoaderStatistics
 from fkat_data.observe.timeline import open_timeline
 from fkat_data.plan.place import Place
@@ -174,6 +175,7 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
             else arguments.choice("start_method", start_method, START_METHODS),
             num_threads=arguments.integer("num_threads_per_worker", num_threads_per_worker, minimum=1),
             users={"dataloader_factory": dataloader_factory},
+            is_startup_shared=not recovery.needs_processes and _hashes_like_workers(),
         )
         lengths = ShardLengths(source_of_lengths(dataloader_factory))
         self._length = EpochLength(plan, settings, lengths, recovery)
@@ -365,3 +367,12 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
 
     def _place(self) -> Place:
         return with_fingerprint(self._engine.place, self._engine.plan, self._identity)
+
+
+def _hashes_like_workers() -> bool:
+    """Return whether a factory that numbers a set of labels numbers them here as in a worker."""
+    if not can_start_workers():
+        return False
+    from fkat_data.worker.inheritance import own_hash_seed  # noqa: PLC0415 - it imports what Windows does not have
+
+    return own_hash_seed() is not None

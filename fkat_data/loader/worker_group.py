@@ -70,6 +70,7 @@ class WorkerGroup:
         self._sent_allowance = 0
         self._gone: set[Worker] = set()
         self._failures: dict[int, Failure] = {}
+        self._ticket_of_caller = -1
 
     def reset(self) -> None:
         """Forget everything: the workers are replaced by others."""
@@ -210,6 +211,23 @@ class WorkerGroup:
             self._next_index = self._tasks[0].first_microbatch
         for worker in self.members:
             worker.cancel(ticket)
+
+    def leave_to_caller(self, ticket: int, index: int) -> None:
+        """Let workers that begin a task from here on begin it at a microbatch: the caller makes those before."""
+        for worker in self.members:
+            worker.begin_behind(ticket, index)
+
+    def take_made(self, message: Item | End | Failure) -> Item | End | Failure | None:
+        """Return the next message of the current task, which the caller has made, as one of a worker."""
+        if self._size > 1:
+            index = message.num_microbatches if isinstance(message, End) else message.microbatch_index
+            self._ticket_of_caller = message.ticket
+            self._early.setdefault(message.ticket, {})[index] = message
+            return self._take()
+        if not isinstance(message, Item) or message.is_last:
+            for worker in self.members:
+                worker.cancel(message.ticket + 1)
+        return message
 
     def receive(self, *, timeout_s: float | None) -> Message | None:
         """Return the next message in order, or None if none comes within ``timeout_s``; None: wait without a limit.
@@ -413,6 +431,9 @@ class WorkerGroup:
         """Keep a message for its turn, unless it is of no task in work, or a second one for the same place."""
         task = next((task for task in self._tasks if task.ticket == message.ticket), None)
         index = message.num_microbatches if isinstance(message, End) else message.microbatch_index
+        if isinstance(message, Failure) and message.ticket == self._ticket_of_caller:
+            # Of what the caller has made as well; yet it ends what this worker makes of the task.
+            index = max(index, self._next_index)
         if task is None or (task is self._tasks[0] and index < self._next_index):
             return
         self._early.setdefault(message.ticket, {}).setdefault(index, message)

@@ -17,6 +17,7 @@ from fkat_data.errors import ConfigurationError
 from fkat_data.interruption import suppress
 from fkat_data.launch import current_group, ranks_on_this_node
 from fkat_data.loader.idle_workers import WorkerUse, room_for
+from fkat_data.loader.startup import StartupMaker
 from fkat_data.loader.worker_group import WorkerGroup
 from fkat_data.machine import refuse_workers
 from fkat_data.observe.durations import Durations, added_durations
@@ -66,6 +67,7 @@ class WorkerPoolSettings(NamedTuple):
         in_process: The argument of the user's, and its value, that has no worker processes.
         is_kept: Whether worker processes keep what the program cannot make again.
         loader_name: The loader's class, for the names of ranges.
+        is_startup_shared: Whether the caller's thread makes microbatches until the first worker process has begun.
     """
 
     factory: Any
@@ -85,6 +87,7 @@ class WorkerPoolSettings(NamedTuple):
     in_process: tuple[str, object] = ("multiprocessing", False)
     is_kept: bool = False
     loader_name: str = "ShardedDataLoader"
+    is_startup_shared: bool = False
 
     @property
     def num_workers(self) -> int:
@@ -129,6 +132,16 @@ class WorkerPool:
         """The groups that the workers form."""
         self.use: WorkerUse | None = None if self._starter is None else WorkerUse(self, is_kept=settings.is_kept)
         """Whether the loader needs its worker processes now; None: it has none."""
+        self.startup: StartupMaker = StartupMaker(
+            self.workers,
+            _nothing_opened if self._starter is None else self._starter.opened,
+            sink,
+            settings.timeline,
+            settings.profiler,
+            settings.loader_name,
+            is_wanted=settings.is_startup_shared and self._starter is not None,
+        )
+        """Makes microbatches in the caller's thread while worker processes start."""
         self._past: list[StageTimes] = []
         self._past_made_on: Mapping[str, Durations] = {}
         # What workers elsewhere get their settings from, and the definitions in them, which microbatches refer to.
@@ -161,7 +174,7 @@ class WorkerPool:
 
     def times(self) -> StageTimes:
         """Return the times of all workers, past ones included."""
-        return added_times([*self._past, *(worker.times() for worker in self.workers)])
+        return added_times([*self._past, *self.startup.times(), *(worker.times() for worker in self.workers)])
 
     def made_on(self) -> Mapping[str, Durations]:
         """Return how long microbatches took, by machine, of workers elsewhere."""
@@ -182,6 +195,11 @@ class WorkerPool:
                 f"this loader belongs to process {self._owner_pid}; make one in process {os.getpid()}, "
                 "which was forked from it"
             )
+        if not self.workers:
+            self.startup.begin()
+        self._start_missing()
+
+    def _start_missing(self) -> None:
         settings = self._settings
         if self.use is not None:
             self.use.begin()
@@ -215,7 +233,10 @@ class WorkerPool:
         """End all workers at once, and start others; do not wait for them."""
         self._end_workers()
         self._close_tables()
-        self.start()
+        if self._starter is None:
+            self.start()
+        else:
+            self._start_missing()
 
     def rest(self) -> None:
         """Let other loaders have the workers' room until ``start``."""
@@ -237,6 +258,7 @@ class WorkerPool:
         self._leave(self._let_go)
 
     def _leave(self, at_end: Callable[[], None]) -> None:
+        self.startup.end()
         self._dismiss_workers()
         deadline_s = time.monotonic() + _GRACE_S
         with contextlib.ExitStack() as stack:  # Ctrl-C during the wait for one must not spare the others
@@ -249,6 +271,7 @@ class WorkerPool:
 
     def kill(self) -> None:
         """End the workers at once."""
+        self.startup.end()
         self._end_workers()
         self._release()
 
@@ -422,6 +445,10 @@ def _picks_of(starter: "WorkerStarter | None", group_index: int) -> "Callable[[]
         raise RuntimeError("a worker in the caller's thread has no table")
 
     return none
+
+
+def _nothing_opened() -> None:
+    """Open nothing: no worker process is sent anything."""
 
 
 def _mark_nothing(stage: str, index: int = -1, label: str = "") -> None:

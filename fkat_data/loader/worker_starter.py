@@ -2,7 +2,9 @@
 
 import errno
 import fcntl
+import mmap
 import os
+import pickle
 from collections import deque
 from collections.abc import Mapping
 from typing import Any
@@ -12,6 +14,8 @@ from fkat_data.interruption import genuine
 from fkat_data.observe.sink import EventSink
 from fkat_data.observe.timeline import Timeline
 from fkat_data.transport.anonymous import anonymous_file
+from fkat_data.transport.buffers import load_with_buffers, pickled_bytes
+from fkat_data.transport.released import LEAST_RELEASED_BYTES
 from fkat_data.transport.segment import Lease
 from fkat_data.worker.importer_process import find_importer
 from fkat_data.worker.parent_process import ParentProcess, fork_parent
@@ -100,6 +104,23 @@ class WorkerStarter:
         if before is not None:
             self.end_parent()
             before.close()
+
+    def opened(self) -> WorkerSettings | None:
+        """Return a copy of the settings, opened here as in a worker; None: nothing is shipped, or that takes long.
+
+        Raises:
+            Exception: What opening them raises.
+        """
+        if not isinstance(self._shipment, Shipment):
+            return None
+        with mmap.mmap(self._shipment.settings, 0, access=mmap.ACCESS_READ) as file:
+            # A larger pickle may be released while it is read here; and it would be one copy more of what the program has.
+            if pickled_bytes(file) >= LEAST_RELEASED_BYTES:
+                return None
+        # It stays mapped for as long as anything of it is used.
+        file = mmap.mmap(self._shipment.settings, 0, access=mmap.ACCESS_COPY)
+        pickle.load(file)  # the paths to import from
+        return load_with_buffers(file)
 
     def server(self) -> ServerProcess | None:
         """Return the process that forks workers now; None where they are spawned.

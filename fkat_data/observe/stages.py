@@ -28,7 +28,7 @@ _NUMBER = {name: number for number, name in enumerate(STAGES)}
 _PRODUCE, _STORE = _NUMBER["produce"], _NUMBER["store"]
 # After the seconds of each stage: microbatches made, the stage in work, what it is about, when it began; then how many
 # microbatches took how long.
-PRODUCED, _STAGE, _INDEX, _BEGAN_S, _FIRST_BUCKET = range(len(STAGES), len(STAGES) + 5)
+PRODUCED, _STAGE, _INDEX, BEGAN_S, _FIRST_BUCKET = range(len(STAGES), len(STAGES) + 5)
 NUM_SLOTS = _FIRST_BUCKET + NUM_BUCKETS
 """Numbers of 8 bytes in a page."""
 
@@ -83,7 +83,7 @@ class StageClock:
         self._label = ""
         # Seconds of ``produce`` and ``store`` before the microbatch that is being made.
         self._before_s = 0.0
-        self._began_s = slots[_BEGAN_S] = time.perf_counter()
+        self._began_s = slots[BEGAN_S] = time.perf_counter()
 
     def mark(self, name: str, index: int = -1, label: str = "") -> None:
         """Begin a stage, which ends the one before.
@@ -100,7 +100,7 @@ class StageClock:
         self._stage = slots[_STAGE] = _NUMBER[name]
         self._index = slots[_INDEX] = index
         # The beginning before the sum: a reader between the two counts too little for an instant, not twice.
-        self._began_s = slots[_BEGAN_S] = now_s
+        self._began_s = slots[BEGAN_S] = now_s
         slots[before] += now_s - began_s
         if before < _PRODUCE:  # what an opening or a replay has read is no part of the next microbatch
             self._before_s = slots[_PRODUCE] + slots[_STORE]
@@ -254,6 +254,6 @@ def stage_times(slots: Page, now_s: float) -> StageTimes:
     numbers, making = list(slots[:_FIRST_BUCKET]), Durations.snapshot(slots[_FIRST_BUCKET:NUM_SLOTS])
     seconds = numbers[: len(STAGES)]
     stage = int(numbers[_STAGE])
-    seconds[stage] += max(0.0, now_s - numbers[_BEGAN_S]) if numbers[_BEGAN_S] else 0.0
+    seconds[stage] += max(0.0, now_s - numbers[BEGAN_S]) if numbers[BEGAN_S] else 0.0
     produced, place = int(numbers[PRODUCED]), int(numbers[_INDEX])
-    return StageTimes(produced, tuple(seconds), STAGES[stage], numbers[_BEGAN_S], place, making)
+    return StageTimes(produced, tuple(seconds), STAGES[stage], numbers[BEGAN_S], place, making)

@@ -79,6 +79,7 @@ class LoaderStatistics:
         waited_behind_s: Seconds of ``waited_s`` in which later microbatches of the shard had arrived: a slow one held
             them up.
         produced: Microbatches that the workers have made, those dropped by a resume or an epoch left early included.
+        produced_by_caller: Those of them that the caller's thread has made, as no worker process had begun.
         queue_depth: Microbatches that are made and not yet delivered, now.
         store_s: Workers' seconds in ``fkat_data.observe.reading``: waiting for stored bytes.
         build_s: Workers' seconds in the factory, and in the first look at what it returns.
@@ -111,6 +112,7 @@ class LoaderStatistics:
     waited_first_s: float = 0.0
     waited_behind_s: float = 0.0
     produced: int = 0
+    produced_by_caller: int = 0
     queue_depth: int = 0
     store_s: float = 0.0
     build_s: float = 0.0
@@ -241,8 +243,7 @@ def rows_of_statistics(statistics: "LoaderStatistics") -> list[tuple[str, str]]:
     if elapsed_s:
         waited = f"{readable_share(statistics.waited_share)} of {readable_duration(elapsed_s)}"
         rows.append(("waited", f"{waited}; {statistics.waiting}" if statistics.waiting.num else waited))
-    made = f"{counted(statistics.produced, 'microbatch')}, {statistics.queue_depth:,} of them ready"
-    rows.append(("made", f"{made}; {statistics.making}" if statistics.making.num else made))
+    rows.append(("made", _made(statistics)))
     if statistics.num_workers:
         where = counted(len(statistics.made_on) or statistics.num_cpus, "machine" if statistics.made_on else "CPU")
         rows.append(("workers", f"{statistics.num_workers} on {where}"))
@@ -269,6 +270,13 @@ def rows_of_statistics(statistics: "LoaderStatistics") -> list[tuple[str, str]]:
             faults += f", {counted(statistics.skipped_samples, 'sample')} left out"
         rows.append(("faults", faults))
     return [*rows, ("verdict", str(statistics.verdict))]
+
+
+def _made(statistics: "LoaderStatistics") -> str:
+    made = f"{counted(statistics.produced, 'microbatch')}, {statistics.queue_depth:,} of them ready"
+    if statistics.produced_by_caller:
+        made += f", {statistics.produced_by_caller:,} made by the caller while workers started"
+    return f"{made}; {statistics.making}" if statistics.making.num else made
 
 
 def text_table(rows: list[tuple[str, str]]) -> str:

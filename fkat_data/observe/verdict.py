@@ -123,6 +123,11 @@ def _of_start(statistics: "LoaderStatistics", waited: str) -> Verdict | None:
     after_s = statistics.elapsed_s - first_s
     steady = min(1.0, rest_s / after_s) if after_s > 0 else 0.0
     of_waited = first_s / statistics.waited_s
+    if 2 * statistics.produced_by_caller >= statistics.delivered:
+        made = f"its own thread made {statistics.produced_by_caller:,} of {statistics.delivered:,} microbatches"
+        advice = "one loader should serve all epochs, and a longer run shows what limits it"
+        text = f"{waited}: {made}, as no worker had started; {advice}"
+        return Verdict("start", statistics.waited_share, of_waited, advice, text)
     if _waits_alike(statistics):
         return None
     if steady < _NOTICED_SHARE:

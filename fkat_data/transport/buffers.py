@@ -233,6 +233,13 @@ def _address_of(content: memoryview) -> int:
     return int(np.frombuffer(content, np.uint8).__array_interface__["data"][0])
 
 
+def pickled_bytes(file: mmap.mmap) -> int:
+    """Return the bytes of a file for ``load_with_buffers`` that unpickling makes objects of: all but its large buffers."""
+    start = int.from_bytes(file[-_END_BYTES:], "little")
+    places: Sequence[_Place] = pickle.loads(file[start:-_END_BYTES])
+    return start - sum(place.size_bytes for place in places if isinstance(place, _Copied))
+
+
 def load_with_buffers(file: mmap.mmap, before: Callable[[], object] = lambda: None) -> Any:
     """Unpickle what is at the position of a file whose end ``BufferPlaces.write`` has written.
 

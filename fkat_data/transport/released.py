@@ -4,7 +4,7 @@ import ctypes
 import mmap
 import os
 
-_LEAST_BYTES = 16 << 20
+LEAST_RELEASED_BYTES = 16 << 20
 _END_BYTES = 8
 _MARK, _DIGEST_BYTES = b"\0", 16  # a pickle begins with another byte
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
@@ -18,7 +18,7 @@ def release_pickle(descriptor: int, start: int, end: int) -> None:
         start: Where the pickle begins that the digest is of.
         end: Where it ends. Buffers follow, which stay.
     """
-    if end < _LEAST_BYTES:
+    if end < LEAST_RELEASED_BYTES:
         return
     digest = digest_of_pickle(descriptor, start)
     length = end // mmap.PAGESIZE * mmap.PAGESIZE

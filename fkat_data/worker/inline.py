@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -22,6 +22,7 @@ from fkat_data.seeding import preserved_generators
 from fkat_data.tracebacks import fold
 from fkat_data.transport.codec import copied
 from fkat_data.transport.digest import digest_of
+from fkat_data.types import Shard
 from fkat_data.wording import shard_name
 from fkat_data.worker.batches import draws_nothing, is_plain
 from fkat_data.worker.collate import FreshCollate
@@ -37,11 +38,14 @@ from fkat_data.worker.messages import (
 )
 from fkat_data.worker.produce import Produced, Producer, name_place, produce, produce_together
 
+_Made = TypeVar("_Made")
+
 
 class WorkerOfThisProcess(KnownOfTasks):
     """What a worker is that has no process of its own, no pipe and no shared memory."""
 
     descriptors: tuple[int, ...] = ()
+    has_started: bool = True
     started_s: float = 0.0
     held_bytes: int = 0
     num_segments: int = 0
@@ -65,6 +69,9 @@ class WorkerOfThisProcess(KnownOfTasks):
 
     def flush(self) -> None:
         """Do nothing: there is no pipe."""
+
+    def begin_behind(self, ticket: int, index: int) -> None:
+        """Do nothing: the caller's thread makes all there is."""
 
     def allow_memory(self, size_bytes: int) -> None:
         """Do nothing: there is no shared memory."""
@@ -161,29 +168,18 @@ class InlineWorker(WorkerOfThisProcess):
         # A stream's batches that no code of a user's makes: nothing is drawn, and nothing is shared.
         is_together = is_plain(task.shard)
         began_s = time.perf_counter()
-        dtype = self._default_dtype
-        contexts = ExitStack()
-        try:
-            with contexts:
-                if not are_modes_of_a_worker(dtype):
-                    contexts.enter_context(modes_of_a_worker(dtype))
-                if not draws_nothing(task.shard):
-                    kept = preserved_generators()
-                    contexts.callback(kept.restore)
-                    contexts.enter_context(kept)
-                contexts.enter_context(self._clock.installed())
-                try:
-                    if is_together:
-                        message = made_together(task, self._producer, is_digested=self._is_digested)
-                    else:
-                        message = self._made(task)
-                finally:
-                    self._clock.mark("")
-                    self._replay.end()
-                    self._sink.waited(began_s, time.perf_counter())
-        finally:
-            # Python may be interrupted before the end of a block is reached: what is left of it is undone here.
-            contexts.close()
+
+        def make() -> Message:
+            try:
+                if is_together:
+                    return made_together(task, self._producer, is_digested=self._is_digested)
+                return self._made(task)
+            finally:
+                self._clock.mark("")
+                self._replay.end()
+                self._sink.waited(began_s, time.perf_counter())
+
+        message = made_as_in_worker(make, task.shard, self._default_dtype, self._clock)
         last = message.behind if isinstance(message, Together) else message
         is_item = isinstance(last, Item)
         self._clock.count(is_item + (len(message.microbatches) if isinstance(message, Together) else 0))
@@ -228,6 +224,40 @@ class InlineWorker(WorkerOfThisProcess):
         # A generator that runs, in another thread or below a signal handler, ends when its last reference dies.
         if production is not None and inspect.getgeneratorstate(production) != inspect.GEN_RUNNING:
             production.close()
+
+
+def made_as_in_worker(
+    make: Callable[[], _Made],
+    shard: Shard,
+    dtype: torch.dtype,
+    clock: StageClock,
+    enter: Callable[[ExitStack], object] | None = None,
+) -> _Made:
+    """Return what a function makes of a shard in this thread, in none of torch's modes; the program's generators stay.
+
+    Args:
+        make: The function.
+        shard: What it makes something of.
+        dtype: torch's default dtype meanwhile.
+        clock: Measures stages meanwhile.
+        enter: Enters what else is left at the end; None: nothing is.
+    """
+    contexts = ExitStack()
+    try:
+        with contexts:
+            if enter is not None:
+                enter(contexts)
+            if not are_modes_of_a_worker(dtype):
+                contexts.enter_context(modes_of_a_worker(dtype))
+            if not draws_nothing(shard):
+                kept = preserved_generators()
+                contexts.callback(kept.restore)
+                contexts.enter_context(kept)
+            contexts.enter_context(clock.installed())
+            return make()
+    finally:
+        # Python may be interrupted before the end of a block is reached: what is left of it is undone here.
+        contexts.close()
 
 
 def _marking(mark: Callable[[str, int, str], None], replay: ReplayDisplay, tasks: deque[Task]) -> Any:
@@ -275,6 +305,15 @@ def item_of(
         microbatch, size_bytes = copied(microbatch)
     digest = digest_of(content_of(microbatch)) if is_digested else 0
     return Item(task.ticket, index, is_last, microbatch, size_bytes, digest)
+
+
+def bytes_of(value: Any) -> int:
+    """Return the bytes of the tensors of a microbatch that was collated into new memory."""
+    if isinstance(value, torch.Tensor):
+        return value.nbytes
+    if isinstance(value, (list, tuple)):
+        return sum(map(bytes_of, cast("list[Any]", value)))
+    return sum(map(bytes_of, cast("dict[Any, Any]", value).values())) if isinstance(value, dict) else 0
 
 
 def made_together(task: Task, producer: Producer, *, is_digested: bool) -> Together:

@@ -25,7 +25,7 @@ from fkat_data.transport.memory_limit import WorkerMemory
 from fkat_data.transport.segment import Segment
 from fkat_data.types import Shard
 from fkat_data.worker.items import ItemThreads
-from fkat_data.worker.messages import PAGE_BYTES
+from fkat_data.worker.messages import PAGE_BYTES, CallerProgress
 from fkat_data.worker.produce import Producer
 from fkat_data.worker.serve import Server
 from fkat_data.worker.settings import WorkerSettings, enter_worker
@@ -109,7 +109,9 @@ def _make_server(
     threads = ItemThreads(settings.num_threads) if settings.num_threads > 1 else None
     producer = Producer(settings.factory, settings.seed, settings.dp_rank, clock.mark, threads=threads)
     finish, is_digested = profile.finish, settings.is_digested
-    return Server(channel, producer, settings.memory, finish, clock=clock, is_digested=is_digested), clock
+    progress = CallerProgress(page)
+    server = Server(channel, producer, settings.memory, finish, clock=clock, progress=progress, is_digested=is_digested)
+    return server, clock
 
 
 def _settings(settings_file: mmap.mmap, before: Callable[[], object]) -> WorkerSettings:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from fkat_data.errors import WorkerError
 from fkat_data.interruption import genuine
-from fkat_data.observe.stages import NUM_SLOTS
+from fkat_data.observe.stages import NUM_SLOTS, Page
 from fkat_data.plan.place import ShardTerms, Task
 from fkat_data.tracebacks import OF_WORKER, folded_text
 from fkat_data.transport.codec import dumps, loads
@@ -69,8 +69,11 @@ TICKET = struct.Struct("<Q")
 FAILURE = struct.Struct("<QQ")
 # workers of the group, the worker's place among them; the table's descriptor comes along
 PICKS = struct.Struct("<II")
+# behind a worker's stages: the ticket + 1 of a task that the caller makes itself, and its first microbatch that the caller
+# does not make
+_MADE_TICKET, _MADE_INDEX = NUM_SLOTS, NUM_SLOTS + 1
 # where a worker reports its stages (see fkat_data.observe.stages): whole pages of the system, mostly one
-PAGE_BYTES = -(-8 * NUM_SLOTS // mmap.PAGESIZE) * mmap.PAGESIZE
+PAGE_BYTES = -(-8 * (NUM_SLOTS + 2) // mmap.PAGESIZE) * mmap.PAGESIZE
 # bytes needed, bytes held, bytes that are allowed, limit in bytes, bytes that are left (-1: enough)
 MEMORY_SHORTAGE = struct.Struct("<QQQQq")
 # bytes that the worker's segments may take together from now on
@@ -216,6 +219,33 @@ class WorkerGone(Exception):  # noqa: N818 - becomes a WorkerDiedError where sha
         self.pid = pid
         self.exit_code = exit_code
         self.last_words = last_words
+
+
+class CallerProgress:
+    """How far the caller has made a task itself, as its worker had not begun: in a page that both have.
+
+    Args:
+        page: The worker's.
+    """
+
+    def __init__(self, page: Page) -> None:
+        self._page = page
+
+    def set(self, ticket: int, index: int) -> None:
+        """Let the worker begin a task at a microbatch, unless it has begun it."""
+        page = self._page
+        if page[_MADE_TICKET] != ticket + 1:
+            page[_MADE_TICKET] = 0
+            page[_MADE_INDEX] = index
+            page[_MADE_TICKET] = ticket + 1
+        page[_MADE_INDEX] = index
+
+    def left_of(self, task: Task) -> Task:
+        """Return a task that begins behind what the caller makes of it."""
+        if self._page[_MADE_TICKET] != task.ticket + 1 or task.lost_microbatch is not None:
+            return task
+        first = int(self._page[_MADE_INDEX])
+        return task._replace(first_microbatch=first, digest=None) if first > task.first_microbatch else task
 
 
 class MadeAlone(NamedTuple):

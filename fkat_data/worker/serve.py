@@ -39,6 +39,7 @@ from fkat_data.worker.messages import (
     PICKS,
     SEGMENT,
     TICKET,
+    CallerProgress,
     Kind,
     MemoryShortage,
     content_of,
@@ -86,6 +87,7 @@ class Server:
         memory: Shared memory that this worker may take.
         finish: Called once at the end.
         clock: Counts microbatches, and measures the stages.
+        progress: Says what the trainer has made itself.
         is_digested: Whether to digest each microbatch.
     """
 
@@ -97,8 +99,10 @@ class Server:
         finish: Callable[[], None],
         *,
         clock: StageClock,
+        progress: CallerProgress,
         is_digested: bool = False,
     ) -> None:
+        self._progress = progress
         self._clock = clock
         self._recorder = clock.recorder
         self._is_digested = is_digested
@@ -149,6 +153,7 @@ class Server:
         if self._picks is None:  # a trainer that waits for several workers waits for their sockets
             self._channel.open_ring()
         self._channel.send(Kind.BEGIN, TICKET.pack(task.ticket))
+        task = self._progress.left_of(task)
         try:
             if self._picks is None or self._picks.owner(task.ticket) == self._picks.worker:
                 self._make_alone(task, produce(task, self._producer))

@@ -1,9 +1,11 @@
 """What a worker needs to start, and which worker this process is."""
 
 import multiprocessing
+from contextlib import ExitStack
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, cast, get_args, runtime_checkable
 
 import torch
+from torch.utils import data as torch_data
 
 from fkat_data.errors import ConfigurationError
 from fkat_data.registry import Registrations
@@ -106,6 +108,7 @@ class WorkerSettings(NamedTuple):
     loader_name: str = "ShardedDataLoader"
 
 
+_WORKER: Any = getattr(getattr(torch_data, "_utils", None), "worker", None)
 _entered: list[int] = []
 
 
@@ -118,6 +121,30 @@ def enter_worker(worker_index: int) -> None:
     _entered[:] = [worker_index]
     # As torch's workers are called: programs tell them from "MainProcess" by it, and logs show it.
     multiprocessing.current_process().name = f"Process-{worker_index + 1}"
+
+
+def stand_in_for_worker(contexts: ExitStack, worker_index: int, info: Any) -> None:
+    """Let this process be a worker for what asks, until the contexts are left: the caller makes what a worker would.
+
+    Args:
+        contexts: Undo it.
+        worker_index: The worker's number among its loader's.
+        info: What ``torch.utils.data.get_worker_info`` returns; None: that is to be found out.
+    """
+    entered, before = list(_entered), worker_info()
+    contexts.callback(_stand, entered, before)
+    _stand([worker_index], info)
+
+
+def worker_info() -> Any:
+    """Return what ``torch.utils.data.get_worker_info`` returns."""
+    return getattr(_WORKER, "_worker_info", None)
+
+
+def _stand(entered: list[int], info: Any) -> None:
+    _entered[:] = entered
+    if _WORKER is not None:
+        _WORKER._worker_info = info  # noqa: SLF001 - where torch.utils.data.get_worker_info looks
 
 
 def current_worker() -> int | None:

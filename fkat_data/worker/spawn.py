@@ -17,7 +17,7 @@ from fkat_data.interruption import genuine
 from fkat_data.observe.durations import Durations
 from fkat_data.observe.events import MAIN_THREAD
 from fkat_data.observe.sink import EventSink
-from fkat_data.observe.stages import PRODUCED, StageTimes, stage_times
+from fkat_data.observe.stages import BEGAN_S, PRODUCED, StageTimes, stage_times
 from fkat_data.observe.timeline import Timeline
 from fkat_data.plan.place import Task
 from fkat_data.transport.anonymous import anonymous_file
@@ -38,6 +38,7 @@ from fkat_data.worker.messages import (
     PICKS,
     SEGMENT,
     TICKET,
+    CallerProgress,
     End,
     Failure,
     Item,
@@ -114,6 +115,7 @@ class ProcessWorker(KnownOfTasks):
             theirs.close()
             if page is not None:
                 os.close(page)
+        self._caller_progress = CallerProgress(self._page)
         self._worker_index = worker_index
         self._is_named = False
         self._channel = Channel(ours)
@@ -142,6 +144,11 @@ class ProcessWorker(KnownOfTasks):
     def is_alive(self) -> bool:
         """Whether the worker can take tasks."""
         return not self._is_closing and not self._process.child.is_dead()
+
+    @property
+    def has_started(self) -> bool:
+        """Whether the worker has opened what it was sent, and looks for tasks."""
+        return self._page[BEGAN_S] > 0
 
     @property
     def held_bytes(self) -> int:
@@ -223,6 +230,10 @@ class ProcessWorker(KnownOfTasks):
     def assign(self, task: Task, allowance: int) -> None:
         """Take a task, to be produced after those taken before."""
         self._channel.post(Kind.ASSIGN, pack_task(task, allowance))
+
+    def begin_behind(self, ticket: int, index: int) -> None:
+        """Let the worker begin a task at a microbatch, if it has not begun it: the caller makes those before."""
+        self._caller_progress.set(ticket, index)
 
     def allow(self, ticket: int, allowance: int, *, is_ahead: bool = False) -> None:
         """Let the task be produced up to ``allowance`` microbatches; ``is_ahead``: of a later task than the current one."""

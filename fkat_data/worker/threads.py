@@ -19,7 +19,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, suppress
 from itertools import repeat
 from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -41,7 +41,7 @@ from fkat_data.seeding import (
 from fkat_data.worker.batches import Part, draws_nothing, is_plain
 from fkat_data.worker.collate import FreshCollate
 from fkat_data.worker.fetch import num_prefetched
-from fkat_data.worker.inline import WorkerOfThisProcess, failure_of, item_of, made_together
+from fkat_data.worker.inline import WorkerOfThisProcess, bytes_of, failure_of, item_of, made_together
 from fkat_data.worker.items import moved_generators
 from fkat_data.worker.messages import (
     End,
@@ -210,7 +210,7 @@ class Threads:
     def item(self, task: Task, index: int, microbatch: Any, is_last: bool | None) -> Item:
         """Return the message of a microbatch."""
         clock = self.here.clock
-        item = item_of(task, index, microbatch, is_last, self.here.collate, clock.mark, _size_of, self.is_digested)
+        item = item_of(task, index, microbatch, is_last, self.here.collate, clock.mark, bytes_of, self.is_digested)
         clock.mark("")
         clock.count()
         return item
@@ -710,12 +710,3 @@ def _made(part: Part) -> Any:
         return part.make(part.argument)
     except genuine(StopIteration) as error:
         raise early_end("the dataset") from error
-
-
-def _size_of(value: Any) -> int:
-    """Return the bytes of the tensors of a microbatch that was collated into new memory."""
-    if isinstance(value, torch.Tensor):
-        return value.nbytes
-    if isinstance(value, (list, tuple)):
-        return sum(map(_size_of, cast("list[Any]", value)))
-    return sum(map(_size_of, cast("dict[Any, Any]", value).values())) if isinstance(value, dict) else 0

@@ -226,7 +226,8 @@ def test_a_worker_is_told_what_torch_tells_it(processes):
 def test_when_a_changed_dataset_reaches_the_workers(persistent_workers, marks, processes):
     dataset = Growing(4)
     found, pids = [], []
-    with DataLoader(dataset, None, num_workers=1, persistent_workers=persistent_workers) as loader:
+    options = {"num_workers": 1, "timeout": 600}  # with a time-out, workers alone make samples
+    with DataLoader(dataset, None, persistent_workers=persistent_workers, **options) as loader:
         for mark in (0, 1, 1):
             dataset.mark = mark
             samples = list(loader)

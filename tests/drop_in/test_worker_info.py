@@ -73,13 +73,13 @@ def test_seeds_of_workers_are_those_of_torch_in_the_first_epoch(processes):
         torch.manual_seed(5)
         first, second = (base_seeds(found) for found in epochs_of(dataset))
         torch.manual_seed(5)
-        torchs = TorchDataLoader(dataset, None, num_workers=2, multiprocessing_context="fork")
+        torchs = TorchDataLoader(dataset, None, num_workers=2, timeout=600, multiprocessing_context="fork")
         assert first == base_seeds(torchs)
         assert second != first
 
 
 def epochs_of(dataset, count=2, **options):
-    with DataLoader(dataset, None, num_workers=2, **options) as loader:
+    with DataLoader(dataset, None, num_workers=2, timeout=600, **options) as loader:
         return [list(loader) for _ in range(count)]
 
 
@@ -135,16 +135,16 @@ class Divided(IterableDataset):
 
 
 def test_an_order_that_is_drawn_from_the_seed_is_divided_and_goes_on_after_a_resume(processes):
-    with DataLoader(Divided(), None, num_workers=2, seed=5) as loader:
+    with DataLoader(Divided(), None, num_workers=2, timeout=600, seed=5) as loader:
         epochs = [list(loader) for _ in range(3)]
     assert [sorted(number for number, _ in epoch) for epoch in epochs] == [list(range(40))] * 3
     assert all(one != other for one, other in pairwise(epochs))
-    with DataLoader(Divided(), None, num_workers=2, seed=5) as loader:
+    with DataLoader(Divided(), None, num_workers=2, timeout=600, seed=5) as loader:
         list(loader)
         iterator = iter(loader)
         begun = [next(iterator) for _ in range(7)]
         state = loader.state_dict()
-    with DataLoader(Divided(), None, num_workers=1, seed=5) as resumed:
+    with DataLoader(Divided(), None, num_workers=1, timeout=600, seed=5) as resumed:
         resumed.load_state_dict(state)
         assert begun + list(resumed) == epochs[1]
         assert list(resumed) == epochs[2]
@@ -164,7 +164,7 @@ class Killed(Divided):
 
 
 def test_a_worker_that_takes_anothers_place_has_its_seed(processes, tmp_path):
-    with DataLoader(Divided(), None, num_workers=2, seed=5) as loader:
+    with DataLoader(Divided(), None, num_workers=2, timeout=600, seed=5) as loader:
         due = list(loader)
     with DataLoader(Killed(tmp_path / "killed"), None, num_workers=2, seed=5, max_worker_restarts=1) as loader:
         assert list(loader) == due
@@ -173,7 +173,7 @@ def test_a_worker_that_takes_anothers_place_has_its_seed(processes, tmp_path):
 
 def test_the_program_is_no_worker(processes):
     assert [each["item"] for each in DataLoader(Facts(2), None)] == [None] * 2
-    with DataLoader(Facts(2), None, num_workers=1) as loader:
+    with DataLoader(Facts(2), None, num_workers=1, timeout=600) as loader:
         list(loader)
         assert facts() is None
     with DataLoader(Facts(2), None, num_workers=2, workers="threads") as loader:

@@ -30,6 +30,9 @@ MIXED = [
     "list-j-0",
 ]
 
+#: With a time-out, the caller's thread makes nothing while workers start.
+OF_WORKERS = {"stall_timeout_s": 600.0}
+
 
 def count_of(shard):
     return int(shard.rsplit("-", 1)[1])

@@ -154,7 +154,7 @@ class Numbers:
         return wanted.number
 
 sampler = [Index(number) for number in range(6)]
-with DataLoader(Numbers(), 2, sampler=sampler, num_workers=2) as loader:
+with DataLoader(Numbers(), 2, sampler=sampler, num_workers=2, timeout=600) as loader:
     print([microbatch.tolist() for microbatch in loader])
 """
 
@@ -307,7 +307,7 @@ def doubled(number: torch.Tensor) -> torch.Tensor:
 def collate(rows):
     return torch.jit.script(doubled)(torch.tensor(rows)), inspect.getsource(Numbers.__getitem__).splitlines()[-1].strip()
 
-with DataLoader(Numbers(), num_workers=1, collate_fn=collate) as loader:
+with DataLoader(Numbers(), num_workers=1, timeout=600, collate_fn=collate) as loader:
     iterator = iter(loader)
     print(next(iterator))
     try:
@@ -365,7 +365,7 @@ class Items:
         assert sys.modules["__main__"].Item is Item
         return leave(item)
 
-with fkat_data.DataLoader(Items(), None, num_workers=1) as loader:
+with fkat_data.DataLoader(Items(), None, num_workers=1, timeout=600) as loader:
     print(list(loader), sorted(set(vars(sys.modules["__main__"])) & {"Item", "main"}))
 """
 

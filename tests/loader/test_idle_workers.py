@@ -88,7 +88,7 @@ def test_few_idle_workers_stay_those_of_the_loader_used_last_first(processes):
     most = 4 * num_usable_cpus()
     count = most // 2 + 3
     with contextlib.ExitStack() as stack:
-        loaders = [stack.enter_context(DataLoader(Numbers(), num_workers=2)) for _ in range(count)]
+        loaders = [stack.enter_context(DataLoader(Numbers(), num_workers=2, timeout=600)) for _ in range(count)]
         pids = []
         for loader in loaders:
             next(iter(loader))  # an iteration that is left counts as one that has ended
@@ -103,10 +103,13 @@ def test_few_idle_workers_stay_those_of_the_loader_used_last_first(processes):
 
 def test_persistent_workers_are_not_given_up_and_an_error_says_what_would_do(processes):
     with contextlib.ExitStack() as stack:
-        kept = stack.enter_context(DataLoader(Numbers(), num_workers=1, persistent_workers=True))
+        kept = stack.enter_context(DataLoader(Numbers(), num_workers=1, persistent_workers=True, timeout=600))
         list(kept)
         pids = worker_pids()
-        others = [stack.enter_context(DataLoader(Numbers(), num_workers=1, persistent_workers=True)) for _ in range(20)]
+        others = [
+            stack.enter_context(DataLoader(Numbers(), num_workers=1, persistent_workers=True, timeout=600))
+            for _ in range(20)
+        ]
         with few_descriptors(70), pytest.raises(OSError, match=r"RLIMIT_NOFILE allows \d+ .*ulimit -n .*close\(\)"):
             [seen(loader) for loader in others]
         assert set(pids) <= set(worker_pids())

@@ -57,8 +57,8 @@ def of_shards(size, **options):
 
 
 LOADERS = {
-    "DataLoader": lambda size: DataLoader(Large(size), batch_size=None, num_workers=2),
-    "batches": lambda size: DataLoader(Large(size // 2), batch_size=2, num_workers=2),
+    "DataLoader": lambda size: DataLoader(Large(size), batch_size=None, num_workers=2, timeout=600),
+    "batches": lambda size: DataLoader(Large(size // 2), batch_size=2, num_workers=2, timeout=600),
     "an iterable dataset": lambda size: DataLoader(LargeStream(size), batch_size=None, num_workers=2),
     "windows": lambda size: DataLoader(Large(size // 2), batch_size=1, window_size=2, window_fn=pairs, num_workers=2),
     "threads": lambda size: DataLoader(Large(size), batch_size=None, num_workers=2, workers="threads"),
@@ -100,7 +100,7 @@ def limit_named(error):
 def test_the_limit_that_the_error_names_for_a_microbatch_is_enough_for_the_loop(num_workers, processes):
     def run(limit_bytes):
         with DataLoader(
-            Large(3 * MIB), batch_size=2, num_workers=num_workers, memory_limit_bytes=limit_bytes
+            Large(3 * MIB), batch_size=2, num_workers=num_workers, memory_limit_bytes=limit_bytes, timeout=600
         ) as loader:
             return [int(microbatch[1, 0]) for microbatch in loader]
 
@@ -112,7 +112,9 @@ def test_the_limit_that_the_error_names_for_a_microbatch_is_enough_for_the_loop(
 def test_the_limit_that_the_error_names_for_what_is_kept_is_enough_for_two_more(processes):
     def run(limit_bytes):
         kept = []
-        with DataLoader(Large(MIB), batch_size=None, num_workers=1, memory_limit_bytes=limit_bytes) as loader:
+        with DataLoader(
+            Large(MIB), batch_size=None, num_workers=1, timeout=600, memory_limit_bytes=limit_bytes
+        ) as loader:
             try:
                 kept.extend(loader)
             except MemoryLimitError as error:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loader_examples import epoch, plain
+from loader_examples import OF_WORKERS, epoch, plain
 from own_workers import worker_pids
 from patience import unless_held_up
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
@@ -83,7 +83,7 @@ class Factory:
 
 def loader(factory, **options):
     shards = [str(index) for index in range(len(factory.sizes))]
-    return ShardedDataLoader(5, shards, factory, **options)
+    return ShardedDataLoader(5, shards, factory, **OF_WORKERS | options)
 
 
 KINDS = st.sampled_from(["map", "iterable", "number", "mixed"])
@@ -356,7 +356,7 @@ def test_workers_whose_sampler_gives_other_numbers_of_batches_end_in_an_error(ma
 
     ahead = {"num_workers_per_shard": 2, "num_microbatch_prefetches": 20}
     with (
-        ShardedDataLoader(3, ["a"], factory, **ahead) as loader,
+        ShardedDataLoader(3, ["a"], factory, **ahead, **OF_WORKERS) as loader,
         pytest.raises(WorkerError, match=r"do not draw the same batches, or not equally many: (at least )?[12]"),
     ):
         list(loader)
@@ -390,7 +390,7 @@ def test_workers_whose_sampler_gives_another_order_in_each_end_in_an_error_inste
         return DataLoader(dataset, 2, sampler=OfEntropy(dataset))
 
     with (
-        ShardedDataLoader(3, ["a"], factory, num_workers_per_shard=2) as loader,
+        ShardedDataLoader(3, ["a"], factory, num_workers_per_shard=2, **OF_WORKERS) as loader,
         pytest.raises(WorkerError, match="do not draw the same batches"),
     ):
         list(loader)

@@ -78,7 +78,7 @@ def test_the_name_is_torchs_own():
 
 
 def test_with_worker_processes_the_name_is_torchs_of_several_processes(processes):
-    with DataLoader(range(6), batch_size=2, num_workers=1) as loader:
+    with DataLoader(range(6), batch_size=2, num_workers=1, timeout=600) as loader:  # workers alone make what is decoded
         count, seen = names_of(loader)
     assert seen["enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"] == count + 1
     assert {"DataLoader.wait", "DataLoader.decode"} <= set(seen)

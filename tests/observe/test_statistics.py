@@ -4,7 +4,7 @@ import time
 
 import torch
 from drop_in_examples import Counted
-from loader_examples import epoch, make
+from loader_examples import OF_WORKERS, epoch, make
 from patience import unless_held_up
 from walks import at_state, begun, both_modes, wait_until
 
@@ -46,7 +46,7 @@ def test_a_slow_microbatch_in_process_counts_when_it_is_made_and_not_with_the_ne
 @both_modes
 @unless_held_up
 def test_each_second_of_a_worker_counts_in_one_stage(multiprocessing):
-    with make(["a"], slow, multiprocessing=multiprocessing) as loader:
+    with make(["a"], slow, multiprocessing=multiprocessing, **OF_WORKERS) as loader:
         began_s = time.perf_counter()
         epoch(loader)
         statistics = loader.statistics()

@@ -178,7 +178,7 @@ class LazilyOpened(Counted, torch.utils.data.Dataset):
 
 @unless_held_up
 def test_a_slow_first_microbatch_is_a_cause_of_its_own_though_others_are_waited_for_too(processes):
-    with fkat_data.DataLoader(LazilyOpened(30), 1, num_workers=1) as loader:
+    with fkat_data.DataLoader(LazilyOpened(30), 1, num_workers=1, timeout=600) as loader:
         for _ in loader:
             pass
         statistics = loader.statistics()

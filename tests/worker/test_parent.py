@@ -150,7 +150,7 @@ def test_what_forks_would_share_or_lose_each_worker_opens_for_itself_and_the_log
     tmp_path, caplog, kind, reason
 ):
     (tmp_path / "numbers").write_bytes(bytes(range(4)))
-    with DataLoader(kind(tmp_path), batch_size=None, num_workers=2) as loader:
+    with DataLoader(kind(tmp_path), batch_size=None, num_workers=2, timeout=600) as loader:
         for _ in range(2):
             found = list(loader)
             assert [index for _, _, index in found] == [0, 1, 2, 3]
@@ -197,7 +197,7 @@ class HasArrow(Opening):
 @pytest.mark.parametrize("kind", [MapsFile, MakesFolder, HasArrow])
 def test_what_forks_may_share_is_opened_once(tmp_path, caplog, kind):
     (tmp_path / "numbers").write_bytes(bytes(range(4)))
-    with DataLoader(kind(tmp_path), batch_size=None, num_workers=2) as loader:
+    with DataLoader(kind(tmp_path), batch_size=None, num_workers=2, timeout=600) as loader:
         found = list(loader)
         assert [index for _, _, index in found] == [0, 1, 2, 3]
         assert {opener for _, opener, _ in found} == parent_pids()

@@ -35,7 +35,7 @@ class Holding:
 
 def private_bytes_with(**held):
     """Return the memory of two workers that is theirs alone, each at its largest."""
-    with DataLoader(Holding(**held), None, num_workers=2) as loader:
+    with DataLoader(Holding(**held), None, num_workers=2, timeout=600) as loader:
         samples = list(loader)
     for name, value in held.items():
         assert [sample[name] for sample in samples] == [value[index] for index in range(4)]
@@ -73,7 +73,7 @@ def test_shared_memory_is_shared_with_workers_and_an_array_is_their_own():
     counts = torch.zeros(6).share_memory_()
     with multiprocessing.get_context("spawn").Manager() as manager:
         dataset = Counting(counts, manager.list())
-        with DataLoader(dataset, None, num_workers=2) as loader:
+        with DataLoader(dataset, None, num_workers=2, timeout=600) as loader:
             assert list(loader) == list(range(6))
         assert counts.tolist() == [1] * 6
         assert sorted(dataset.words) == list(range(6))
@@ -92,7 +92,7 @@ class Labelled:
 
 def test_workers_stay_while_a_model_that_the_collate_fn_knows_is_trained():
     labelled, pids = Labelled(), []
-    with DataLoader(range(4), batch_size=4, num_workers=1, collate_fn=labelled.collate) as loader:
+    with DataLoader(range(4), batch_size=4, num_workers=1, timeout=600, collate_fn=labelled.collate) as loader:
         for _ in range(3):
             ((pid, _),) = loader
             pids.append(pid)
@@ -121,7 +121,7 @@ class Slow:
 
 
 def test_a_dataset_that_takes_long_to_compare_is_named_once_with_what_spares_it(caplog):
-    with DataLoader(Slow(), None, num_workers=1) as loader:
+    with DataLoader(Slow(), None, num_workers=1, timeout=600) as loader:
         for _ in range(3):
             assert list(loader) == [1, 2]
     (said,) = [message for message in caplog.messages if "persistent_workers" in message]
@@ -129,7 +129,7 @@ def test_a_dataset_that_takes_long_to_compare_is_named_once_with_what_spares_it(
 
 
 def test_a_constructor_starts_the_process_that_workers_are_forked_from(own_template):
-    loader = DataLoader(range(4), num_workers=1)
+    loader = DataLoader(range(4), num_workers=1, timeout=600)
     template = template_process.find_template()
     assert template is not None
     assert template.is_serving()

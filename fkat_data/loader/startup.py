@@ -1,0 +1,312 @@
+"""What the caller's thread makes while a loader's first workers start.
+
+A microbatch is a function of its number, so it does not matter who makes it. The caller makes it of a copy: of what the
+workers are sent, opened as a worker opens it. So the program's dataset stays as it is, whatever its items keep or open.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
+
+from fkat_data.errors import StaleIteratorError
+from fkat_data.interruption import genuine
+from fkat_data.loader.worker_group import WorkerGroup
+from fkat_data.observe.events import PRODUCTION_THREAD
+from fkat_data.observe.profile import WorkerProfile
+from fkat_data.observe.sink import EventSink
+from fkat_data.observe.stages import StageClock, StageTimes, new_page
+from fkat_data.observe.timeline import Timeline
+from fkat_data.plan.place import ShardTerms, Task
+from fkat_data.types import Profiler
+from fkat_data.wording import shard_name
+from fkat_data.worker.batches import NumberedBatches, is_map_style, is_random_access
+from fkat_data.worker.collate import FreshCollate
+from fkat_data.worker.fetch import is_plain as iterates_plainly
+from fkat_data.worker.inline import bytes_of, failure_of, item_of, made_as_in_worker
+from fkat_data.worker.messages import End, Failure, Item, Worker, remember_terms, reportable
+from fkat_data.worker.produce import EpochAware, OpenShard, Producer
+from fkat_data.worker.settings import WorkerSettings, stand_in_for_worker, worker_info
+
+_logger = logging.getLogger(__name__)
+
+
+_TORCHS_SAMPLERS = {SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler}
+
+
+class _InOrderError(Exception):
+    """A shard's microbatches are not made by their numbers."""
+
+
+class _NumberedFactory(EpochAware):
+    """Calls a factory, and refuses a product that makes no microbatch without those before it, or has workers of its own."""
+
+    def __init__(self, factory: Callable[[Any], Any]) -> None:
+        self._factory = factory
+
+    def enter_epoch(self, epoch: int) -> None:
+        factory: object = self._factory
+        if isinstance(factory, EpochAware):
+            factory.enter_epoch(epoch)
+
+    def __call__(self, shard: Any) -> Any:
+        product = self._factory(shard)
+        is_numbered = is_random_access(product) or (
+            is_map_style(product) and iterates_plainly(product) and _draws_alike(product)
+        )
+        if not is_numbered or getattr(product, "begin_near", None) is not None:
+            raise _InOrderError(f"microbatches of {type(product).__qualname__} are made in order")
+        return product
+
+
+def _draws_alike(loader: Any) -> bool:
+    """Return whether a DataLoader has the same batches in each process; a user's sampler may draw from a clock."""
+    batches = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+    sampler = batches.sampler if type(batches) is BatchSampler else batches
+    return isinstance(sampler, NumberedBatches) or type(sampler) in _TORCHS_SAMPLERS
+
+
+class _Collate(FreshCollate):
+    """Collates as in no worker: torch's own function takes shared memory in one, since it goes to another process."""
+
+    def __call__(self, batch: Any) -> Any:
+        with ExitStack() as contexts:
+            stand_in_for_worker(contexts, 0, None)
+            return super().__call__(batch)
+
+
+class _OpenedSettings:
+    """What workers are sent, opened in the caller's process.
+
+    Args:
+        settings: What they are sent.
+        clock: Measures what is made.
+        report: As of a ``Producer``.
+    """
+
+    def __init__(self, settings: WorkerSettings, clock: StageClock, report: Callable[[int, ShardTerms], None]) -> None:
+        self._mark = clock.mark
+        self._is_digested = settings.is_digested
+        self._collate = _Collate()
+        factory = _NumberedFactory(settings.factory)
+        self._producer = Producer(
+            factory, settings.seed, settings.dp_rank, clock.mark, collate=self._collate, report=report
+        )
+        self._shard: tuple[int, OpenShard] | None = None
+
+    def leave_shard(self) -> None:
+        """Open the shard again for the next microbatch: an interruption may have left it in any state."""
+        self._shard = None
+
+    def open_shard(self, task: Task, index: int) -> OpenShard:
+        """Return the shard of a task, opened at a microbatch unless it is open.
+
+        Raises:
+            Exception: What opening it raises, or that its microbatches are not made by their numbers.
+        """
+        if self._shard is None or self._shard[0] != task.ticket:
+            self._shard = None
+            begun = task._replace(first_microbatch=index, digest=None)
+            self._shard = task.ticket, OpenShard(begun, self._producer, is_shared=True)
+        return self._shard[1]
+
+    def make(self, shard: OpenShard, task: Task, index: int) -> Item | End:
+        """Make a microbatch of an open shard.
+
+        Raises:
+            Exception: What making it raises.
+        """
+        produced = shard.make(index)
+        if produced is None:
+            return End(task.ticket, index)
+        return item_of(task, *produced, self._collate, self._mark, bytes_of, self._is_digested)
+
+
+class StartupMaker:
+    """Makes what the main thread would wait for, one microbatch after the other, until the first of the workers has begun.
+
+    What the caller's process cannot make, the workers make, and what they raise comes in its place.
+
+    Args:
+        workers: The loader's, always the same list.
+        open_settings: Opens what they are sent; None: that would take long.
+        sink: Gets the time that it takes the caller.
+        timeline: Where that is drawn; None: nowhere.
+        profiler: The user's.
+        loader_name: The loader's class, for the names of ranges.
+        is_wanted: Whether the caller makes anything.
+    """
+
+    def __init__(
+        self,
+        workers: Sequence[Worker],
+        open_settings: Callable[[], WorkerSettings | None],
+        sink: EventSink,
+        timeline: Timeline | None,
+        profiler: Profiler | None,
+        loader_name: str,
+        *,
+        is_wanted: bool,
+    ) -> None:
+        self._workers = workers
+        self._open_settings = open_settings
+        self._sink = sink
+        self._timeline = timeline
+        self._profile = profiler, loader_name
+        self._is_wanted = is_wanted
+        self.is_over: bool = True
+        """Whether the caller makes nothing."""
+        self.newest_ticket: int = -1
+        """The newest task that the caller has made something of."""
+        self.num_made: int = 0
+        """Microbatches that the caller has made."""
+        self._clock: StageClock | None = None
+        self._dtype = torch.get_default_dtype()
+        self._opened: _OpenedSettings | None = None
+        self._info: Any = None
+        self._terms: dict[int, ShardTerms] = {}
+        self._has_made = False
+        # What no worker makes: where a call was interrupted, the next one makes it.
+        self._claim: tuple[int, int] | None = None
+        self._num_left = 0
+        self.is_making: bool = False
+        """Whether the last call was interrupted while it made a microbatch: nothing had changed then."""
+
+    def begin(self) -> None:
+        """Make what the caller would wait for: the workers start."""
+        self._dtype = torch.get_default_dtype()
+        self._has_made = False
+        self.is_over = not self._is_wanted
+
+    def end(self) -> None:
+        """Make nothing any more, and drop what was opened."""
+        self.is_over = True
+        self.leave()
+        self._opened = self._info = None
+
+    def leave(self) -> None:
+        """Leave what is under way to others."""
+        self._claim = None
+        self.end_making()
+
+    def end_making(self) -> None:
+        """Record that an interrupted call is over; its microbatch is made again."""
+        self._num_left += 1
+        self.is_making = False
+        if self._opened is not None:
+            self._opened.leave_shard()
+
+    def times(self) -> list[StageTimes]:
+        """Return how the time was spent, if it was."""
+        return [] if self._clock is None else [self._clock.times()]
+
+    def terms(self, ticket: int) -> ShardTerms | None:
+        """Return what was found out of a task's shard; None: nothing."""
+        return self._terms.get(ticket)
+
+    def has_claimed(self, ticket: int, index: int) -> bool:
+        """Return whether an interrupted call has left a microbatch to the next one."""
+        return self._claim == (ticket, index)
+
+    def make(self, group: WorkerGroup, task: Task, index: int) -> Item | End | Failure | None:
+        """Make the next microbatch of a task; return None, and make nothing any more, where workers make it.
+
+        Raises:
+            StaleIteratorError: Another thread, or a signal's handler, closed the loader meanwhile.
+        """
+        if not self._workers:
+            return None
+        # In any other thread, the main one would draw from the generators meanwhile: the global ones are one for all.
+        is_main = threading.current_thread() is threading.main_thread()
+        if not self.has_claimed(task.ticket, index) and (not is_main or self._has_any_started()):
+            self.end()
+            return None
+        num_left, began_s = self._num_left, time.perf_counter()
+        self.is_making = True
+        try:
+            message = self._made(group, task, index)
+        finally:
+            self._sink.waited(began_s, time.perf_counter())
+        if self._num_left != num_left:
+            raise StaleIteratorError("the loader was closed while this iterator made a microbatch")
+        self.is_making = False
+        self._claim = None
+        if message is None or isinstance(message, Failure):
+            self.end()
+        if message is None:
+            return None
+        if isinstance(message, Item):
+            self._count(group, message)
+        return group.take_made(message)
+
+    def _count(self, group: WorkerGroup, item: Item) -> None:
+        group.leave_to_caller(item.ticket, item.microbatch_index + 1)
+        self._has_made = True
+        self.newest_ticket = item.ticket
+        self.num_made += 1
+        if self._clock is not None:
+            self._clock.count()
+
+    def _has_any_started(self) -> bool:
+        return any(worker.has_started for worker in self._workers)
+
+    def _made(self, group: WorkerGroup, task: Task, index: int) -> Item | End | Failure | None:
+        clock = self._clock_here()
+
+        def enter(contexts: ExitStack) -> None:
+            stand_in_for_worker(contexts, 0, self._info)
+
+        def make() -> Item | End | None:
+            try:
+                opened = self._opened
+                if opened is None:
+                    settings = self._open_settings()
+                    if settings is None:
+                        return None
+                    opened = self._opened = _OpenedSettings(settings, clock, self._report)
+                shard = opened.open_shard(task, index)
+                if self._has_made:
+                    # Workers that begin meanwhile go on behind it. Not with the first one: it may be what only another
+                    # process can make.
+                    self._claim = task.ticket, index
+                    group.leave_to_caller(task.ticket, index + 1)
+                return opened.make(shard, task, index)
+            finally:
+                self._info = worker_info()
+                clock.mark("")
+
+        try:
+            return made_as_in_worker(make, None, self._dtype, clock, enter)
+        except genuine(Exception, SystemExit) as error:
+            return self._given_up(group, task, index, reportable(error, "the dataset"))
+
+    def _given_up(self, group: WorkerGroup, task: Task, index: int, error: Exception) -> Failure | None:
+        """Leave a microbatch to the workers, unless one of them may have begun behind it."""
+        if self.has_claimed(task.ticket, index):
+            group.leave_to_caller(task.ticket, index)
+            if self._has_any_started():
+                return failure_of(task, error, index)
+        _logger.debug(
+            "workers make microbatch %d of %s, as the caller's thread does not: %s",
+            index,
+            shard_name(task.shard),
+            error,
+        )
+        return None
+
+    def _report(self, ticket: int, terms: ShardTerms) -> None:
+        remember_terms(self._terms, ticket, terms)
+
+    def _clock_here(self) -> StageClock:
+        if self._clock is None:
+            recorder = None
+            if self._timeline is not None:
+                recorder = self._timeline.recorder_of(PRODUCTION_THREAD, "production, while workers start")
+            profiler, loader_name = self._profile
+            self._clock = StageClock(new_page(), WorkerProfile(profiler, None, loader_name), recorder)
+        return self._clock
