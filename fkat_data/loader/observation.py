@@ -113,6 +113,7 @@ class Observation:
             waiting=self._sink.waiting(progress.num_delivered),
             making=times.making,
             made_on=self._pool.made_on(),
+            opened_alone=self._pool.opened_alone,
         )
 
     def epoch_began(self, epoch: int, progress: DeliveryProgress) -> None:

@@ -176,6 +176,11 @@ class WorkerPool:
         """Return the times of all workers, past ones included."""
         return added_times([*self._past, *self.startup.times(), *(worker.times() for worker in self.workers)])
 
+    @property
+    def opened_alone(self) -> str:
+        """Why each worker has opened the dataset for itself; empty where they share what was opened once."""
+        return "" if self._starter is None else self._starter.opened_alone
+
     def made_on(self) -> Mapping[str, Durations]:
         """Return how long microbatches took, by machine, of workers elsewhere."""
         return added_durations(self._past_made_on, *(worker.made_on for worker in list(self.workers)))

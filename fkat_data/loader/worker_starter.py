@@ -71,6 +71,11 @@ class WorkerStarter:
         return self._shipment is not None and not self._lost_digest()
 
     @property
+    def opened_alone(self) -> str:
+        """Why each worker has opened the dataset for itself; empty where they share what was opened once."""
+        return "" if self._parent is None else self._parent.why_unfit
+
+    @property
     def has_lost_program(self) -> bool:
         """Whether the fork of this process that the workers are forks of has ended."""
         return isinstance(self._shipment, ProgramFork) and self._shipment.is_gone

@@ -47,7 +47,7 @@ _SHARED = frozenset({"elapsed_s", "num_workers_per_shard", "num_shard_prefetches
 
 _NONE = Durations()
 
-_BY_NAME = ("made_on", "seen")
+_BY_NAME = ("made_on", "seen", "opened_alone")
 
 
 class Seen(NamedTuple):
@@ -103,6 +103,7 @@ class LoaderStatistics:
         making: How long a worker made each microbatch, waiting for stored bytes included: ``making.p99_s`` and others.
         made_on: The same by machine, of workers on a Ray cluster.
         seen: What a mixture has had of each source, by its name.
+        opened_alone: Why each worker has opened the dataset for itself; empty where they share what was opened once.
     """
 
     delivered: int = 0
@@ -136,6 +137,7 @@ class LoaderStatistics:
     making: Durations = _NONE
     made_on: Mapping[str, Durations] = field(default_factory=dict[str, Durations])
     seen: Mapping[str, Seen] = field(default_factory=dict[str, Seen])
+    opened_alone: str = ""
 
     def __repr__(self) -> str:
         facts = [
@@ -204,7 +206,8 @@ class LoaderStatistics:
         }
         for name in DURATIONS:
             numbers[name] = sum((getattr(one, name) for one in found), Durations())
-        return cls(**numbers, made_on=added_durations(*(one.made_on for one in found)))
+        alone = next((one.opened_alone for one in found if one.opened_alone), "")
+        return cls(**numbers, made_on=added_durations(*(one.made_on for one in found)), opened_alone=alone)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -246,7 +249,8 @@ def rows_of_statistics(statistics: "LoaderStatistics") -> list[tuple[str, str]]:
     rows.append(("made", _made(statistics)))
     if statistics.num_workers:
         where = counted(len(statistics.made_on) or statistics.num_cpus, "machine" if statistics.made_on else "CPU")
-        rows.append(("workers", f"{statistics.num_workers} on {where}"))
+        alone = f"; each has opened the dataset: {statistics.opened_alone}" if statistics.opened_alone else ""
+        rows.append(("workers", f"{statistics.num_workers} on {where}{alone}"))
     rows += [(f"on {machine}", f"{making.num:,}; {making}") for machine, making in sorted(statistics.made_on.items())]
     rows += [
         (f"from {name}", f"{counted(seen.delivered, 'microbatch')}, begun {counted(seen.passes, 'time')}")

@@ -168,7 +168,9 @@ def test_the_numbers_are_flat_and_the_verdict_is_none_of_them():
     epoch(loader)
     numbers = loader.statistics().as_dict()
     assert all(type(number) in (int, float) for number in numbers.values())
-    assert set(LoaderStatistics.__dataclass_fields__) - {"waiting", "making", "made_on", "seen"} < set(numbers)
+    assert set(LoaderStatistics.__dataclass_fields__) - {"waiting", "making", "made_on", "seen", "opened_alone"} < set(
+        numbers
+    )
     assert numbers["making_p99_s"] == loader.statistics().making.p99_s > 0
     assert {f"{name}_{quantile}_s" for name in ("waiting", "making") for quantile in ("p50", "p95", "p99")} < set(
         numbers

@@ -155,6 +155,7 @@ def test_what_forks_would_share_or_lose_each_worker_opens_for_itself_and_the_log
             found = list(loader)
             assert [index for _, _, index in found] == [0, 1, 2, 3]
             assert all(pid == opener for pid, opener, _ in found)
+        assert re.search(reason, loader.statistics().opened_alone)
     said = [message for message in caplog.messages if "opens the dataset for itself" in message]
     assert len(said) == 1
     assert re.search(reason, said[0]), said
