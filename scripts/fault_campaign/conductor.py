@@ -17,7 +17,7 @@ from typing import Any
 from fault_campaign.case import Case, Strike
 from fault_campaign.ledger import audit, entries
 from fault_campaign.outcome import Hit, Outcome
-from fault_campaign.processes import MARK, marked, send, stacks, wait_until_gone
+from fault_campaign.processes import MARK, marked, named_servers, send, stacks, wait_until_gone
 from fault_campaign.trainer import AGAIN
 
 _POLL_S = 0.003
@@ -136,8 +136,10 @@ class _Play:
             self._seen |= parents.keys()
             if wants == "all":
                 return sorted(parents, key=lambda pid: hash((pid, strike.choice)))
-            workers = sorted(pid for pid, parent in parents.items() if parent == trainer.pid)
-            grandchildren = sorted(pid for pid, parent in parents.items() if parent in workers)
+            # Those that others are forked from: the template, importers, and the parents of loaders.
+            servers = {pid for pid, parent in parents.items() if parent == trainer.pid} | named_servers(parents)
+            workers = sorted(pid for pid, parent in parents.items() if parent in servers or parent == trainer.pid)
+            grandchildren = sorted(pid for pid, parent in parents.items() if parent in workers and pid not in workers)
             pids = {"trainer": [trainer.pid], "worker": workers, "grandchild": grandchildren}[wants]
             if pids:
                 return [pids[int(strike.choice * len(pids))]]
@@ -246,23 +248,31 @@ def complaint_about_end(code: int, trainer: int, hits: Sequence[Hit], events: Se
     return f"the trainer ended with {code}, after {sorted(names)}"
 
 
+def _is_explained(message: str, num_deadly: int) -> bool:
+    """Return whether a warning is what follows from so many deadly strikes, or from the case."""
+    if "template processes ended before they had started a worker" in message:
+        return num_deadly > 1
+    if "the process that workers were forked from has ended" in message:
+        return num_deadly > 0
+    return "has no microbatch" in message  # where a case has some, the ledger lacks them
+
+
 def _complaint_about(event: dict[str, Any], hits: Sequence[Hit]) -> str:
     match event["what"]:
         case "died" | "replaced":
             signals = {
                 int(signal.Signals[f"SIG{hit.signal}"]) for hit in hits if hit.pid == event["pid"] and hit.is_deadly
             }
-            if event["exit_code"] is None or -event["exit_code"] not in signals:
+            # An orphan's exit code is unknown: what it was forked from was hit before.
+            is_orphan = event["exit_code"] is None and sum(hit.is_deadly for hit in hits) > 1
+            if not is_orphan and (event["exit_code"] is None or -event["exit_code"] not in signals):
                 return f"a worker ended with {event['exit_code']}, hit by {sorted(signals)}"
         case "failed":
             if not any(hit.victim in ("grandchild", "all") for hit in hits):
                 return f"an error that nothing explains: {event['error']}"
         case "logged":
-            is_of_templates = "template processes ended before they had started a worker" in event["message"]
-            if is_of_templates and sum(hit.is_deadly for hit in hits) > 1:
-                return ""  # the strikes met them
-            if "has no microbatch" in event["message"]:
-                return ""  # where a case has some, the ledger lacks them
+            if _is_explained(event["message"], sum(hit.is_deadly for hit in hits)):
+                return ""
             return f"a warning that nothing explains: {event['message']}"
         case _:
             pass

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
@@ -19,6 +20,16 @@ def marked(mark: str) -> dict[int, int]:
         with contextlib.suppress(psutil.Error):
             if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
                 found[process.pid] = process.ppid()
+    return found
+
+
+def named_servers(pids: Iterable[int]) -> set[int]:
+    """Return those of the processes that fork others for loaders, by what the system calls them."""
+    found: set[int] = set()
+    for pid in pids:
+        with contextlib.suppress(psutil.Error):
+            if psutil.Process(pid).name().startswith("fkat-"):
+                found.add(pid)
     return found
 
 
