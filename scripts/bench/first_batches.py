@@ -16,6 +16,7 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -171,13 +172,14 @@ def _settled_cpu_s(tree: ProcessTree) -> float:
     raise RuntimeError(f"the workers still compute after {_LONGEST_S:.0f} s")
 
 
-def run(settings: Settings) -> list[Table]:
+def run(settings: Settings) -> Iterator[Table]:
     scale = min(1.0, settings.scale)
     with tempfile.TemporaryDirectory(prefix="fkat_data_bench_") as folder:
         _make(settings, folder, scale)
-        tables = [_firsts(settings, kind, folder, scale) for kind in settings.wanted_workloads(_KINDS)]
-        tables += [_epochs(settings, kind, folder, scale) for kind in settings.wanted_workloads((*_EPOCHS, _PACKAGE))]
-    return tables
+        for kind in settings.wanted_workloads(_KINDS):
+            yield _firsts(settings, kind, folder, scale)
+        for kind in settings.wanted_workloads((*_EPOCHS, _PACKAGE)):
+            yield _epochs(settings, kind, folder, scale)
 
 
 def _make(settings: Settings, folder: str, scale: float) -> None:

@@ -94,18 +94,16 @@ def _restart_s(loader: Any, folder: str, num_workers: int) -> float:
     return median(longest_s)
 
 
-def run(settings: Settings) -> list[Table]:
+def run(settings: Settings) -> Iterator[Table]:
     scale = min(1.0, settings.scale)
     headers = ["workers", "busy", "", "first batch, s", "copies: workers that have begun", "at the end of an epoch"]
     headers += ["at most", "CPU of the epoch, s", "a worker killed, until the next batch, s"]
-    tables: list[Table] = []
     with tempfile.TemporaryDirectory(prefix="fkat_data_bench_") as folder:
         for kind in settings.wanted_workloads(_KINDS):
             arguments: dict[str, Any] = {"kind": kind, "scale": scale, "folder": folder}
             rows = [row for workers in settings.workers or _WORKERS for row in _rows(settings, workers, arguments)]
             rows.append(["target (at most)", "", "", "", str(_TARGETS[kind]), "", "", "", str(_RESTART_TARGET)])
-            tables.append(Table(f"{int(scale * held.HELD_BYTES) >> 20} MiB in memory, {kind}", headers, rows))
-    return tables
+            yield Table(f"{int(scale * held.HELD_BYTES) >> 20} MiB in memory, {kind}", headers, rows)
 
 
 def _rows(settings: Settings, workers: int, arguments: dict[str, Any]) -> Iterator[list[str]]:

@@ -13,7 +13,7 @@ import importlib
 import os
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from statistics import median
 from typing import Any
@@ -91,9 +91,11 @@ def _open(contestant: str, num_workers: int = 1, ahead: int | None = None) -> Ab
     return ours(workloads.Factory("tiny"), shards, **({} if ahead is None else options))
 
 
-def run(settings: Settings) -> list[Table]:
-    tables = [_starts(settings), _phases(settings)] if settings.wanted_workloads(["starts"]) else []
-    return [*tables, *first_batches.run(settings)]
+def run(settings: Settings) -> Iterator[Table]:
+    if settings.wanted_workloads(["starts"]):
+        yield _starts(settings)
+        yield _phases(settings)
+    yield from first_batches.run(settings)
 
 
 def _starts(settings: Settings) -> Table:
