@@ -249,7 +249,7 @@ def complaint_about_end(code: int, trainer: int, hits: Sequence[Hit], events: Se
 
 
 def _is_explained(message: str, num_deadly: int) -> bool:
-    """Return whether a warning is what follows from so many deadly strikes, or from the case."""
+    """Return whether a warning is what follows from that many deadly strikes, or from the case."""
     if "template processes ended before they had started a worker" in message:
         return num_deadly > 1
     if "the process that workers were forked from has ended" in message:
