@@ -36,7 +36,7 @@ class Items(Dataset):
         return os.getpid()
 
 found = []
-with DataLoader(Items(), 2, num_workers=2, prefetch_factor=1, start_method=name) as loader:
+with DataLoader(Items(), 2, num_workers=2, prefetch_factor=1, start_method=name, timeout=600) as loader:
     iterator = iter(loader)
     found.extend(next(iterator).tolist())
     below = psutil.Process().children(recursive=True)
