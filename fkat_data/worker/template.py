@@ -155,7 +155,7 @@ def serve_opened(
     gc.freeze()
     gc.enable()
     chosen = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    asked = ForkServer(control, lifeline, upstream=upstream).serve()
+    asked = ForkServer(control, lifeline, upstream=upstream, holds_program=upstream is None).serve()
     if not isinstance(asked, AskedWorker):  # a loader's parent is asked for nothing else
         leave()
     if chosen is not None:
@@ -265,6 +265,8 @@ class ForkServer:
         idle_ms: Milliseconds without a child after which it ends; None: never.
         upstream: Takes requests while this process has threads; None: it starts interpreters then.
         importer: Imports what a request needs; None: this process imports nothing more.
+        holds_program: Whether it is a fork of the trainer, and has what no interpreter can get. It forks with threads,
+            too: torch's pool, which each fork of a program with it starts again.
     """
 
     def __init__(
@@ -276,8 +278,10 @@ class ForkServer:
         idle_ms: int | None = None,
         upstream: socket.socket | None = None,
         importer: Importer | None = None,
+        holds_program: bool = False,
     ) -> None:
         self._lifeline = lifeline
+        self._holds_program = holds_program
         self._importer = importer
         self._environment = environment
         self._idle_ms = idle_ms
@@ -343,7 +347,7 @@ class ForkServer:
                 pass_on(asked, self.upstream, self._importer.why)
                 birth.close()
                 self.retire()
-            elif num_threads() == 1:
+            elif self._holds_program or num_threads() == 1:
                 if self._fork(asked, birth):
                     return True
             elif self.upstream is not None:

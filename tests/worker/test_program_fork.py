@@ -45,6 +45,18 @@ class Words:
         return int(self.file.read(8)), os.getpid()
 
 
+def test_a_program_that_has_chosen_a_number_of_threads_of_torchs_is_forked(run_script):
+    text = """
+import torch
+from fkat_data import DataLoader
+
+torch.set_num_threads(4)
+with DataLoader(range(4), None, num_workers=2, start_method="fork") as loader:
+    print(list(loader))
+"""
+    assert run_script(text).stdout == "[0, 1, 2, 3]\n"
+
+
 def test_a_dataset_that_cannot_be_pickled_is_read_by_each_worker_at_a_place_of_its_own(tmp_path):
     dataset = Words(tmp_path / "words", 20_000)
     place = dataset.file.tell()
@@ -379,7 +391,7 @@ def test_a_program_with_busy_threads_is_forked_again_and_again():
     def work():
         while not is_over.is_set():
             logger.warning("a lock is taken, and given back")
-            torch.rand(8) @ torch.rand(8, 8)
+            torch.ones(8) @ torch.ones(8, 8)  # a draw takes the lock of the generator, which workers seed
 
     threads = [threading.Thread(target=work, daemon=True) for _ in range(2)]
     for thread in threads:
