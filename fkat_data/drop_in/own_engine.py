@@ -251,6 +251,7 @@ def engine_of(loader: Any, plan: DatasetPlan, *, seed: int, dp_rank: int, keeps_
         loader_name=_public_name(cast("type[object]", type(loader))),
         is_startup_shared=num_strands is None
         and not plan.has_windows
+        and not _fetches(loader.dataset)
         and loader.worker_init_fn is None
         and not recovery.needs_processes,
     )
@@ -267,6 +268,11 @@ def engine_of(loader: Any, plan: DatasetPlan, *, seed: int, dp_rank: int, keeps_
         DataLoaderStatistics,
     )
     return Engine(plan, settings)
+
+
+def _fetches(dataset: Any) -> bool:
+    """Return whether a dataset is a stream that fetches shards: its threads keep what they raise, and so the caller's frames."""
+    return plans_batches(dataset) and any(stream.remote is not None for stream in dataset.streams)
 
 
 def prepare_workers(loader: Any) -> None:

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
@@ -23,13 +23,23 @@ from fkat_data.observe.sink import EventSink
 from fkat_data.observe.stages import StageClock, StageTimes, new_page
 from fkat_data.observe.timeline import Timeline
 from fkat_data.plan.place import ShardTerms, Task
+from fkat_data.transport.codec import refuse_graph
 from fkat_data.types import Profiler
 from fkat_data.wording import shard_name
 from fkat_data.worker.batches import NumberedBatches, is_map_style, is_random_access
 from fkat_data.worker.collate import FreshCollate
 from fkat_data.worker.fetch import is_plain as iterates_plainly
 from fkat_data.worker.inline import bytes_of, failure_of, item_of, made_as_in_worker
-from fkat_data.worker.messages import End, Failure, Item, Worker, remember_terms, reportable
+from fkat_data.worker.messages import (
+    End,
+    Failure,
+    Item,
+    Worker,
+    pack_failure,
+    remember_terms,
+    reportable,
+    unpack_failure,
+)
 from fkat_data.worker.produce import EpochAware, OpenShard, Producer
 from fkat_data.worker.settings import WorkerSettings, stand_in_for_worker, worker_info
 
@@ -124,7 +134,30 @@ class _OpenedSettings:
         produced = shard.make(index)
         if produced is None:
             return End(task.ticket, index)
-        return item_of(task, *produced, self._collate, self._mark, bytes_of, self._is_digested)
+        item = item_of(task, *produced, self._collate, self._mark, bytes_of, self._is_digested)
+        _refuse_graphs(item.microbatch)
+        return item
+
+
+def _forget_tracebacks(error: BaseException) -> None:
+    """Drop an error's frames: a dataset may keep what it has raised, and with the frames the loader."""
+    errors, seen = [error], {id(error)}
+    while errors:
+        found = errors.pop()
+        found.__traceback__ = None
+        behind = [each for each in (found.__cause__, found.__context__) if each is not None and id(each) not in seen]
+        seen.update(map(id, behind))
+        errors += behind
+
+
+def _refuse_graphs(value: Any) -> None:
+    """Raise what a worker raises of a microbatch that has a graph."""
+    if isinstance(value, torch.Tensor):
+        refuse_graph(value)
+    elif isinstance(value, (list, tuple, dict)):
+        parts = cast("Any", value)
+        for part in parts.values() if isinstance(value, dict) else parts:
+            _refuse_graphs(part)
 
 
 class StartupMaker:
@@ -287,17 +320,22 @@ class StartupMaker:
 
     def _given_up(self, group: WorkerGroup, task: Task, index: int, error: Exception) -> Failure | None:
         """Leave a microbatch to the workers, unless one of them may have begun behind it."""
+        failure: Failure | None = None
         if self.has_claimed(task.ticket, index):
             group.leave_to_caller(task.ticket, index)
             if self._has_any_started():
-                return failure_of(task, error, index)
-        _logger.debug(
-            "workers make microbatch %d of %s, as the caller's thread does not: %s",
-            index,
-            shard_name(task.shard),
-            error,
-        )
-        return None
+                failure = failure_of(task, error, index)
+                # As of a worker: another object.
+                failure = failure._replace(error=unpack_failure(pack_failure(failure.error)))
+        if failure is None:
+            _logger.debug(
+                "workers make microbatch %d of %s, as the caller's thread does not: %s",
+                index,
+                shard_name(task.shard),
+                error,
+            )
+        _forget_tracebacks(error)
+        return failure
 
     def _report(self, ticket: int, terms: ShardTerms) -> None:
         remember_terms(self._terms, ticket, terms)

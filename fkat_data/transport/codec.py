@@ -521,12 +521,12 @@ class _Pickler(_InBandPickler):
                 return NotImplemented
             return np.ascontiguousarray(obj).__reduce_ex__(5)
         if isinstance(obj, torch.Tensor):
-            _refuse_graph(obj)
+            refuse_graph(obj)
         return super().reducer_override(obj)
 
     def _reduce_tensor(self, tensor: torch.Tensor) -> Any:
         if not _has_plain_memory(tensor):
-            _refuse_graph(tensor)
+            refuse_graph(tensor)
             return reduce_of_torch(tensor)
         self.extents.append(extent_of(tensor))
         tensor, strides = dense(tensor)
@@ -573,8 +573,12 @@ class _SharedMemory:
         self.span = span
 
 
-def _refuse_graph(tensor: torch.Tensor) -> None:
-    # What torch's multiprocessing raises, and what would do.
+def refuse_graph(tensor: torch.Tensor) -> None:
+    """Raise what torch's multiprocessing raises of a tensor with a graph, and say what would do.
+
+    Raises:
+        RuntimeError: The tensor has a graph.
+    """
     if tensor.requires_grad and not tensor.is_leaf:
         raise RuntimeError(
             "Cowardly refusing to serialize non-leaf tensor which requires_grad, since autograd does not support "

@@ -23,6 +23,8 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 _GRACE_S = 1.0
 _LONGEST_OPENING_S = 60.0
+# A stream keeps its place in it, for torch's workers: nothing that a program could change.
+_OWN_MEMORY = "/memfd:fkat_data"
 # Each is said once: a program may have a loader for each phase.
 _said: set[str] = set()
 _processes: "WeakTable[int, ServingProcess]" = WeakTable()
@@ -145,7 +147,7 @@ class ParentProcess(ServingProcess):
         self._has_started_one = True
         if why_alone and not self.why_unfit:
             self.why_unfit = why_alone
-            if why_alone not in _said:
+            if why_alone not in _said and _OWN_MEMORY not in why_alone:
                 _said.add(why_alone)
                 logger.warning("each worker opens the dataset for itself, because %s", why_alone)
 

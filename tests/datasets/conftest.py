@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from counting_files import CountingFileSystem
-from stored_files import ROWS_OF_A_GROUP
+from remote_tables import ROWS_OF_A_GROUP
 
 
 @pytest.fixture

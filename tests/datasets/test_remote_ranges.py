@@ -6,7 +6,7 @@ import time
 
 import pytest
 from meeting import Meeting
-from stored_files import KINDS, NUM_SAMPLES, ROWS_OF_A_GROUP, lines, members
+from remote_tables import KINDS, NUM_SAMPLES, ROWS_OF_A_GROUP, lines, members
 
 from fkat_data.datasets import (
     IterableJsonDataset,

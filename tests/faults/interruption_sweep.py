@@ -25,6 +25,7 @@ from patience import Patience
 import fkat_data
 from fkat_data import ShardedDataLoader
 from fkat_data.worker import template_process
+from fkat_data.worker.importer_process import end_importers
 from fkat_data.worker.template_process import find_template
 
 ROOT = str(Path(fkat_data.__file__).parent)
@@ -292,6 +293,7 @@ def children():
 
 def left():
     """Return the processes that are left, but for the template process that waits for the next loader."""
+    end_importers()
     template = find_template()
     kept = set() if template is None else {template.pid}
     wait_until(lambda: children() <= kept)

@@ -19,7 +19,7 @@ from huggingface_examples import (
     streaming,
     write_streams,
 )
-from test_trainer_mixin import check_resumed, trained, trainer, weights
+from trainer_examples import check_resumed, trained, trainer, weights
 
 from fkat_data import ConfigurationError, DataLoader, RankMismatchError
 from fkat_data.distributed import gather

@@ -1,7 +1,7 @@
-import leavings
 import pytest
 import torch
 from loader_examples import MIXED, epoch, make, plain, same_state
+from own_workers import worker_pids
 from walks import at_state, begun, both_modes
 
 
@@ -20,7 +20,7 @@ def test_the_first_microbatch_comes_over_and_over(multiprocessing):
                 if number == 50:
                     break
             assert (loader.epoch, loader.statistics().delivered) == (0, 50)
-            assert not leavings.processes()  # the machine is the caller's alone
+            assert not worker_pids()  # the machine is the caller's alone
             assert epoch(at_state(make(), loader.state_dict())) == expected
 
 

@@ -9,11 +9,11 @@ import sys
 import time
 import weakref
 
-import leavings
 import numpy as np
 import pytest
 import torch
 from loader_examples import bounded, epoch, make, mixed, plain
+from own_workers import parent_pids, worker_pids
 from patience import Patience, check_in_time
 from torch.utils.data import DataLoader
 from walks import begun, both_modes, wait_until
@@ -267,12 +267,12 @@ def test_microbatches_are_delivered_to_the_device_of_their_time_and_the_rest_lef
 def test_a_loader_that_is_dropped_ends_its_workers(remote):
     loader = remote(num_shard_prefetches=2)
     next(iter(loader))
-    assert len(leavings.processes()) == 2
+    assert len(worker_pids()) == 2
     reference = weakref.ref(loader)
     del loader
     gc.collect()
     assert reference() is None
-    wait_until(lambda: not leavings.processes())
+    wait_until(lambda: not worker_pids() and not parent_pids())
 
 
 def number_of_process(shard):
