@@ -148,7 +148,7 @@ def test_what_writes_in_parallel_knows_the_encoding(tmp_path):
     assert [sample["text"] for sample in LocalDataset(tmp_path / "out")] == ["0", "1", "2"]
 
 
-@pytest.mark.parametrize("start_method", ["template", "spawn", "fork"])
+@pytest.mark.parametrize("start_method", ["template", "spawn"])
 def test_a_worker_opens_shards_of_the_encoding(processes, data, start_method):
     with sharded(data, start_method=start_method) as loader:
         assert [text for microbatch in loader for text in microbatch["text"]] == TEXTS

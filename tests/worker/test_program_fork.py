@@ -406,31 +406,6 @@ def test_a_program_with_busy_threads_is_forked_again_and_again():
             thread.join()
 
 
-def test_signals_that_reach_workers_do_not_wake_the_programs_loop():
-    reading, writing = os.pipe()
-    os.set_blocking(writing, False)
-    before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    handled = []
-    chosen = signal.signal(signal.SIGUSR1, lambda number, _: handled.append(number))
-    try:
-        with DataLoader(Quiet(400), None, **FORK) as loader:
-            iterator = iter(loader)
-            next(iterator)
-            [parent] = (child for child in psutil.Process().children() if child.name() == "fkat-parent")
-            for process in (parent, *parent.children()):
-                process.send_signal(signal.SIGUSR1)
-            assert len(list(iterator)) == 399
-        os.set_blocking(reading, False)
-        with pytest.raises(BlockingIOError):
-            os.read(reading, 1)
-    finally:
-        signal.set_wakeup_fd(before)
-        signal.signal(signal.SIGUSR1, chosen)
-        os.close(reading)
-        os.close(writing)
-    assert handled == []
-
-
 PROGRAM = """
 import atexit, json, os, sys, threading
 from fkat_data import DataLoader

@@ -200,7 +200,8 @@ class WorkerContract:
         with TemporaryDirectory() as folder:
             deadly = Path(folder, "deadly")
             deadly.touch()
-            with self._loader(deadly=deadly) as loader:
+            # A time-out: only a process of its own may end.
+            with self._loader(deadly=deadly, timeout=600) as loader:
                 found: list[Any] = []
                 error = expect_error(WorkerDiedError, lambda: found.extend(loader), "a worker that dies")
             expect("no more of it" in str(error), f"the error lacks what the worker wrote last: {error}")
