@@ -296,8 +296,7 @@ class Delivery:
 
     def _recover(self, position: Position) -> None:
         """Go on at a position after an interrupted call."""
-        if self._whole_at is None and self._prefetcher.is_waiting:
-            self._prefetcher.end_wait()
+        if self._whole_at is None and self._prefetcher.end_wait():
             return
         self._make_whole()
         self._clear()
@@ -308,9 +307,7 @@ class Delivery:
         """Let no part stay as an interrupted call has left it."""
         if self._whole_at is not None:
             return
-        if self._prefetcher.is_waiting:
-            self._prefetcher.end_wait()
-        else:
+        if not self._prefetcher.end_wait():
             self._clear()
             self._placement.release()
             self._prefetcher.reset()

@@ -330,16 +330,18 @@ class Prefetcher:
         self._num_extra += count
         self._fill()
 
-    @property
-    def is_waiting(self) -> bool:
-        """Whether the last call of ``take`` was interrupted while it waited: nothing had changed then."""
-        return self._startup.is_making or any(work.group.is_waiting for work in self._work)
+    def end_wait(self) -> bool:
+        """Record that an interrupted call is over; return whether ``take`` waited then, or made a microbatch.
 
-    def end_wait(self) -> None:
-        """Record that the interrupted wait is over."""
-        self._startup.end_making()
+        So nothing had changed, and the next call goes on.
+        """
+        if self._startup.end_making():
+            return True
+        if not any(work.group.is_waiting for work in self._work):
+            return False
         for group in self._groups:
             group.end_wait()
+        return True
 
     def reset(self) -> None:
         """Forget what an interrupted call has left of the groups; their workers are replaced after this."""
@@ -631,12 +633,10 @@ class Prefetcher:
 
     def _received_or_made(self, work: Work, num_expected: int, *, block: bool) -> Message | None:
         """Return the task's next message, if it has come, or if the caller is to make it."""
-        task, startup = work.task, self._startup
-        if not startup.has_claimed(task.ticket, num_expected):
-            message = cast("Message | None", work.front.receive(timeout_s=0))
-            if isinstance(message, MemoryShortage) or (message is not None and message.ticket >= task.ticket):
-                return message
-        return startup.make(work.group, task, num_expected) if block else None
+        message = cast("Message | None", work.front.receive(timeout_s=0))
+        if isinstance(message, MemoryShortage) or (message is not None and message.ticket >= work.task.ticket):
+            return message
+        return self._startup.make(work.group, work.task, num_expected) if block else None
 
     def _wait(self, work: Work, num_expected: int, *, block: bool) -> Item | End | Failure | Together | Raised | None:
         """Return the task's next message: the last one was none, a shortage, or of a cancelled task."""

@@ -204,11 +204,10 @@ class StartupMaker:
         self._info: Any = None
         self._terms: dict[int, ShardTerms] = {}
         self._has_made = False
-        # What no worker makes: where a call was interrupted, the next one makes it.
-        self._claim: tuple[int, int] | None = None
+        # What no worker makes that begins from here on; the last call was interrupted if it is still there.
+        self._claim: tuple[WorkerGroup, int, int] | None = None
         self._num_left = 0
-        self.is_making: bool = False
-        """Whether the last call was interrupted while it made a microbatch: nothing had changed then."""
+        self._is_making = False
 
     def begin(self) -> None:
         """Make what the caller would wait for: the workers start."""
@@ -225,14 +224,28 @@ class StartupMaker:
     def leave(self) -> None:
         """Leave what is under way to others."""
         self._claim = None
-        self.end_making()
-
-    def end_making(self) -> None:
-        """Record that an interrupted call is over; its microbatch is made again."""
         self._num_left += 1
-        self.is_making = False
+        self._is_making = False
         if self._opened is not None:
             self._opened.leave_shard()
+
+    def end_making(self) -> bool:
+        """Record that an interrupted call is over; return whether it was one of ``make``, and has changed nothing.
+
+        Its microbatch is anyone's again. Where a worker has begun behind it, none would make it, and the caller may be
+        interrupted each time: then something has changed, and the caller makes nothing any more.
+        """
+        if not self._is_making:
+            return False
+        if self._claim is not None:
+            group, ticket, index = self._claim
+            group.leave_to_caller(ticket, index)
+            if self._has_any_started():
+                self._is_making = False  # first, as this call may be interrupted, too
+                self.end()
+                return False
+        self.leave()
+        return True
 
     def times(self) -> list[StageTimes]:
         """Return how the time was spent, if it was."""
@@ -241,10 +254,6 @@ class StartupMaker:
     def terms(self, ticket: int) -> ShardTerms | None:
         """Return what was found out of a task's shard; None: nothing."""
         return self._terms.get(ticket)
-
-    def has_claimed(self, ticket: int, index: int) -> bool:
-        """Return whether an interrupted call has left a microbatch to the next one."""
-        return self._claim == (ticket, index)
 
     def make(self, group: WorkerGroup, task: Task, index: int) -> Item | End | Failure | None:
         """Make the next microbatch of a task; return None, and make nothing any more, where workers make it.
@@ -256,18 +265,18 @@ class StartupMaker:
             return None
         # In any other thread, the main one would draw from the generators meanwhile: the global ones are one for all.
         is_main = threading.current_thread() is threading.main_thread()
-        if not self.has_claimed(task.ticket, index) and (not is_main or self._has_any_started()):
+        if not is_main or self._has_any_started():
             self.end()
             return None
         num_left, began_s = self._num_left, time.perf_counter()
-        self.is_making = True
+        self._is_making = True
         try:
             message = self._made(group, task, index)
         finally:
             self._sink.waited(began_s, time.perf_counter())
         if self._num_left != num_left:
             raise StaleIteratorError("the loader was closed while this iterator made a microbatch")
-        self.is_making = False
+        self._is_making = False
         self._claim = None
         if message is None or isinstance(message, Failure):
             self.end()
@@ -306,7 +315,7 @@ class StartupMaker:
                 if self._has_made:
                     # Workers that begin meanwhile go on behind it. Not with the first one: it may be what only another
                     # process can make.
-                    self._claim = task.ticket, index
+                    self._claim = group, task.ticket, index
                     group.leave_to_caller(task.ticket, index + 1)
                 return opened.make(shard, task, index)
             finally:
@@ -321,7 +330,7 @@ class StartupMaker:
     def _given_up(self, group: WorkerGroup, task: Task, index: int, error: Exception) -> Failure | None:
         """Leave a microbatch to the workers, unless one of them may have begun behind it."""
         failure: Failure | None = None
-        if self.has_claimed(task.ticket, index):
+        if self._claim is not None:
             group.leave_to_caller(task.ticket, index)
             if self._has_any_started():
                 failure = failure_of(task, error, index)

@@ -280,6 +280,38 @@ def test_an_interrupted_microbatch_is_the_next_one(num_workers, num_before, is_o
         assert found == expected
 
 
+class AlwaysInterrupted(Numbers):
+    """The caller never makes its third microbatch; when it tries for the second time, workers begin behind it."""
+
+    def __getitem__(self, index):
+        if os.getpid() == self.gate.pid and index >= 8:
+            with (self.gate.folder / "tries").open("a") as tries:
+                tries.write(".")
+            if (self.gate.folder / "tries").stat().st_size == 2:
+                self.gate.open()
+                wait_for(self.gate.is_passed)
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(60)
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize("num_tries", [1, 2])
+def test_workers_make_what_the_caller_is_interrupted_in_each_time(num_workers, num_tries, tmp_path):
+    gate = Gate(tmp_path)
+    with DataLoader(AlwaysInterrupted(gate), batch_size=4, num_workers=num_workers) as loader:
+        iterator = iter(loader)
+        found = [index for _ in range(2) for index in next(iterator)[0].tolist()]
+        for _ in range(num_tries):
+            with pytest.raises(KeyboardInterrupt):
+                next(iterator)
+        gate.open()
+        wait_for(gate.is_passed)
+        found += [index for microbatch in iterator for index in microbatch[0].tolist()]
+        assert found == list(range(24))
+    assert (tmp_path / "tries").stat().st_size == num_tries
+
+
 class Closing(Numbers):
     def __getitem__(self, index):
         if index == 8 and os.getpid() == self.gate.pid:
