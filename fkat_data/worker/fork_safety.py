@@ -9,9 +9,10 @@ import logging
 import multiprocessing.util
 import os
 import stat
+import sys
 import time
 import weakref
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from fkat_data import dropped
 from fkat_data.interruption import suppress
@@ -108,17 +109,52 @@ def reopen(descriptors: tuple[int, ...]) -> None:
                 os.close(own)
 
 
+# What hooks and finalizers refer to: a destructor that ran in a fork would end what is its parent's.
+_kept: list[Any] = []
+
+
 def forget_exit_hooks() -> None:
-    """Leave to the parent what it has registered for its end: two forks must not remove one temporary directory."""
-    atexit._clear()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] - there is no other way
+    """Leave to the parent what it has registered for its end: two forks must not remove one temporary directory.
+
+    What the hooks refer to stays, so that no destructor runs here.
+    """
+    _kept.append([(info, info.func, info.args, info.kwargs) for info in _finalizers().values()])
+    for info in _finalizers().values():
+        info.func, info.args, info.kwargs = _do_nothing, (), None
     finalizers: Any = weakref.finalize
-    finalizers._registry.clear()  # noqa: SLF001 - as above
     finalizers._registered_with_atexit = False  # noqa: SLF001 - those to come register themselves
     utilities: Any = multiprocessing.util
+    _kept.append(dict(utilities._finalizer_registry))  # noqa: SLF001 - there is no other way
     utilities._finalizer_registry.clear()  # noqa: SLF001 - as above
-    # What a worker itself needs.
-    for hook in (logging.shutdown, utilities._exit_function, dropped.call_at_exit):  # noqa: SLF001 - as it does itself
-        atexit.register(hook)
+    # Hooks are called newest first, and those before this one never: clearing them would drop what they refer to.
+    atexit.register(_end_before_older_hooks)
+
+
+def _finalizers() -> dict[Any, Any]:
+    registered: Any = weakref.finalize
+    return registered._registry  # noqa: SLF001 - there is no other way
+
+
+def _do_nothing() -> None:
+    """Stand in for a finalizer of the parent's."""
+
+
+def _end_before_older_hooks() -> NoReturn:
+    utilities: Any = multiprocessing.util
+    try:
+        # What a worker itself needs.
+        for hook in (dropped.call_at_exit, utilities._exit_function, logging.shutdown):  # noqa: SLF001 - as it does itself
+            hook()
+    finally:
+        end_process()
+
+
+def end_process() -> NoReturn:
+    """End this process without taking apart what was imported, which would write to every object, and so copy its pages."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):  # closed, or without a reader
+            stream.flush()
+    os._exit(0)
 
 
 def num_threads() -> int:

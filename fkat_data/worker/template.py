@@ -36,7 +36,14 @@ import torch
 from fkat_data.machine import text_of
 from fkat_data.transport.released import release_pickle
 from fkat_data.worker.child import OwnChild, events_on, popen_interpreter
-from fkat_data.worker.fork_safety import OpenThings, forget_exit_hooks, num_threads, reopen, stop_idle_threads
+from fkat_data.worker.fork_safety import (
+    OpenThings,
+    end_process,
+    forget_exit_hooks,
+    num_threads,
+    reopen,
+    stop_idle_threads,
+)
 from fkat_data.worker.importing import Importer
 from fkat_data.worker.inheritance import (
     BIRTH,
@@ -171,18 +178,12 @@ def name_process(name: str) -> str:
 
 
 def leave() -> NoReturn:
-    """End this process as multiprocessing's end: by its exit hooks, but without taking apart what was imported.
-
-    That would write to every object, and so copy the pages that it shares with the process that it was forked from.
-    """
+    """End this process as multiprocessing's end: by its exit hooks, but without taking apart what was imported."""
     try:
         threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - what an interpreter's end does first
         atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001 - and next
     finally:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or without a reader
-                stream.flush()
-        os._exit(0)
+        end_process()
 
 
 class _BornChild:

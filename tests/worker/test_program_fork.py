@@ -406,6 +406,31 @@ def test_a_program_with_busy_threads_is_forked_again_and_again():
             thread.join()
 
 
+def test_signals_that_reach_workers_do_not_wake_the_programs_loop():
+    reading, writing = os.pipe()
+    for end in (reading, writing):
+        os.set_blocking(end, False)
+    before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    handled = []
+    chosen = signal.signal(signal.SIGUSR1, lambda number, _: handled.append(number))
+    try:
+        with DataLoader(Quiet(400), None, **FORK) as loader:
+            iterator = iter(loader)
+            next(iterator)
+            [parent] = (child for child in psutil.Process().children() if child.name() == "fkat-parent")
+            for process in (parent, *parent.children()):
+                process.send_signal(signal.SIGUSR1)
+            assert len(list(iterator)) == 399
+        os.write(writing, b"\0")  # other signals of this process may be there, too
+        assert signal.SIGUSR1 not in os.read(reading, 1 << 16)
+    finally:
+        signal.set_wakeup_fd(before)
+        signal.signal(signal.SIGUSR1, chosen)
+        os.close(reading)
+        os.close(writing)
+    assert handled == []
+
+
 PROGRAM = """
 import atexit, json, os, sys, threading
 from fkat_data import DataLoader
@@ -420,7 +445,18 @@ class Data:
     def __getitem__(self, index):
         return index
 
+class Held:
+    program = os.getpid()
+
+    def __del__(self):
+        if os.getpid() != self.program:
+            open("released in a fork", "w").close()
+
+    def end(self):
+        pass
+
 print("waits in the buffer")
+atexit.register(Held().end)
 atexit.register(lambda: print("the program ends"))
 loader = DataLoader(Data(), None, num_workers=2, start_method="fork", prefetch_factor=1)
 iterator = iter(loader)
@@ -440,6 +476,7 @@ def test_however_the_program_ends_its_exit_hooks_run_once_and_its_forks_are_gone
     result = prepared.run(tmp_path / "program.py", end, folder=tmp_path)
     assert result.stdout == "waits in the buffer\n" + ("" if end == "die" else "the program ends\n")
     assert (result.returncode == 0) == (end in ("whole", "left")), result.stderr
+    assert not (tmp_path / "released in a fork").exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
