@@ -107,8 +107,9 @@ def test_an_error_without_a_frame_of_the_users_stays_as_it_is():
     assert "FKAT_DATA_FULL_TRACEBACK" not in folded_text(error)
 
 
-def test_ipython_shows_no_frames_of_the_loader(capsys):
+def test_ipython_shows_no_frames_of_the_loader(capsys, monkeypatch):
     pytest.importorskip("IPython")
+    monkeypatch.delenv("VIRTUAL_ENV", raising=False)  # it warns of another one
     from IPython.core.interactiveshell import InteractiveShell
 
     shell = InteractiveShell(colors="nocolor")
