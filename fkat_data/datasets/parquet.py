@@ -21,7 +21,7 @@ from fkat_data.datasets.item_index import (
     counted_from_starts,
     in_parts,
 )
-from fkat_data.errors import ShardError
+from fkat_data.errors import FkatDataError, ShardError
 from fkat_data.files.arrow import ArrowColumn, rows_in_turn, rows_of
 from fkat_data.files.arrow_extensions import ExtensionCheck, extensions_of
 from fkat_data.files.column_chunks import in_slices
@@ -50,10 +50,11 @@ _parquet = required("pyarrow.parquet", "parquet")
 # An open file holds a descriptor and its footer.
 _MAX_OPEN_FILES = 32
 # Files that are opened at a time, how much of a batch is fetched at a time; and, where reading is in order, how much is fetched
-# while rows are decoded, in how many row groups, and how large the next one may be.
+# while rows are decoded, in the beginning and later, in how many parts of how many row groups, and how large the next may be.
 _NUM_THREADS = 16
 _MOST_FETCHED_BYTES = 64 << 20
-_AHEAD_BYTES, _MOST_GROUPS_AHEAD, _MOST_AHEAD_BYTES = 16 << 20, 16, 256 << 20
+_LEAST_AHEAD_BYTES, _AHEAD_BYTES, _MOST_AHEAD_BYTES = 2 << 20, 16 << 20, 256 << 20
+_NUM_PARTS_AHEAD, _MOST_GROUPS_TOGETHER = 4, 16
 #: The length of the footer, and the magic bytes after it.
 _TAIL_BYTES = 8
 #: The place of a row that is read alone.
@@ -232,7 +233,7 @@ class ParquetDataset(_ParquetFiles, IndexedFiles):
     def _fetched(self, group_index: int) -> WholeFile:
         file_index, group_in_file, *_ = self._groups[group_index]
         file = self._file(file_index)
-        fetch = partial(file.with_columns, group_in_file, self.columns or file.names)
+        fetch = partial(file.with_columns, [group_in_file], self.columns or file.names)
         return fetch() if self._fetched_groups is None else self._fetched_groups.get(group_index, fetch)
 
     def _decoded(self, group_index: int) -> dict[str, ArrowColumn]:
@@ -262,7 +263,7 @@ class IterableParquetDataset(_ParquetFiles, IterableDataset[dict[str, Any]]):
     """Rows of one or more Parquet files in order, as an iterable dataset.
 
     The rows are those of ``ParquetDataset``. One file is open at a time, and memory holds the compressed columns of one
-    row group (of a remote file, of two, or of as many as take 16 MiB) and ``rows_at_once`` decoded rows. In a DataLoader with *n* workers, worker *w* reads the row groups *w*,
+    row group (of a remote file, of two, or of as many as take 20 MiB) and ``rows_at_once`` decoded rows. In a DataLoader with *n* workers, worker *w* reads the row groups *w*,
     *w + n* and so on, so that each row comes once.
 
     Files are opened when iteration begins. A resume replays this dataset up to its position, while ``ParquetDataset``
@@ -368,25 +369,74 @@ class IterableParquetDataset(_ParquetFiles, IterableDataset[dict[str, Any]]):
             num_rows += num_decoded
 
 
+class _Part(NamedTuple):
+    """Row groups that are fetched together."""
+
+    groups: list[int]
+    num_bytes: int
+
+
 def _fetched_in_turn(
     file: WholeFile, group_indices: Sequence[int], names: Sequence[str]
 ) -> Iterator[tuple[int, WholeFile]]:
-    """Yield row groups, each with a file that has its columns; of a remote one, the next are fetched meanwhile."""
-    ahead: deque[tuple[int, BackgroundCall[WholeFile]]] = deque()  # and the bytes of each
-    number = 0  # of the first that was not begun
-    for place, group_index in enumerate(group_indices):
-        call = ahead.popleft()[1] if ahead else None
-        number = max(number, place + 1)
+    """Yield row groups, each with a file that has its columns; of a remote one, the next are fetched meanwhile.
+
+    Several are fetched by one call: beside a thread that makes rows, another one gets its turn only each 5 ms.
+    """
+    parts = _parts_of(file, group_indices, names)
+    following = next(parts, None)
+    ahead: deque[tuple[_Part, BackgroundCall[WholeFile]]] = deque()
+    num_read = 0  # bytes; no more is fetched ahead, but in the beginning
+    while ahead or following is not None:
+        if ahead:
+            part, call = ahead.popleft()
+            fetch = call.result
+        else:
+            part = cast("_Part", following)
+            fetch = partial(file.with_columns, part.groups, names, is_ahead=True)
+            following = next(parts, None)
+        fetched: WholeFile | None = None
         with _reading(file.path):
-            fetched = file.with_columns(group_index, names) if call is None else call.result()
-        while number < len(group_indices) and len(ahead) < _MOST_GROUPS_AHEAD:
-            num_bytes = file.num_bytes(group_indices[number], names)
-            num_ahead = sum(each for each, _ in ahead)
-            if not 0 < num_bytes <= _MOST_AHEAD_BYTES or (ahead and num_ahead + num_bytes > _AHEAD_BYTES):
+            try:
+                fetched = fetch()
+            except genuine(ShardError, OSError):
+                if len(part.groups) == 1:
+                    raise
+                # Rows come first that are before what cannot be read: see below.
+        num_read += part.num_bytes
+        most_bytes = min(_AHEAD_BYTES, max(_LEAST_AHEAD_BYTES, num_read))
+        while following is not None and 0 < following.num_bytes <= _MOST_AHEAD_BYTES and len(ahead) < _NUM_PARTS_AHEAD:
+            if ahead and sum(each.num_bytes for each, _ in ahead) + following.num_bytes > most_bytes:
                 break
-            ahead.append((num_bytes, BackgroundCall(partial(file.with_columns, group_indices[number], names))))
-            number += 1
-        yield group_index, fetched
+            call = BackgroundCall(partial(file.with_columns, following.groups, names, is_ahead=True))
+            ahead.append((following, call))
+            following = next(parts, None)
+        for group_index in part.groups:
+            if fetched is not None:
+                yield group_index, fetched
+                continue
+            with _reading(file.path):
+                alone = file.with_columns([group_index], names, is_ahead=True)
+            yield group_index, alone
+
+
+def _parts_of(file: WholeFile, group_indices: Sequence[int], names: Sequence[str]) -> Iterator[_Part]:
+    """Yield the row groups of a file: the first one alone, since the first row waits for it, then more and more together."""
+    part = _Part([], 0)
+    num_before = 0  # bytes
+    for group_index in group_indices:
+        num_bytes = _AHEAD_BYTES  # of a damaged one, whose error is raised in its turn
+        with suppress(FkatDataError):
+            num_bytes = file.num_bytes(group_index, names)
+        most_bytes = max(_LEAST_AHEAD_BYTES, min(_AHEAD_BYTES, num_before)) // _NUM_PARTS_AHEAD
+        is_full = len(part.groups) == _MOST_GROUPS_TOGETHER or part.num_bytes + num_bytes > most_bytes
+        if part.groups and (is_full or not num_before):
+            yield part
+            num_before += part.num_bytes
+            part = _Part([], 0)
+        part = _Part([*part.groups, group_index], part.num_bytes + num_bytes)
+    if part.groups:
+        yield part
 
 
 def _columns_of(

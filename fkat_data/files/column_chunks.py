@@ -24,17 +24,20 @@ class HeldRanges:
         file: The file.
         spans: The ranges, which are fetched now.
         others: Others of the same file, whose ranges it has, too.
+        is_ahead: Whether the caller reads ahead itself.
 
     Raises:
         ShardCorruptError: The file has become shorter.
         OSError: The file cannot be read.
     """
 
-    def __init__(self, file: RangedFile, spans: Sequence[Span], others: "HeldRanges | None" = None) -> None:
+    def __init__(
+        self, file: RangedFile, spans: Sequence[Span], others: "HeldRanges | None" = None, *, is_ahead: bool = False
+    ) -> None:
         self._read: ReadRange = file.read
         self._held: list[tuple[int, int, memoryview]] = [] if others is None else list(others._held)  # noqa: SLF001 - of the same class
         missing = self.missing(spans)
-        read = file.together(missing)
+        read = file.together(missing, is_ahead=is_ahead)
         self._held += [(start, stop, memoryview(read(start, stop))) for start, stop in missing]
 
     @classmethod

@@ -256,8 +256,12 @@ class RangedFile:
                 raise self._shorter(start)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def together(self, spans: Iterable[Span]) -> ReadRange:
+    def together(self, spans: Iterable[Span], *, is_ahead: bool = False) -> ReadRange:
         """Return what returns the bytes of some ranges, which a remote file fetches now, in as few requests as it takes.
+
+        Args:
+            spans: The ranges.
+            is_ahead: Whether the caller reads ahead itself.
 
         Raises:
             Exception: What ``read`` raises.
@@ -265,7 +269,7 @@ class RangedFile:
         if isinstance(self._opened, Descriptor):
             return self.read
         wanted = list(spans)
-        found = self._opened.read(wanted)
+        found = self._opened.read(wanted, is_ahead=is_ahead)
         contents = {span: self._whole(content, *span) for span, content in zip(wanted, found, strict=True)}
         return lambda start, stop: contents[start, stop]
 

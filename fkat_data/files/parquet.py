@@ -505,8 +505,13 @@ class WholeFile:
         options = {} if self._remote is None else {"pre_buffer": False}
         return _parquet.ParquetFile(self._source(), metadata=self._metadata, page_checksum_verification=True, **options)
 
-    def with_columns(self, group_index: int, names: Collection[str]) -> Self:
-        """Return a file that has some columns of a row group in memory: a remote one fetches them now, a local one maps them.
+    def with_columns(self, group_indices: Sequence[int], names: Collection[str], *, is_ahead: bool = False) -> Self:
+        """Return a file that has some columns of row groups in memory: a remote one fetches them now, a local one maps them.
+
+        Args:
+            group_indices: The row groups.
+            names: The columns.
+            is_ahead: Whether the caller reads ahead itself.
 
         Raises:
             ShardCorruptError: The file has become shorter, or its footer is damaged.
@@ -516,7 +521,9 @@ class WholeFile:
             return self
         file, tail = self._remote
         found = copy.copy(self)
-        found._source = positioned(HeldRanges(file, self._spans(group_index, names), tail).read, file.size_bytes)  # noqa: SLF001 - a copy of this one
+        spans = [span for group_index in group_indices for span in self._spans(group_index, names)]
+        held = HeldRanges(file, spans, tail, is_ahead=is_ahead)
+        found._source = positioned(held.read, file.size_bytes)  # noqa: SLF001 - a copy of this one
         return found
 
     def begin(self, group_index: int, names: Collection[str]) -> None:

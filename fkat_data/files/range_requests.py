@@ -33,6 +33,8 @@ MOST_AT_ONCE = 64
 #: Connections of a process that wait for the next request, and those that are opened at a time.
 _MOST_IDLE, _NUM_THREADS = 256, 16
 _LONGEST_HEAD, _RECEIVED_BYTES = 16 << 10, 256 << 10
+#: Received at once of a long answer: after each call, a thread waits up to 5 ms for one that computes.
+_MOST_RECEIVED_BYTES = 8 << 20
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+) *\r\n")
 _ENCODING = re.compile(rb"\r\ncontent-encoding: *(?!identity *\r)")
 _PORTS = {"http": 80, "https": 443}
@@ -131,7 +133,7 @@ class _Connection:
 
     def _parts(self, left: int) -> Iterator[bytes]:
         while left:
-            part = self.socket.recv(min(left, _RECEIVED_BYTES))
+            part = self.socket.recv(min(left, _MOST_RECEIVED_BYTES))
             if not part:
                 raise ConnectionError
             left -= len(part)

@@ -125,15 +125,20 @@ class RemoteFile:
             return lambda: _ranges_of(spans, self._received(requests, sent))
         return BackgroundCall(lambda: _ranges_of(spans, self._answers(requests))).result
 
-    def read(self, spans: Sequence[Span]) -> list[bytes]:
+    def read(self, spans: Sequence[Span], *, is_ahead: bool = False) -> list[bytes]:
         """Return the bytes of ranges; fewer where the file has become shorter.
+
+        Args:
+            spans: The ranges.
+            is_ahead: Whether the caller reads ahead itself, so that nothing else is to be fetched.
 
         Raises:
             DownloadError: The store does not deliver them.
         """
         joined = joined_spans(spans, self._hop_bytes)
         with reading(), store_errors(self._uri):
-            fetched = self._from_begun(joined) or self._from_ahead(joined) or self._fetched(joined)
+            fetched = None if is_ahead else self._from_begun(joined) or self._from_ahead(joined)
+            fetched = fetched or self._fetched(joined)
         if len(spans) == len(joined) == 1:
             return fetched
         return parts_of(joined, fetched, spans)

@@ -1,9 +1,12 @@
 """Which bytes of a remote file are fetched: those of samples where reading is at random, and what is ahead in order."""
 
+import io
 import pickle
 import random
 import time
+from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from meeting import Meeting
 from remote_tables import KINDS, NUM_SAMPLES, ROWS_OF_A_GROUP, lines, members
@@ -118,6 +121,66 @@ def test_row_groups_in_order_are_fetched_once_and_ahead(store, table):
     assert len(store.requests) == 11
     assert [row["c30"] for row in rows] == numbers["c30"].tolist()[1:]
     assert store.num_bytes() <= 10 * chunk_bytes + (64 << 10)
+
+
+def test_row_groups_that_lie_one_behind_the_other_are_fetched_once_and_together(store, table):
+    numbers, _ = table
+    rows = list(IterableParquetDataset("counting://file"))
+    assert [row["c30"] for row in rows] == numbers["c30"].tolist()
+    assert len(store.requests) == 3  # the footer, the first row group, and the others
+    assert store.num_bytes() < 1.05 * len(store.files["file"])
+
+
+def chunk_of(store, group):
+    """Return where the column c30 of a row group is in the file."""
+    chunk = pq.read_metadata(io.BytesIO(store.files["file"])).row_group(group).column(30)
+    return slice(chunk.data_page_offset, chunk.data_page_offset + chunk.total_compressed_size)
+
+
+@pytest.mark.parametrize("columns", [None, ["c30"]])
+def test_rows_before_a_row_group_that_a_store_does_not_send_come_first(columns, store, table, monkeypatch):
+    numbers, _ = table
+    lost = store.files["file"][chunk_of(store, 6)]
+
+    def answer(content):
+        if lost in content:
+            raise PermissionError("no row group 6")
+        return bytes(content)
+
+    monkeypatch.setattr(store, "answer", staticmethod(answer))
+    found = []
+    with pytest.raises(DownloadError, match="no row group 6"):
+        found.extend(row["c30"] for row in IterableParquetDataset("counting://file", columns))
+    assert found == numbers["c30"].tolist()[: 6 * ROWS_OF_A_GROUP]
+
+
+def test_a_damaged_row_group_of_several_that_are_fetched_together_is_named(store, table):
+    numbers, _ = table
+    content = bytearray(store.files["file"])
+    content[chunk_of(store, 6).start] ^= 0xFF
+    store.files["file"] = bytes(content)
+    found = []
+    with pytest.raises(ShardCorruptError, match="row group 6"):
+        found.extend(row["c30"] for row in IterableParquetDataset("counting://file"))
+    assert found == numbers["c30"].tolist()[: 6 * ROWS_OF_A_GROUP]
+
+
+def num_threads():
+    return len(list(Path("/proc/self/task").iterdir()))
+
+
+def test_a_parquet_file_in_order_that_is_left_early_leaves_no_thread(store, table):
+    list(IterableParquetDataset("counting://file", ["c30"]))  # what this starts once stays
+    before = num_threads()
+    rows = iter(IterableParquetDataset("counting://file", ["c30"]))
+    next(rows)
+    rows.close()
+    for _ in range(6000):
+        if num_threads() <= before:
+            break
+        time.sleep(0.01)
+    assert num_threads() <= before
+    assert len({start for _, start, _ in store.requests}) <= 11
 
 
 def read_through():
