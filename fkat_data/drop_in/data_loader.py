@@ -53,7 +53,7 @@ from fkat_data.seeding import next_number, shares_generators
 from fkat_data.transport.definitions import digest_of_shipment, largest_part
 from fkat_data.types import Microbatch_co, Profiler, plans_batches
 from fkat_data.wording import Described
-from fkat_data.worker.settings import StartMethod, WorkerKind
+from fkat_data.worker.settings import FORK_OR_TEMPLATE, StartMethod, WorkerKind
 from fkat_data.worker.stacked import stacks_items
 from fkat_data.worker.windows import WindowFunction, version_of, window_functions_of
 
@@ -89,7 +89,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         timeout: Seconds to wait for a worker before ``WorkerStalledError``; 0: as long as it takes.
         worker_init_fn: Called with a worker's number, once in each worker.
         multiprocessing_context: Checked as torch does; ``"spawn"`` and ``"fork"`` are the ``start_method`` of that name,
-            and any other one the default.
+            and ``"forkserver"`` is ``"template"``.
         generator: What the seed is drawn from; None: torch's global generator.
         prefetch_factor: Microbatches that are made ahead, for each worker; None: as many as help.
         persistent_workers: None: workers stay, and get the dataset again if it has changed since; an iterable dataset
@@ -111,7 +111,9 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         stall_warning_s: Seconds of waiting before the log shows what the worker does.
         num_threads_per_worker: Items of a microbatch that a worker makes at once, in threads.
         start_method: How worker processes are started; see ``ShardedDataLoader``. With ``"fork"``, each iteration begins
-            with new workers, unless ``persistent_workers`` is true.
+            with new workers, unless ``persistent_workers`` is true. None: as torch does, by a fork where
+            ``multiprocessing.get_start_method()`` is ``"fork"``, otherwise from the template. A fork of a program with
+            other threads that hangs for 20 seconds at its start is replaced from the template, and the log says so.
         profiler: Gets ``start(name)`` and ``stop(name)`` around each action.
         trace: A file for the timeline of this run.
         replay: Deliver the first microbatch again and again.
@@ -637,7 +639,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def _stays(self) -> bool | None:
         """Return whether workers stay from epoch to epoch; None: they do unless what was shipped to them has changed."""
-        is_forked = self.workers == "processes" and start_method_of(self) == "fork"
+        is_forked = self.workers == "processes" and start_method_of(self) in ("fork", FORK_OR_TEMPLATE)
         if self._keeps_workers is None and not self.persistent_workers and is_forked:
             return False  # nothing is shipped that could be compared
         return self._keeps_workers

@@ -1,5 +1,6 @@
 """The engine that the arguments of a ``fkat_data.DataLoader`` ask for, and what becomes of a microbatch behind it."""
 
+import multiprocessing
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -25,7 +26,7 @@ from fkat_data.machine import can_start_workers
 from fkat_data.observe.statistics import DataLoaderStatistics
 from fkat_data.observe.timeline import open_timeline
 from fkat_data.types import Microbatch, plans_batches
-from fkat_data.worker.settings import START_METHODS, StartMethod, worker_kind
+from fkat_data.worker.settings import FORK_OR_TEMPLATE, START_METHODS, worker_kind
 from fkat_data.worker.windows import window_functions_of
 
 # What decides on the order, or on the kind of loader: another value needs another loader.
@@ -315,13 +316,17 @@ def _needs_processes(reason: str) -> ConfigurationError:
     return ConfigurationError("workers", "threads", f"'processes', with {reason}")
 
 
-def start_method_of(loader: Any) -> StartMethod | None:
+def start_method_of(loader: Any) -> str | None:
     """Return how the worker processes of a DataLoader are started; None: as this system allows."""
+    if loader.start_method is not None:
+        return loader.start_method
     context = loader.multiprocessing_context
-    if loader.start_method is None and context is not None:
+    if context is not None:
         named = context.get_start_method()
         return named if named in ("spawn", "fork") else None
-    return loader.start_method
+    # As in torch: the program's, which is not fixed by asking for it.
+    named = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
+    return FORK_OR_TEMPLATE if named == "fork" else None
 
 
 _PIN: Any = getattr(getattr(getattr(torch_data, "_utils", None), "pin_memory", None), "pin_memory", None)

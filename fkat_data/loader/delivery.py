@@ -18,7 +18,7 @@ from fkat_data.interruption import genuine
 from fkat_data.iteration import Cursor
 from fkat_data.loader.agreement import RankAgreement
 from fkat_data.loader.observation import DeliveryProgress, Observation
-from fkat_data.loader.prefetch import Arrival, Prefetcher, Raised, ShardEnd
+from fkat_data.loader.prefetch import Arrival, HungStartError, Prefetcher, Raised, ShardEnd
 from fkat_data.observe.sink import EventSink
 from fkat_data.plan.place import Position
 from fkat_data.seeding import microbatch_seed
@@ -183,7 +183,10 @@ class Delivery:
             if self._whole_at is not position:
                 self._recover(position)
             self._whole_at = None
-            taken = self._moving.popleft() if self._moving else self._take()
+            try:
+                taken = self._moving.popleft() if self._moving else self._take()
+            except genuine(HungStartError):
+                continue  # as after an interruption: with other workers
             if taken is None:
                 # The epoch is still this one: the plan did not know its end, or this rank had no shard in it.
                 cursor.pass_epoch()

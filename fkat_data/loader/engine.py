@@ -96,6 +96,7 @@ class Engine(Generic[Microbatch_co]):
             settings.num_microbatches_ahead,
             lengths,
             self.pool.startup,
+            self.pool.leave_hung_fork,
         )
         self._observation = Observation(
             self.pool,

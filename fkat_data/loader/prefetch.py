@@ -41,6 +41,10 @@ from fkat_data.worker.messages import (
 )
 
 
+class HungStartError(Exception):
+    """All workers hang at their start, and are to be replaced."""
+
+
 class Arrival(NamedTuple):
     """The next microbatch.
 
@@ -189,6 +193,7 @@ class Prefetcher:
         num_microbatch_prefetches: Microbatches produced and not delivered, for each shard; -1: as many as help.
         lengths: Gets the lengths of shards that end; None: nothing asks for them.
         startup: Makes what the caller would wait for while workers start.
+        leave_hung_workers: Returns whether all workers hang at their start, and are to be replaced.
     """
 
     def __init__(
@@ -202,10 +207,12 @@ class Prefetcher:
         num_microbatch_prefetches: int,
         lengths: ShardLengths | None,
         startup: StartupMaker,
+        leave_hung_workers: Callable[[], bool],
     ) -> None:
         self._plan = plan
         self._groups = groups
         self._startup = startup
+        self._leave_hung_workers = leave_hung_workers
         self._replace = replace
         self._recovery = recovery
         self._first_interval_s = recovery.wait_clock().interval_s
@@ -664,6 +671,8 @@ class Prefetcher:
                 else:
                     clock = clock or self._recovery.wait_clock()
                     clock.advance(group.maker(task.ticket, num_expected), task, num_expected, len(self._work))
+                    if self._leave_hung_workers():
+                        raise HungStartError
                     interval_s = clock.interval_s
         finally:
             if clock is not None:

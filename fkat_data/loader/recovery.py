@@ -25,6 +25,8 @@ from fkat_data.worker.windows import read_left_out
 
 _GROWTH = 2.0
 _SHORTEST_S = 0.001
+# So soon is it seen that workers hang at their start.
+_LONGEST_INTERVAL_S = 5.0
 
 
 class WaitClock:
@@ -51,7 +53,7 @@ class WaitClock:
     @property
     def interval_s(self) -> float:
         """Seconds to wait before the next call of ``advance``."""
-        return min(self._until_report_s, self._until_shown_s)
+        return min(self._until_report_s, self._until_shown_s, _LONGEST_INTERVAL_S)
 
     def advance(self, worker: Worker, task: Task, microbatch_index: int, num_in_work: int) -> None:
         """Count ``interval_s`` in which nothing arrived; show or report the wait if it is time to.

@@ -14,7 +14,7 @@ import torch
 
 from fkat_data import arguments
 from fkat_data.errors import ConfigurationError
-from fkat_data.interruption import suppress
+from fkat_data.interruption import genuine, suppress
 from fkat_data.launch import current_group, ranks_on_this_node
 from fkat_data.loader.idle_workers import WorkerUse, room_for
 from fkat_data.loader.startup import StartupMaker
@@ -44,6 +44,7 @@ _logger = logging.getLogger(__name__)
 
 _GRACE_S = 1.0
 _LAST_EVENTS_S = 0.2
+_HUNG = "workers are forks of this program, and hang at their start, maybe by a lock that another of its threads held"
 
 
 class WorkerPoolSettings(NamedTuple):
@@ -233,6 +234,23 @@ class WorkerPool:
         for index in dead:
             self.workers[index].close(0.0)
         self._spawn(dead)
+
+    def leave_hung_fork(self) -> bool:
+        """Return whether the workers, forks of this program, seem to hang at their start: ``restart`` replaces them."""
+        starter = self._starter
+        if starter is None or not starter.may_hang or any(worker.has_started for worker in self.workers):
+            return False
+        try:
+            starter.leave_fork(*self._to_ship())
+        except genuine(ConfigurationError) as error:
+            _logger.warning("%s; they stay, because the template cannot start them: %s", _HUNG, error)
+            return False
+        _logger.warning(
+            "%s; others start from the template, which has not what this program has set. start_method='fork' waits "
+            "longer, and start_method='template' begins so",
+            _HUNG,
+        )
+        return True
 
     def restart(self) -> None:
         """End all workers at once, and start others; do not wait for them."""

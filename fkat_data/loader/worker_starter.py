@@ -22,10 +22,10 @@ from fkat_data.worker.parent_process import ParentProcess, fork_parent
 from fkat_data.worker.picks import Picks
 from fkat_data.worker.process import ServerProcess
 from fkat_data.worker.program_fork import ProgramFork
-from fkat_data.worker.settings import WorkerSettings
+from fkat_data.worker.settings import FORK_OR_TEMPLATE, WorkerSettings
 from fkat_data.worker.ship import Shipment
 from fkat_data.worker.spawn import ProcessWorker
-from fkat_data.worker.template_process import find_template, uses_template
+from fkat_data.worker.template_process import can_fork, find_template, uses_template
 
 
 class WorkerStarter:
@@ -58,10 +58,11 @@ class WorkerStarter:
         # Where workers write their stacks on request; the trainer asks one at a time.
         self._stacks: int | None = None
         self._shipment: Shipment | ProgramFork | None = None
-        self._is_forked = start_method == "fork"
+        self._may_leave_fork = start_method == FORK_OR_TEMPLATE and can_fork()
+        self._is_forked = start_method == "fork" or self._may_leave_fork
         # Opens the shipment once, and forks the workers.
         self._parent: ParentProcess | None = None
-        self._uses_template = uses_template(start_method)
+        self._uses_template = uses_template(start_method if start_method != FORK_OR_TEMPLATE else None)
         self._tables: dict[int, tuple[Picks, int]] = {}
         self._ended_leases: deque[Lease] = deque()
 
@@ -79,6 +80,28 @@ class WorkerStarter:
     def has_lost_program(self) -> bool:
         """Whether the fork of this process that the workers are forks of has ended."""
         return isinstance(self._shipment, ProgramFork) and self._shipment.is_gone
+
+    @property
+    def may_hang(self) -> bool:
+        """Whether workers that have not begun by now should come from the template."""
+        return self._may_leave_fork and isinstance(self._shipment, ProgramFork) and self._shipment.may_hang
+
+    def leave_fork(self, settings: WorkerSettings, users: Mapping[str, Any], instead: str) -> None:
+        """Have workers start from the template from now on; those that there are have to end.
+
+        Args:
+            settings: The settings.
+            users: The user's objects in them, by the names of their arguments.
+            instead: The argument of the user's, with its value, with which there are no worker processes.
+
+        Raises:
+            ConfigurationError: An object of the user's cannot be sent to a worker: the fork stays.
+        """
+        self._may_leave_fork = False
+        shipment, before = Shipment(settings, users, instead), self._shipment
+        self._is_forked, self._shipment = False, shipment
+        if before is not None:
+            before.close()
 
     def ship(self, settings: WorkerSettings, users: Mapping[str, Any], instead: str) -> None:
         """Pickle what the workers start with, or keep it in a fork of this process.

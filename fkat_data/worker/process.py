@@ -49,6 +49,8 @@ class ShippedSettings(Protocol):
     """A descriptor of the file that has them."""
     folder: int | None
     """A descriptor of the directory where workers are forked; None: there is none, so that they are spawned."""
+    hazard: str
+    """What may hold up a worker that starts with them; empty: nothing."""
 
 
 class ServerProcess(Protocol):

@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
@@ -28,7 +29,7 @@ from fkat_data.launch import adopt_group
 from fkat_data.transport.anonymous import anonymous_file
 from fkat_data.transport.definitions import key_own_definitions, receive_from_parent
 from fkat_data.worker.child import OwnChild, OwnProcess
-from fkat_data.worker.fork_safety import files_only_read, forget_exit_hooks
+from fkat_data.worker.fork_safety import files_only_read, forget_exit_hooks, num_threads
 from fkat_data.worker.inheritance import Surroundings
 from fkat_data.worker.lifeline import DEAF_TO, STACK_SIGNAL, bind, write_stacks_on_signals
 from fkat_data.worker.main import keep_freed_memory
@@ -36,8 +37,10 @@ from fkat_data.worker.parent_process import ParentProcess
 from fkat_data.worker.process import Child
 from fkat_data.worker.settings import WorkerSettings
 from fkat_data.worker.template import PARENT_NAME, Opened, name_process, serve_opened
+from fkat_data.worker.template_process import lacking_stream
 
-_STANDARD = ("stdin", "stdout", "stderr")
+# Much more than it takes on a busy machine: from the template, workers have what modules set when they are imported.
+_LONGEST_START_S = 20.0
 
 
 class _Fork:
@@ -66,6 +69,9 @@ class _Fork:
                 os._exit(1)
         self.pid: int = pid
         """The process id."""
+        # As the fork does itself, unless it hangs before: by its group it is killed.
+        with suppress(OSError):
+            os.setpgid(pid, pid)
 
     def kill(self) -> None:
         """Kill the process, unless it is reaped."""
@@ -98,12 +104,19 @@ class ProgramFork:
     """
 
     def __init__(self, settings: WorkerSettings, stacks: int) -> None:
-        for name in _STANDARD:
-            if getattr(sys, f"__{name}__") is None:
-                expected = (
-                    f"'template' or 'spawn': this program has no {name}, so that its number may be another file's"
-                )
-                raise ConfigurationError("start_method", "fork", expected)
+        name = lacking_stream()
+        if name is not None:
+            expected = f"'template' or 'spawn': this program has no {name}, so that its number may be another file's"
+            raise ConfigurationError("start_method", "fork", expected)
+        self._num_threads = num_threads()
+        self.hazard: str = ""
+        """What may hold up a worker that starts with it; empty: nothing."""
+        if self._num_threads > 1:
+            self.hazard = (
+                f"The worker is a fork of this program, which had {self._num_threads} threads then: a lock that one of them "
+                "held stays taken there. start_method='template' has no such locks"
+            )
+        self._forked_s = time.monotonic()
         self._definitions = key_own_definitions()
         self.settings: int = anonymous_file()
         """A descriptor of an empty file: the workers have their settings."""
@@ -122,6 +135,11 @@ class ProgramFork:
     def is_gone(self) -> bool:
         """Whether the process has ended."""
         return self._parent is None or not self._parent.is_serving()
+
+    @property
+    def may_hang(self) -> bool:
+        """Whether workers should have begun by now, and a lock that one of the program's threads had may be taken there."""
+        return self._num_threads > 1 and time.monotonic() - self._forked_s > _LONGEST_START_S
 
     def server(self) -> ParentProcess:
         """Return the process that forks the workers.

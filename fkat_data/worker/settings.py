@@ -14,6 +14,8 @@ from fkat_data.types import Profiler
 
 StartMethod: TypeAlias = Literal["template", "spawn", "fork"]
 START_METHODS: tuple[StartMethod, ...] = get_args(StartMethod)
+FORK_OR_TEMPLATE: str = "fork or template"
+"""Forks of the program, unless it cannot be forked, or its forks hang at their start."""
 """How a worker process is started."""
 
 

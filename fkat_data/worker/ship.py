@@ -43,6 +43,9 @@ class Shipment:
             lead to it. Or the limit of file sizes (``ulimit -f``) leaves no shared memory.
     """
 
+    hazard: str = ""
+    """What may hold up a worker that starts with it: nothing."""
+
     def __init__(self, settings: Any, users: Mapping[str, Any], instead: str) -> None:
         _check_file_size_limit(settings, users, instead)
         self._places = BufferPlaces()

@@ -107,6 +107,7 @@ class ProcessWorker(KnownOfTasks):
             page = anonymous_file()
             os.truncate(page, PAGE_BYTES)
             self._page = Segment(0, page, PAGE_BYTES, is_written=True).view.cast("d")
+            self._hazard = shipment.hazard and f"\n{shipment.hazard}"
             self._process = WorkerProcess(shipment, worker_index, theirs.fileno(), page, stacks, server)
         except BaseException:
             ours.close()
@@ -220,8 +221,8 @@ class ProcessWorker(KnownOfTasks):
         return self._last_begun >= ticket
 
     def stack(self) -> str:
-        """Return the worker's Python stacks, taken from outside."""
-        return self._process.stack()
+        """Return the worker's Python stacks, taken from outside, and what may hold it up since its start."""
+        return f"{self._process.stack()}{self._hazard}"
 
     def give_carry(self, ticket: int, carry: bytes) -> None:
         """Give a task that was assigned without it what the one before has left."""

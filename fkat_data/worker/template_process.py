@@ -19,6 +19,7 @@ from fkat_data.interruption import genuine, suppress
 from fkat_data.worker.child import popen_interpreter
 from fkat_data.worker.inheritance import RETIRED, Request, heritage, import_paths
 from fkat_data.worker.monitor import WorkerMonitor, new_lines
+from fkat_data.worker.settings import FORK_OR_TEMPLATE
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -290,7 +291,17 @@ def uses_template(start_method: str | None) -> bool:
             raise ConfigurationError("start_method", "fork", f"'spawn': this system has no pidfds: {error}") from error
         _registry.close(f"this system has no pidfds: {error}")
         return False
-    return start_method != "fork"
+    return start_method not in ("fork", FORK_OR_TEMPLATE)
+
+
+def can_fork() -> bool:
+    """Return whether this program can be forked: on Linux with pidfds, with its standard streams."""
+    return sys.platform == "linux" and uses_template(None) and lacking_stream() is None
+
+
+def lacking_stream() -> str | None:
+    """Return the standard stream that this program has not, so that its number may be another file's; None: it has all."""
+    return next((name for name in ("stdin", "stdout", "stderr") if getattr(sys, f"__{name}__") is None), None)
 
 
 def find_template() -> TemplateProcess | None:

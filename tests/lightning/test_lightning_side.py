@@ -68,7 +68,7 @@ def test_workers_stay_from_epoch_to_epoch_and_end_with_the_loader_that_was_made_
     def workers(loader):
         return {int(row[0]) for batch in loader for row in batch}
 
-    with DataLoader(Processes(), 2, num_workers=1) as original:
+    with DataLoader(Processes(), 2, num_workers=1, start_method="template") as original:
         made = dealt(original)
         assert workers(made) == workers(made)
 

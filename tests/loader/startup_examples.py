@@ -79,17 +79,19 @@ class Collate:
         return numbers, torch.rand(2), np.random.rand(), torch.tensor([os.getpid()] * len(samples)), None
 
 
-def of_indices(gate, folder, num_workers, **options):
-    return DataLoader(Numbers(gate), batch_size=4, shuffle=True, seed=5, num_workers=num_workers, **options)
+def of_indices(gate, folder, num_workers, start_method="template", **options):
+    options |= {"num_workers": num_workers, "start_method": start_method}
+    return DataLoader(Numbers(gate), batch_size=4, shuffle=True, seed=5, **options)
 
 
-def of_stream(gate, folder, num_workers, **options):
+def of_stream(gate, folder, num_workers, start_method="template", **options):
+    options |= {"num_workers": num_workers, "start_method": start_method}
     if not (Path(folder) / "data").exists():
         with MDSWriter(out=str(Path(folder) / "data"), columns={"number": "int"}) as writer:
             for number in range(24):
                 writer.write({"number": number})
     dataset = StreamingDataset(local=str(Path(folder) / "data"), shuffle=True, batch_size=4)
-    return StreamingDataLoader(dataset, batch_size=4, num_workers=num_workers, collate_fn=Collate(gate), **options)
+    return StreamingDataLoader(dataset, batch_size=4, collate_fn=Collate(gate), **options)
 
 
 class Shards:

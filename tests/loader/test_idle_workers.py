@@ -88,7 +88,8 @@ def test_few_idle_workers_stay_those_of_the_loader_used_last_first(processes):
     most = 4 * num_usable_cpus()
     count = most // 2 + 3
     with contextlib.ExitStack() as stack:
-        loaders = [stack.enter_context(DataLoader(Numbers(), num_workers=2, timeout=600)) for _ in range(count)]
+        options = {"num_workers": 2, "timeout": 600, "start_method": "template"}
+        loaders = [stack.enter_context(DataLoader(Numbers(), **options)) for _ in range(count)]
         pids = []
         for loader in loaders:
             next(iter(loader))  # an iteration that is left counts as one that has ended

@@ -129,7 +129,7 @@ def test_a_state_from_before_any_worker_has_begun_resumes_with_any_number_of_the
 def test_the_program_keeps_its_dataset_its_generators_and_its_worker_info(tmp_path):
     dataset = Numbers(Gate(tmp_path))
     threads = torch.get_num_threads()
-    with DataLoader(dataset, batch_size=4, num_workers=2) as loader:
+    with DataLoader(dataset, batch_size=4, num_workers=2, start_method="template") as loader:
         iterator = iter(loader)  # it draws, as torch's does
         states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
         made = list(iterator)
@@ -154,9 +154,9 @@ class Told(Numbers):
 
 
 def test_get_worker_info_is_that_of_the_first_worker(tmp_path):
-    with DataLoader(Told(Gate(tmp_path)), batch_size=None, num_workers=2, seed=2) as loader:
+    with DataLoader(Told(Gate(tmp_path)), batch_size=None, num_workers=2, start_method="template", seed=2) as loader:
         told = list(loader)
-    with DataLoader(Told(), batch_size=None, num_workers=2, seed=2, timeout=600) as loader:
+    with DataLoader(Told(), batch_size=None, num_workers=2, start_method="template", seed=2, timeout=600) as loader:
         of_workers = {tuple(item[1:]) for item in loader}
     (of_caller,) = {tuple(item[1:]) for item in told}
     assert of_caller[0] == 0
@@ -171,14 +171,14 @@ def test_get_worker_info_is_that_of_the_first_worker(tmp_path):
     ids=["worker_init_fn", "timeout", "max_worker_restarts"],
 )
 def test_what_asks_for_a_worker_process_gets_one(options):
-    with DataLoader(Numbers(), batch_size=4, num_workers=1, **options) as loader:
+    with DataLoader(Numbers(), batch_size=4, num_workers=1, start_method="template", **options) as loader:
         assert not any(map(from_caller, loader))
         assert loader.statistics().produced_by_caller == 0
 
 
 def test_another_thread_than_the_main_one_makes_nothing():
     found = []
-    with DataLoader(Numbers(), batch_size=4, num_workers=1) as loader:
+    with DataLoader(Numbers(), batch_size=4, num_workers=1, start_method="template") as loader:
         thread = threading.Thread(target=lambda: found.extend(loader))
         thread.start()
         torch.rand(1000)  # from the generators that the microbatches are drawn from
@@ -220,7 +220,7 @@ class Leaving(Numbers):
 
 def test_an_error_comes_in_its_place_with_its_class(tmp_path):
     gate = Gate(tmp_path)
-    with DataLoader(Failing(gate), batch_size=4, num_workers=2) as loader:
+    with DataLoader(Failing(gate), batch_size=4, num_workers=2, start_method="template") as loader:
         iterator = iter(loader)
         assert [from_caller(next(iterator)) for _ in range(2)] == [True, True]
         gate.open()
@@ -233,7 +233,7 @@ def test_an_error_comes_in_its_place_with_its_class(tmp_path):
 def test_what_cannot_be_made_in_the_callers_process_is_made_by_workers(tmp_path):
     gate = Gate(tmp_path)
     gate.open()
-    with DataLoader(FailingHere(gate), batch_size=4, num_workers=2) as loader:
+    with DataLoader(FailingHere(gate), batch_size=4, num_workers=2, start_method="template") as loader:
         assert [index for microbatch in loader for index in microbatch[0].tolist()] == list(range(24))
 
 
@@ -241,7 +241,7 @@ def test_a_dataset_that_leaves_ends_no_program(tmp_path):
     gate = Gate(tmp_path)
     gate.open()
     with (
-        DataLoader(Leaving(gate), batch_size=4, num_workers=1) as loader,
+        DataLoader(Leaving(gate), batch_size=4, num_workers=1, start_method="template") as loader,
         pytest.raises(WorkerError, match="SystemExit"),
     ):
         next(iter(loader))
@@ -264,7 +264,9 @@ def test_an_interrupted_microbatch_is_the_next_one(num_workers, num_before, is_o
     with DataLoader(Numbers(), batch_size=4, seed=5, shuffle=True) as alone:
         expected = [made_with(microbatch) for microbatch in alone]
     gate = Gate(tmp_path)
-    with DataLoader(Interrupted(gate), batch_size=4, seed=5, shuffle=True, num_workers=num_workers) as loader:
+    with DataLoader(
+        Interrupted(gate), batch_size=4, seed=5, shuffle=True, num_workers=num_workers, start_method="template"
+    ) as loader:
         iterator = iter(loader)
         found = [made_with(next(iterator)) for _ in range(num_before)]
         (tmp_path / "interrupt").touch()
@@ -299,7 +301,7 @@ class AlwaysInterrupted(Numbers):
 @pytest.mark.parametrize("num_tries", [1, 2])
 def test_workers_make_what_the_caller_is_interrupted_in_each_time(num_workers, num_tries, tmp_path):
     gate = Gate(tmp_path)
-    with DataLoader(AlwaysInterrupted(gate), batch_size=4, num_workers=num_workers) as loader:
+    with DataLoader(AlwaysInterrupted(gate), batch_size=4, num_workers=num_workers, start_method="template") as loader:
         iterator = iter(loader)
         found = [index for _ in range(2) for index in next(iterator)[0].tolist()]
         for _ in range(num_tries):
@@ -322,7 +324,7 @@ class Closing(Numbers):
 
 
 def test_a_loader_that_another_thread_closes_meanwhile_says_so(tmp_path):
-    loader = DataLoader(Closing(Gate(tmp_path)), batch_size=4, num_workers=1)
+    loader = DataLoader(Closing(Gate(tmp_path)), batch_size=4, num_workers=1, start_method="template")
 
     def close():
         wait_for((tmp_path / "reached").exists)
@@ -339,7 +341,7 @@ def test_a_loader_that_another_thread_closes_meanwhile_says_so(tmp_path):
 
 
 def test_the_verdict_says_that_no_worker_had_started(tmp_path):
-    with DataLoader(Numbers(Gate(tmp_path)), batch_size=4, num_workers=2) as loader:
+    with DataLoader(Numbers(Gate(tmp_path)), batch_size=4, num_workers=2, start_method="template") as loader:
         assert len(list(loader)) == 6
         verdict = loader.statistics().verdict
         assert verdict.limit == "start"

@@ -68,7 +68,9 @@ def values(loader):
 def test_a_module_is_imported_once_for_all_loaders_that_come(module, tmp_path):
     found = module("many_phases")
     for _ in range(3):
-        with DataLoader(found.Numbers(), batch_size=None, num_workers=2, timeout=600) as loader:
+        with DataLoader(
+            found.Numbers(), batch_size=None, num_workers=2, timeout=600, start_method="template"
+        ) as loader:
             assert values(loader) == [0, 1, 2, 3]
     assert importing(tmp_path) == importer_pids()
     assert len(importer_pids()) == 1
@@ -79,10 +81,12 @@ def test_a_module_is_imported_once_for_all_loaders_that_come(module, tmp_path):
 def test_a_module_that_has_changed_is_imported_again(module, tmp_path):
     for value in ("index", "10 + index"):
         found = module("changing", value=value)
-        with DataLoader(found.Numbers(), batch_size=None, num_workers=1, timeout=600) as loader:
+        with DataLoader(
+            found.Numbers(), batch_size=None, num_workers=1, timeout=600, start_method="template"
+        ) as loader:
             assert values(loader) == [eval(value) for index in range(4)]
         assert importing(tmp_path)
-    with DataLoader(found.Numbers(), batch_size=None, num_workers=1, timeout=600) as loader:
+    with DataLoader(found.Numbers(), batch_size=None, num_workers=1, timeout=600, start_method="template") as loader:
         assert values(loader) == [10, 11, 12, 13]
         assert importing(tmp_path) & importer_pids() or len(importing(tmp_path)) == 1
 
@@ -101,20 +105,20 @@ threading.Thread(target=nap, daemon=True).start()
 @pytest.mark.parametrize(("more", "reason"), [("FILE = open(__file__)", "files open"), (NAPPING, "threads.*napping")])
 def test_a_module_that_forks_cannot_share_is_imported_by_each_worker(module, tmp_path, caplog, more, reason):
     found = module("unshared", more)
-    with DataLoader(found.Numbers(), batch_size=None, num_workers=2, timeout=600) as loader:
+    with DataLoader(found.Numbers(), batch_size=None, num_workers=2, timeout=600, start_method="template") as loader:
         for _ in range(2):
             pids = {pid for _, pid in loader}
     assert pids <= importing(tmp_path)
     assert sum(bool(re.search(reason, message)) for message in caplog.messages) == 1
     other = module("shared")
-    with DataLoader(other.Numbers(), batch_size=None, num_workers=1, timeout=600) as loader:
+    with DataLoader(other.Numbers(), batch_size=None, num_workers=1, timeout=600, start_method="template") as loader:
         assert not {pid for _, pid in loader} & importing(tmp_path)
 
 
 def test_an_import_that_fails_is_the_error_of_the_first_microbatch(module):
     found = module("failing", "raise RuntimeError('not here')")
     with (
-        DataLoader(found.Numbers(), batch_size=None, num_workers=1, timeout=600) as loader,
+        DataLoader(found.Numbers(), batch_size=None, num_workers=1, timeout=600, start_method="template") as loader,
         pytest.raises(RuntimeError, match="not here"),
     ):
         next(iter(loader))
@@ -125,19 +129,19 @@ def test_an_import_that_ends_its_process_is_a_death_and_others_are_not_concerned
     other, found = module("harmless"), module("ending", more)
     for _ in range(2):
         with (
-            DataLoader(found.Numbers(), batch_size=None, num_workers=1, timeout=600) as loader,
+            DataLoader(found.Numbers(), batch_size=None, num_workers=1, timeout=600, start_method="template") as loader,
             pytest.raises(WorkerDiedError) as caught,
         ):
             next(iter(loader))
         assert caught.value.exit_code == (3 if "exit" in more else -signal.SIGKILL)
-    with DataLoader(other.Numbers(), batch_size=None, num_workers=1, timeout=600) as loader:
+    with DataLoader(other.Numbers(), batch_size=None, num_workers=1, timeout=600, start_method="template") as loader:
         assert values(loader) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_an_importer_may_be_killed_or_stopped(module, number):
     found = module("kept")
-    with DataLoader(found.Numbers(), batch_size=None, num_workers=1, timeout=600) as first:
+    with DataLoader(found.Numbers(), batch_size=None, num_workers=1, timeout=600, start_method="template") as first:
         iterator = iter(first)
         next(iterator)
         (importer,) = importer_pids()
@@ -145,10 +149,12 @@ def test_an_importer_may_be_killed_or_stopped(module, number):
         assert len(list(iterator)) == 3
         if number == signal.SIGKILL:
             wait_until(lambda: importer not in importer_pids())
-            with DataLoader(found.Numbers(), batch_size=None, num_workers=1, timeout=600) as second:
+            with DataLoader(
+                found.Numbers(), batch_size=None, num_workers=1, timeout=600, start_method="template"
+            ) as second:
                 assert values(second) == [0, 1, 2, 3]
     if number == signal.SIGSTOP:
-        second = DataLoader(found.Numbers(), batch_size=None, num_workers=1, timeout=600)
+        second = DataLoader(found.Numbers(), batch_size=None, num_workers=1, timeout=600, start_method="template")
         iter(second)
         second.close()
         os.kill(importer, signal.SIGCONT)
@@ -156,7 +162,7 @@ def test_an_importer_may_be_killed_or_stopped(module, number):
 
 def test_an_importer_is_a_child_of_the_template(module):
     found = module("placed")
-    with DataLoader(found.Numbers(), batch_size=None, num_workers=1, timeout=600) as loader:
+    with DataLoader(found.Numbers(), batch_size=None, num_workers=1, timeout=600, start_method="template") as loader:
         list(loader)
         (importer,), (parent,) = importer_pids(), parent_pids()
         assert psutil.Process(parent).ppid() == importer

@@ -150,7 +150,7 @@ def test_what_forks_would_share_or_lose_each_worker_opens_for_itself_and_the_log
     tmp_path, caplog, kind, reason
 ):
     (tmp_path / "numbers").write_bytes(bytes(range(4)))
-    with DataLoader(kind(tmp_path), batch_size=None, num_workers=2, timeout=600) as loader:
+    with DataLoader(kind(tmp_path), batch_size=None, num_workers=2, timeout=600, start_method="template") as loader:
         for _ in range(2):
             found = list(loader)
             assert [index for _, _, index in found] == [0, 1, 2, 3]
@@ -198,7 +198,7 @@ class HasArrow(Opening):
 @pytest.mark.parametrize("kind", [MapsFile, MakesFolder, HasArrow])
 def test_what_forks_may_share_is_opened_once(tmp_path, caplog, kind):
     (tmp_path / "numbers").write_bytes(bytes(range(4)))
-    with DataLoader(kind(tmp_path), batch_size=None, num_workers=2, timeout=600) as loader:
+    with DataLoader(kind(tmp_path), batch_size=None, num_workers=2, timeout=600, start_method="template") as loader:
         found = list(loader)
         assert [index for _, _, index in found] == [0, 1, 2, 3]
         assert {opener for _, opener, _ in found} == parent_pids()
@@ -248,7 +248,8 @@ class Many:
 @pytest.mark.parametrize("is_changed", [False, True])
 def test_a_large_dataset_is_sent_again_where_its_parent_is_killed_but_not_if_it_has_changed(is_changed):
     dataset = Many()
-    with DataLoader(dataset, batch_size=None, num_workers=1, prefetch_factor=1, max_worker_restarts=2) as loader:
+    options = {"num_workers": 1, "prefetch_factor": 1, "max_worker_restarts": 2, "start_method": "template"}
+    with DataLoader(dataset, batch_size=None, **options) as loader:
         iterator = begun(loader, 1)
         (parent,), (worker,) = parent_pids(), worker_pids()
         os.kill(worker, signal.SIGKILL)  # its successor is a fork of the same parent

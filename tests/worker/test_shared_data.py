@@ -92,7 +92,9 @@ class Labelled:
 
 def test_workers_stay_while_a_model_that_the_collate_fn_knows_is_trained():
     labelled, pids = Labelled(), []
-    with DataLoader(range(4), batch_size=4, num_workers=1, timeout=600, collate_fn=labelled.collate) as loader:
+    with DataLoader(
+        range(4), batch_size=4, num_workers=1, start_method="template", timeout=600, collate_fn=labelled.collate
+    ) as loader:
         for _ in range(3):
             ((pid, _),) = loader
             pids.append(pid)
@@ -121,7 +123,7 @@ class Slow:
 
 
 def test_a_dataset_that_takes_long_to_compare_is_named_once_with_what_spares_it(caplog):
-    with DataLoader(Slow(), None, num_workers=1, timeout=600) as loader:
+    with DataLoader(Slow(), None, num_workers=1, timeout=600, start_method="template") as loader:
         for _ in range(3):
             assert list(loader) == [1, 2]
     (said,) = [message for message in caplog.messages if "persistent_workers" in message]
@@ -129,7 +131,7 @@ def test_a_dataset_that_takes_long_to_compare_is_named_once_with_what_spares_it(
 
 
 def test_a_constructor_starts_the_process_that_workers_are_forked_from(own_template):
-    loader = DataLoader(range(4), num_workers=1, timeout=600)
+    loader = DataLoader(range(4), num_workers=1, timeout=600, start_method="template")
     template = template_process.find_template()
     assert template is not None
     assert template.is_serving()

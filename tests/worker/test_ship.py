@@ -186,7 +186,7 @@ def refusal(loader):
 for way, case in CASES.items():
     collate = case if way.startswith("collate_fn") else None
     dataset = Numbers() if collate else case
-    found = refusal(fkat_data.DataLoader(dataset, num_workers=1, collate_fn=collate))
+    found = refusal(fkat_data.DataLoader(dataset, num_workers=1, collate_fn=collate, start_method="template"))
     reason = "excessively deep recursion" if "deep" in way else "cannot pickle '_thread.lock' object"
     assert found.startswith(way) and reason in found and "num_workers=0" in found, found
 
