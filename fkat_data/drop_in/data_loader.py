@@ -30,10 +30,10 @@ from fkat_data.drop_in.own_engine import (
     checked_argument,
     drops_last,
     engine_of,
+    forks_program,
     prepare_workers,
     settable_of,
     size_of_batches,
-    start_method_of,
     stream_of,
 )
 from fkat_data.drop_in.rank_share import RankShare, shared_fields
@@ -53,7 +53,7 @@ from fkat_data.seeding import next_number, shares_generators
 from fkat_data.transport.definitions import digest_of_shipment, largest_part
 from fkat_data.types import Microbatch_co, Profiler, plans_batches
 from fkat_data.wording import Described
-from fkat_data.worker.settings import FORK_OR_TEMPLATE, StartMethod, WorkerKind
+from fkat_data.worker.settings import StartMethod, WorkerKind
 from fkat_data.worker.stacked import stacks_items
 from fkat_data.worker.windows import WindowFunction, version_of, window_functions_of
 
@@ -639,8 +639,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def _stays(self) -> bool | None:
         """Return whether workers stay from epoch to epoch; None: they do unless what was shipped to them has changed."""
-        is_forked = self.workers == "processes" and start_method_of(self) in ("fork", FORK_OR_TEMPLATE)
-        if self._keeps_workers is None and not self.persistent_workers and is_forked:
+        if self._keeps_workers is None and not self.persistent_workers and forks_program(self):
             return False  # nothing is shipped that could be compared
         return self._keeps_workers
 

@@ -329,6 +329,19 @@ def start_method_of(loader: Any) -> str | None:
     return FORK_OR_TEMPLATE if named == "fork" else None
 
 
+def forks_program(loader: Any) -> bool:
+    """Return whether the workers of a DataLoader are forks of this program, which are sent nothing."""
+    if loader.workers != "processes" or not can_start_workers():
+        return False
+    method = start_method_of(loader)
+    if method != FORK_OR_TEMPLATE:
+        return method == "fork"
+    # It imports what Windows does not have.
+    from fkat_data.worker.template_process import can_fork  # noqa: PLC0415 - see above
+
+    return can_fork()
+
+
 _PIN: Any = getattr(getattr(getattr(torch_data, "_utils", None), "pin_memory", None), "pin_memory", None)
 
 

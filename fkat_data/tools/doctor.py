@@ -17,6 +17,8 @@ import torch
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
+from fkat_data.drop_in.data_loader import DataLoader
+from fkat_data.drop_in.own_engine import forks_program
 from fkat_data.launch import ranks_on_this_node
 from fkat_data.loader.sharded import ShardedDataLoader
 from fkat_data.location import path_of
@@ -377,7 +379,7 @@ def _of_loader(made: Any) -> Iterator[Finding]:
     if num_workers and limit_bytes != 0:
         limit_bytes = limit_bytes or default_limit(num_ranks=ranks_on_this_node()).limit_bytes
         yield _of_memory(limit_bytes, available_bytes())
-    if num_workers and not is_sharded and dataset is not None:
+    if num_workers and dataset is not None:
         yield from _of_shipment(made, dataset)
     if is_sharded:
         yield _of_shards(cast("ShardedDataLoader[Any]", made))
@@ -396,7 +398,7 @@ def _of_memory(limit_bytes: int, free_bytes: int) -> Finding:
 
 def _of_shipment(made: Any, dataset: Any) -> Iterator[Finding]:
     """Advise on data in memory that workers get as a copy."""
-    if getattr(made, "workers", "processes") != "processes" or getattr(made, "start_method", None) == "fork":
+    if not isinstance(made, DataLoader) or made.workers != "processes" or forks_program(made):
         return
     path, size_bytes = largest_part("dataset", dataset)
     if size_bytes > _MUCH_TO_SHIP * psutil.virtual_memory().total:

@@ -1,8 +1,8 @@
 """Measure random reads of a remote file, and reading it in order, against a local one.
 
 A trial reads from files on this machine, or over S3 or HTTP from a store on loopback that waits 10 ms before each answer.
-Shuffled: a DataLoader with 2 workers and microbatches of 32. In order: one pass in the caller's process, from a store
-that sends 100 MB/s. *Fetched* is what 20 samples at random cost, one by one, over what they hold; of Parquet, over the
+Shuffled: a DataLoader with 2 workers and microbatches of 32. In order: one pass in the caller's process, and one by a
+DataLoader as before but for the order, from a store that sends 100 MB/s. *Fetched* is what 20 samples at random cost, one by one, over what they hold; of Parquet, over the
 column chunks that hold them. In order, a local file shows what decoding allows.
 """
 
@@ -102,21 +102,25 @@ def trial(folder: str, workload: str, count: int, place: str) -> dict[str, Any]:
         _WORKLOADS[workload].write(data / "long", _TIMES_IN_ORDER * count)
     if place == "local":
         path = str(data / "file")
-        return {"samples_per_s": _shuffled(workload, path, {}), "of_link": _of_link(workload, data, path, {})}
+        return {"samples_per_s": _shuffled(workload, path, {}), **_of_link(workload, data, path, {})}
     with served(data, _FAST_BYTES_PER_S, _LATENCY_S) as port:
         uri, options = _uri(place, port)
         found = {"fetched": _fetched(workload, uri, options, port), "samples_per_s": _shuffled(workload, uri, options)}
         num_answers, cpu_s = _cost(port)
         found["server_s"] = cpu_s / num_answers
     with served(data, _LINK_BYTES_PER_S, _LATENCY_S) as port:
-        return {**found, "of_link": _of_link(workload, data, *_uri(place, port))}
+        return {**found, **_of_link(workload, data, *_uri(place, port))}
 
 
-def _of_link(workload: str, data: Path, uri: str, options: dict[str, Any]) -> float:
-    began_s = time.perf_counter()
-    for _ in _in_order(workload, uri[: -len("file")] + "long", options):
-        pass
-    return (data / "long").stat().st_size / (time.perf_counter() - began_s) / _LINK_BYTES_PER_S
+def _of_link(workload: str, data: Path, uri: str, options: dict[str, Any]) -> dict[str, float]:
+    readers = {"of_link": _in_order, "of_link_by_workers": _by_workers}
+    found: dict[str, float] = {}
+    for name, read in readers.items():
+        began_s = time.perf_counter()
+        for _ in read(workload, uri[: -len("file")] + "long", options):
+            pass
+        found[name] = (data / "long").stat().st_size / (time.perf_counter() - began_s) / _LINK_BYTES_PER_S
+    return found
 
 
 def _uri(place: str, port: int) -> tuple[str, dict[str, Any]]:
@@ -172,6 +176,11 @@ def _in_order(workload: str, uri: str, options: dict[str, Any]) -> Any:
             yield dataset.__getitems__(range(start, min(start + _BATCH_SIZE, len(dataset))))
 
 
+def _by_workers(workload: str, uri: str, options: dict[str, Any]) -> Any:
+    dataset = _WORKLOADS[workload].open_in_order(uri, **options)
+    return DataLoader(dataset, batch_size=_BATCH_SIZE, num_workers=2)
+
+
 def run(settings: Settings) -> list[Table]:
     """Read each kind of file from this machine and from both kinds of stores, in turn."""
     count = settings.count(_COUNT, at_least=4000)
@@ -187,9 +196,13 @@ def run(settings: Settings) -> list[Table]:
                 number = medians(found[place])
                 speed = number("samples_per_s")
                 speeds = [f"{local:,.0f}", f"{speed:,.0f}", f"{speed / local:.3f}"]
-                in_order = [f"{medians(found['local'])('of_link'):.2f}", f"{number('of_link'):.2f}"]
+                in_order = [
+                    f"{of(name):.2f}"
+                    for name in ("of_link", "of_link_by_workers")
+                    for of in (medians(found["local"]), number)
+                ]
                 costs = [f"{number('fetched'):.2f}", f"{1e6 * number('server_s'):.0f}"]
                 rows.append([_NAMES[workload], place, *speeds, *costs, *in_order])
     headers = ["files", "store", "local, samples/s", "remote", "ratio", "fetched", "server, us of CPU a request"]
-    headers += ["in order, local, of the link", "remote"]
+    headers += ["in order, local, of the link", "remote", "the same by 2 workers, local", "remote"]
     return [Table("Shuffled, 2 workers, 10 ms before each answer; in order, 100 MB/s", headers, rows)]

@@ -7,6 +7,7 @@ as there are cores keep busy.
 """
 
 import os
+import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from functools import partial
@@ -32,7 +33,9 @@ def trial(contestant: str, workload: str, shard_size: int) -> dict[str, Any]:
     measured: dict[str, Any] = {}
     with _opened(contestant, workload, shard_size) as loader:
         microbatches = iter(loader)
-        measure.take(microbatches, shard_size)
+        next(microbatches)
+        _await_worker(loader)
+        measure.take(microbatches, shard_size - 1)
         children = measure.workers()
         for load, num_busy in zip(_LOADS, (0, _num_cores()), strict=True):
             with measure.busy_processes(num_busy):
@@ -43,6 +46,13 @@ def trial(contestant: str, workload: str, shard_size: int) -> dict[str, Any]:
                 used = measure.used_between(before, Usage.now(children), count)
             measured |= {f"{load}_{name}": value for name, value in used.items()}
     return measured
+
+
+def _await_worker(loader: Any) -> None:
+    """Wait until a worker makes microbatches, which the caller of ours does before; torch's first one is a worker's."""
+    statistics = getattr(loader, "statistics", None)
+    while statistics is not None and statistics().produced == statistics().produced_by_caller:
+        time.sleep(0.01)
 
 
 def run(settings: Settings) -> list[Table]:
