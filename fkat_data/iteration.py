@@ -82,10 +82,6 @@ class Cursor:
         """Have ``hand_over`` make this position the caller's: the one after the next microbatch."""
         self._next = position
 
-    def stay(self) -> None:
-        """Let ``hand_over`` leave the position as it is."""
-        self._next = self.position
-
     def hand_over(self, microbatch: Microbatch) -> Microbatch:
         """Count a microbatch as delivered, and return it: the last thing that a call does."""
         before = self.position

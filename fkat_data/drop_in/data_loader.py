@@ -116,7 +116,6 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
             other threads that hangs for 20 seconds at its start is replaced from the template, and the log says so.
         profiler: Gets ``start(name)`` and ``stop(name)`` around each action.
         trace: A file for the timeline of this run.
-        replay: Deliver the first microbatch again and again.
         window_fn: Makes rows of a window of samples, in a worker: as many as it likes, none too; of several functions,
             each gets what the one before has returned. Microbatches are cut from the rows: ``batch_size``, ``drop_last`` and
             ``collate_fn`` are of rows then. With ``batch_size=None``, each row is a microbatch. A ``StreamingDataset`` deals
@@ -175,7 +174,6 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         start_method: StartMethod | None = None,
         profiler: Profiler | None = None,
         trace: str | os.PathLike[str] | None = None,
-        replay: bool = False,
         window_fn: WindowFunction | Sequence[WindowFunction] | None = None,
         window_size: int = 1024,
         on_sample_error: Literal["raise", "skip"] = "raise",
@@ -219,7 +217,6 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         self.start_method: StartMethod | None = start_method
         self.profiler = profiler
         self.trace = trace
-        self.replay: bool = replay
         self.window_fn = window_fn
         self.window_size: int = window_size
         self.on_sample_error: Literal["raise", "skip"] = on_sample_error
@@ -716,10 +713,8 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         return {"epoch": epoch, "step": step, **plan.saved(position)}
 
     def _epoch_and_step(self, engine: Engine[Microbatch_co]) -> dict[str, int]:
-        position = engine.position
-        epoch, step = cast("DatasetPlan", self._plan).epoch_and_step(position)
-        # Where one microbatch is replayed, the engine counts how often it was.
-        return {"epoch": epoch, "step": step + engine.step - position.step}
+        epoch, step = cast("DatasetPlan", self._plan).epoch_and_step(engine.position)
+        return {"epoch": epoch, "step": step}
 
     def _first_place(self) -> dict[str, Any]:
         """Return the place of a loader that was not iterated."""

@@ -30,7 +30,7 @@ from fkat_data.worker.settings import FORK_OR_TEMPLATE, START_METHODS, worker_ki
 from fkat_data.worker.windows import window_functions_of
 
 # What decides on the order, or on the kind of loader: another value needs another loader.
-_FIXED = ("seed", "window_size", "on_sample_error", "workers", "replay", "in_order")
+_FIXED = ("seed", "window_size", "on_sample_error", "workers", "in_order")
 _SETTABLE = (
     *(
         "collate_fn",
@@ -55,7 +55,6 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "stall_warning_s": arguments.seconds,
     "num_threads_per_worker": partial(arguments.integer, minimum=1),
     "start_method": partial(arguments.choice, options=START_METHODS),
-    "replay": arguments.boolean,
     "window_fn": lambda _, value: (window_functions_of(value), value)[1],
     "window_size": partial(arguments.integer, minimum=1),
     "on_sample_error": partial(arguments.choice, options=("raise", "skip")),
@@ -69,8 +68,10 @@ _NOT_NONE = {
     "max_worker_restarts",
     "stall_warning_s",
     "num_threads_per_worker",
-} | {
-    *("replay", "window_size", "on_sample_error", "max_skipped_samples", "workers"),
+    "window_size",
+    "on_sample_error",
+    "max_skipped_samples",
+    "workers",
 }
 _SMALLEST_LIMIT_BYTES = 1 << 20
 # Frameworks recognise an iterator by it: Lightning leaves these out where it pickles a ``CombinedLoader``. Nothing else of
@@ -265,7 +266,6 @@ def engine_of(loader: Any, plan: DatasetPlan, *, seed: int, dp_rank: int, keeps_
         num_ahead,
         recovery,
         loader.device,
-        loader.replay,
         DataLoaderStatistics,
     )
     return Engine(plan, settings)

@@ -83,11 +83,6 @@ class Delivery:
         self.is_over: bool = True
         """Whether no iteration is under way."""
 
-    @property
-    def step(self) -> int:
-        """Microbatches of the epoch that were delivered so far."""
-        return self._cursor.position.step
-
     def progress(self) -> DeliveryProgress:
         """Return what was delivered so far."""
         return DeliveryProgress(
@@ -199,13 +194,6 @@ class Delivery:
                 raise taken[0].error
             self._whole_at = cursor.position
         raise StopIteration
-
-    def count_again(self, size_bytes: int) -> None:
-        """Count a microbatch that was delivered before; the position stays."""
-        self._num_delivered += 1
-        self._delivered_bytes += size_bytes
-        self._delivered_at_s = time.perf_counter()
-        self._cursor.stay()
 
     def prefetch(self) -> None:
         """Start to move the next microbatch to the device, if it has arrived; do not wait."""

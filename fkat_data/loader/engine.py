@@ -4,20 +4,19 @@ The plan names the next task, a worker produces it, the prefetcher takes its mic
 delivery moves each to its device, and the cursor counts it. That count is all that a state says.
 """
 
-import copy
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, NamedTuple
 
 import torch
 
 from fkat_data.device.accelerator import mover_for
-from fkat_data.device.host import Mover, Placement, map_tensors
+from fkat_data.device.host import Placement
 from fkat_data.dropped import after_end
 from fkat_data.interruption import is_interruption
 from fkat_data.iteration import Cursor, EpochIterator, Iterations
 from fkat_data.loader.agreement import RankAgreement
 from fkat_data.loader.delivery import Delivery
-from fkat_data.loader.observation import DeliveryProgress, Observation
+from fkat_data.loader.observation import Observation
 from fkat_data.loader.prefetch import Prefetcher
 from fkat_data.loader.recovery import Recovery
 from fkat_data.loader.shard_lengths import ShardLengths
@@ -38,7 +37,6 @@ class EngineSettings(NamedTuple):
         num_microbatches_ahead: Microbatches made and not delivered, for each task; -1: as many as help.
         recovery: What may be done about faults.
         device: Where microbatches are delivered; None: as views on the CPU.
-        is_replayed: Whether the first microbatch is delivered again and again.
         statistics_type: Says what limits the loop in the terms of the loader's class.
     """
 
@@ -47,7 +45,6 @@ class EngineSettings(NamedTuple):
     num_microbatches_ahead: int
     recovery: Recovery
     device: torch.device | str | None = None
-    is_replayed: bool = False
     statistics_type: type[LoaderStatistics] = LoaderStatistics
 
 
@@ -107,7 +104,7 @@ class Engine(Generic[Microbatch_co]):
             settings.statistics_type,
         )
         self._cursor = Cursor()
-        delivery = Delivery(
+        self._delivery = Delivery(
             self.pool.start,
             self.pool.restart,
             self.pool.rest,
@@ -118,8 +115,6 @@ class Engine(Generic[Microbatch_co]):
             self._sink,
             self._observation,
         )
-        self._arriving = delivery
-        self._delivery = MicrobatchReplay(delivery, self._cursor, self.pool.close) if settings.is_replayed else delivery
         self._next = self._observation.drawn(self._delivery.next, self._delivery.progress)
         self._iterations = Iterations("loader")
         self._is_handed_out = False
@@ -150,9 +145,8 @@ class Engine(Generic[Microbatch_co]):
 
     @property
     def step(self) -> int:
-        """Microbatches of the present epoch that were delivered; where one is replayed, how often it was."""
-        self._finish_loading()
-        return self._delivery.step
+        """Microbatches of the present epoch that were delivered."""
+        return self.position.step
 
     def iterate(
         self,
@@ -174,7 +168,7 @@ class Engine(Generic[Microbatch_co]):
         changed = take if change is None else lambda: change(take())
         iterator = made_by(changed, self._cursor, self._iterations, loader)
         if self.pool.use is not None:
-            self.pool.use.iterate(self._arriving, iterator)
+            self.pool.use.iterate(self._delivery, iterator)
         self._is_handed_out = True
         return iterator
 
@@ -223,7 +217,7 @@ class Engine(Generic[Microbatch_co]):
 
     def count_ahead(self) -> int:
         """Return the microbatches that have arrived and are not delivered; receive what workers have ready, do not wait."""
-        return self._arriving.count_ahead()
+        return self._delivery.count_ahead()
 
     def extend(self, num_tasks: int) -> None:
         """Put more tasks in work."""
@@ -251,7 +245,7 @@ class Engine(Generic[Microbatch_co]):
     def skip_epoch(self) -> None:
         """Count the rest of the epoch as delivered, within a call of the iteration, which goes on with the next epoch."""
         self._prefetcher.leave(self._cursor.position)
-        self._arriving.go_on_behind_epoch()
+        self._delivery.go_on_behind_epoch()
         self._cursor.pass_epoch()
 
     def go_to(self, place: Place) -> None:
@@ -327,93 +321,3 @@ class Engine(Generic[Microbatch_co]):
     def _stop(self) -> None:
         self._iterations.begin()
         self._delivery.stop()
-
-
-class MicrobatchReplay:
-    """Takes the first microbatch of a delivery, ends the workers, and delivers it again and again, with the interface of a delivery.
-
-    The tensors are the same each time, on the device that they were delivered to. The containers around them are new,
-    so that a caller may take things out of them. The position stays; an iteration has no end.
-
-    Args:
-        delivery: Gives the first microbatch, and counts all.
-        cursor: The loader's position.
-        end_workers: Ends the workers, so that the caller has the machine to itself.
-    """
-
-    def __init__(self, delivery: Delivery, cursor: Cursor, end_workers: Callable[[], None]) -> None:
-        self._delivery = delivery
-        self._cursor = cursor
-        self._end_workers = end_workers
-        self._kept: tuple[Any, int] | None = None
-        self._num_delivered = 0
-
-    @property
-    def is_over(self) -> bool:
-        """Whether an iteration has to begin before there is a microbatch to deliver."""
-        return self._kept is None and self._delivery.is_over
-
-    @property
-    def step(self) -> int:
-        """The position's, and the deliveries of the iteration under way."""
-        return self._delivery.step + self._num_delivered
-
-    def begin(self) -> None:
-        """Begin an iteration."""
-        self._num_delivered = 0
-        if self._kept is None:
-            self._delivery.begin()
-
-    def next(self) -> Microbatch:
-        """Return the microbatch.
-
-        Raises:
-            StopIteration: The epoch has none.
-            BaseException: The user's.
-        """
-        if self._kept is None:
-            self._kept = self._first()
-        else:
-            self._delivery.count_again(self._kept[1])
-        self._cursor.stay()
-        microbatch = map_tensors(_same, self._kept[0])
-        self._num_delivered += 1
-        return microbatch
-
-    def prefetch(self) -> None:
-        """Start to move the first microbatch to the device."""
-        self._delivery.prefetch()
-
-    def extend(self, num_shards: int) -> None:
-        """Do nothing: one microbatch is enough."""
-
-    def load_to(self, mover: Mover) -> None:
-        """Take a microbatch from the workers again, and move it by another mover."""
-        self._delivery.load_to(mover)
-        self._kept = None
-
-    def stop(self) -> None:
-        """End the iteration, and drop the microbatch."""
-        self._delivery.stop()
-        self._kept = None
-
-    def progress(self) -> DeliveryProgress:
-        """Return what was delivered so far."""
-        return self._delivery.progress()
-
-    def _first(self) -> tuple[Microbatch, int]:
-        """Take a microbatch, and end the workers; an interrupted call is done again from the same position."""
-        if self._delivery.is_over:  # the microbatch was dropped during an iteration
-            self._delivery.begin()
-        place = self._cursor.position
-        bytes_before = self._delivery.progress().delivered_bytes
-        microbatch = self._delivery.next()
-        size_bytes = self._delivery.progress().delivered_bytes - bytes_before
-        self._cursor.load(place)
-        self._delivery.stop()
-        self._end_workers()
-        return microbatch, size_bytes
-
-
-def _same(value: Any) -> Any:
-    return value if isinstance(value, torch.Tensor) else copy.copy(value)

@@ -100,8 +100,6 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
             for datasets that wait or give the GIL free and may be read by several threads, and for Windows. There are as
             many as there would be processes. Shards are opened, and their indices drawn, in the caller's thread. Random
             draws must come from ``fkat_data.item_generators``. Or ``fkat_data.ray.Actors(...)``: actors on a cluster.
-        replay: Deliver the first microbatch again and again, without workers and without an end: how fast training is
-            with a loader that costs nothing. ``step`` counts; ``state_dict`` stays the same.
 
     Raises:
         ConfigurationError: An argument cannot work, or the factory cannot be sent to a worker.
@@ -131,7 +129,6 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
         check_ranks_every: int | None = None,
         start_method: StartMethod | None = None,
         trace: str | os.PathLike[str] | None = None,
-        replay: bool = False,
         num_threads_per_worker: int = 1,
         workers: WorkerKind = "processes",
     ) -> None:
@@ -187,7 +184,6 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
                 num_microbatch_prefetches,
                 recovery,
                 device,
-                is_replayed=arguments.boolean("replay", replay),
             ),
             agreement=rank_agreement(replica_group, check_ranks_every, self._identity, plan),
             lengths=lengths,

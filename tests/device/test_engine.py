@@ -310,14 +310,6 @@ def test_the_device_may_change_between_microbatches():
     assert kinds[65:] == ["simulated"] * 35
 
 
-def test_replay_delivers_from_the_device():
-    with make(["a"], factory, multiprocessing=True, device="simulated", replay=True) as loader:
-        microbatches = iter(loader)
-        first = next(microbatches)["x"]
-        assert first.device.type == "simulated"
-        assert next(microbatches)["x"].data_ptr() == first.data_ptr()
-
-
 class Renewed:
     """It moves itself: what it consists of is replaced in its own dict, and the original is let go of."""
 

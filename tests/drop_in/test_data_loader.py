@@ -152,7 +152,7 @@ def test_an_empty_dataset_cannot_be_shuffled():
 
 
 def test_a_wrong_value_is_refused_where_the_loader_is_made():
-    for name, value in {"device": "cudaa", "dp_rank": -1, "replay": "yes", "start_method": "forked"}.items():
+    for name, value in {"device": "cudaa", "dp_rank": -1, "zero_copy": "yes", "start_method": "forked"}.items():
         with pytest.raises(ConfigurationError, match=f"^{name} = "):
             DataLoader([1], **{name: value})
 

@@ -139,7 +139,6 @@ def test_what_was_set_between_a_load_and_its_iteration_is_refused_by_name():
         ("seed", 5),
         ("window_size", 3),
         ("on_sample_error", "skip"),
-        ("replay", True),
         ("window_fn", list),
         ("snapshot_every_n_steps", -1),
         ("max_worker_restarts", "many"),

@@ -246,23 +246,6 @@ def sweep(make, interruptions, check=check_epoch, first_stop=3, num_stops=6):
     assert not interruptions.swallowed
 
 
-def sweep_replay(make, interruptions):
-    with interruptions, make() as other:
-        next(iter(other))
-        others, num_before = children(), -1
-        while interruptions.num_raised > num_before:
-            num_before = interruptions.num_raised
-            with make() as loader:
-                iterator = uninterrupted(interruptions, iter, loader)
-                for _ in range(6):
-                    microbatch = uninterrupted(interruptions, next, iterator)
-                    assert number_of(microbatch) == EXPECTED[0], interruptions.last_site
-                    assert loader.state_dict()["all_rank_steps"] == [0], interruptions.last_site
-                wait_until(lambda: children() <= others)
-                assert children() <= others, interruptions.last_site
-    assert not interruptions.swallowed
-
-
 def sweep_templates(share):
     """Start templates for several environments, and end them; print how often was raised."""
     num_before = -1
@@ -316,7 +299,6 @@ WAYS = {
     "threads": {"workers": "threads", "num_workers_per_shard": 2, "num_shard_prefetches": 2},
     "restarts and a timeline": {"max_worker_restarts": 2, "trace": "timeline.json"},
     "simulated device": {"device": "simulated"},
-    "replay": {"replay": True},
 }
 
 FACTORIES = {function.__name__: function for function in (known, unknown)}
@@ -334,6 +316,5 @@ def main(way, factory, error, share, offset="0"):
             return
         simulated_device.install()
     interruptions = Interruptions(ERRORS[error], int(share), int(offset))
-    run = sweep_replay if way == "replay" else sweep
-    run(lambda: ShardedDataLoader(0, list(SIZES), FACTORIES[factory], **WAYS[way]), interruptions)
+    sweep(lambda: ShardedDataLoader(0, list(SIZES), FACTORIES[factory], **WAYS[way]), interruptions)
     print(json.dumps({"raised": interruptions.num_raised, "left": left()}))

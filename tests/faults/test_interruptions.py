@@ -17,7 +17,7 @@ CASES = [
     ("two workers a shard", "known", "ValueError"),
     ("restarts and a timeline", "known", "EOFError"),
     ("simulated device", "known", "RuntimeError"),
-    ("replay", "known", "FileNotFoundError"),
+    ("threads", "known", "FileNotFoundError"),
 ]
 
 

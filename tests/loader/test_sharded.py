@@ -62,7 +62,6 @@ BAD = [
     ("check_ranks_every", 5, "torch.distributed to be initialised"),
     ("start_method", "forkserver", "'template', 'spawn', 'fork'"),
     ("trace", 5, "path"),
-    ("replay", "yes", "true or false"),
     ("workers", "fibers", "'processes', 'threads', or fkat_data.ray.Actors(...)"),
     ("num_workers_per_shard", 0, "at least 1"),
     ("num_threads_per_worker", 0, "at least 1"),
