@@ -311,7 +311,7 @@ def item_generators() -> ItemGenerators:
     """Return the random generators of the item that a dataset's ``__getitem__`` is making.
 
     What they draw follows from the microbatch's random stream and the item's position in the microbatch alone: it is
-    the same for any ``num_threads_per_worker``, with and without worker processes, and after a resume. All calls for
+    the same for any number of workers, in threads, in processes and without, and after a resume. All calls for
     one item return the same object.
 
     The samples of a ``StreamingDataset`` have streams of their own, with or without a ``ShardedDataLoader``: what its

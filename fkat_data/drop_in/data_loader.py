@@ -109,7 +109,6 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         zero_copy: False delivers copies in memory of the caller's own.
         max_worker_restarts: Dead workers that may be replaced in each epoch.
         stall_warning_s: Seconds of waiting before the log shows what the worker does.
-        num_threads_per_worker: Items of a microbatch that a worker makes at once, in threads.
         start_method: How worker processes are started; see ``ShardedDataLoader``. With ``"fork"``, each iteration begins
             with new workers, unless ``persistent_workers`` is true. None: as torch does, by a fork where
             ``multiprocessing.get_start_method()`` is ``"fork"``, otherwise from the template. A fork of a program with
@@ -170,7 +169,6 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         zero_copy: bool = True,
         max_worker_restarts: int = 0,
         stall_warning_s: float = 30.0,
-        num_threads_per_worker: int = 1,
         start_method: StartMethod | None = None,
         profiler: Profiler | None = None,
         trace: str | os.PathLike[str] | None = None,
@@ -213,7 +211,6 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         self.zero_copy: bool = zero_copy
         self.max_worker_restarts: int = max_worker_restarts
         self.stall_warning_s: float = stall_warning_s
-        self.num_threads_per_worker: int = num_threads_per_worker
         self.start_method: StartMethod | None = start_method
         self.profiler = profiler
         self.trace = trace

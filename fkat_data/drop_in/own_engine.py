@@ -42,7 +42,7 @@ _SETTABLE = (
         "multiprocessing_context",
     ),
     *("device", "dp_rank", "snapshot_every_n_steps", "memory_limit_bytes", "zero_copy", "max_worker_restarts"),
-    *("stall_warning_s", "num_threads_per_worker", "start_method", "profiler", "trace", "max_skipped_samples"),
+    *("stall_warning_s", "start_method", "profiler", "trace", "max_skipped_samples"),
 )
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "seed": arguments.integer,
@@ -53,7 +53,6 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "zero_copy": arguments.boolean,
     "max_worker_restarts": partial(arguments.integer, minimum=0),
     "stall_warning_s": arguments.seconds,
-    "num_threads_per_worker": partial(arguments.integer, minimum=1),
     "start_method": partial(arguments.choice, options=START_METHODS),
     "window_fn": lambda _, value: (window_functions_of(value), value)[1],
     "window_size": partial(arguments.integer, minimum=1),
@@ -67,7 +66,6 @@ _NOT_NONE = {
     "zero_copy",
     "max_worker_restarts",
     "stall_warning_s",
-    "num_threads_per_worker",
     "window_size",
     "on_sample_error",
     "max_skipped_samples",
@@ -241,7 +239,6 @@ def engine_of(loader: Any, plan: DatasetPlan, *, seed: int, dp_rank: int, keeps_
         is_digested=loader.max_worker_restarts > 0,
         timeline=None if loader.trace is None else open_timeline(loader.trace, *rank_and_world_size()),
         start_method=start_method_of(loader),
-        num_threads=loader.num_threads_per_worker,
         users={
             "dataset": loader.dataset,
             "window_fn": terms.window_fn,
@@ -289,31 +286,20 @@ def prepare_workers(loader: Any) -> None:
 
 
 def check_threads(loader: Any, *, is_iterable: bool) -> None:
-    """Check that threads, or workers elsewhere, can make the microbatches of a DataLoader.
+    """Check that threads, where they are to, can make the microbatches of a DataLoader.
 
     Raises:
         ConfigurationError: They cannot; the message says why.
     """
-    reason = None
     if loader.workers != "threads":
-        if loader.num_threads_per_worker > 1:
-            raise ConfigurationError("num_threads_per_worker", loader.num_threads_per_worker, "1, with these workers")
         return
+    reason = None
     if is_iterable:
-        reason = _STRANDS
+        reason = "an iterable dataset: its workers need get_worker_info(), which all threads of a process share"
     elif loader.worker_init_fn is not None:
         reason = "worker_init_fn: what it sets up is a process's"
-    elif loader.num_threads_per_worker > 1:
-        reason = f"num_threads_per_worker = {loader.num_threads_per_worker}: pass that many num_workers instead"
     if reason is not None:
-        raise _needs_processes(reason)
-
-
-_STRANDS = "an iterable dataset: its workers need get_worker_info(), which all threads of a process share"
-
-
-def _needs_processes(reason: str) -> ConfigurationError:
-    return ConfigurationError("workers", "threads", f"'processes', with {reason}")
+        raise ConfigurationError("workers", "threads", f"'processes', with {reason}")
 
 
 def start_method_of(loader: Any) -> str | None:

@@ -121,7 +121,7 @@ class Engine(Generic[Microbatch_co]):
         # Where a load is going to: an interrupted call has left it to the next one.
         self._loading: Place | None = None
         # For a loader that is dropped without close(). Not at exit: a process that ends takes its workers with it.
-        if settings.workers.kind is not None or settings.workers.num_threads > 1:
+        if settings.workers.kind is not None:
             after_end(self, self.pool.kill)
         self.pool.start()
         self.pool.rest()

@@ -91,11 +91,6 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
             same, bit for bit.
         trace: A file for the timeline of this run, for ``fkat-data report``, Perfetto or Chrome. Each of several ranks
             writes its own: ``run-rank3.json`` for ``run.json``. An older file is replaced; it ends at 256 MiB.
-        num_threads_per_worker: Items of a microbatch that a worker makes at once, in threads: for a map-style dataset
-            whose ``__getitem__`` waits, or gives the GIL free, and may be called from several threads. The microbatches
-            are the same. Random draws must come from ``fkat_data.item_generators``: a dataset that draws from
-            python's, numpy's or torch's global generator is refused. Datasets with ``__getitems__``, iterable ones
-            and those in a DataLoader's own workers are made as with 1.
         workers: Where microbatches are made: ``"processes"``, or ``"threads"`` of this process, which share its memory:
             for datasets that wait or give the GIL free and may be read by several threads, and for Windows. There are as
             many as there would be processes. Shards are opened, and their indices drawn, in the caller's thread. Random
@@ -129,7 +124,6 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
         check_ranks_every: int | None = None,
         start_method: StartMethod | None = None,
         trace: str | os.PathLike[str] | None = None,
-        num_threads_per_worker: int = 1,
         workers: WorkerKind = "processes",
     ) -> None:
         factory: object = dataloader_factory
@@ -170,7 +164,6 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
             start_method=None
             if start_method is None
             else arguments.choice("start_method", start_method, START_METHODS),
-            num_threads=arguments.integer("num_threads_per_worker", num_threads_per_worker, minimum=1),
             users={"dataloader_factory": dataloader_factory},
             is_startup_shared=not recovery.needs_processes and _hashes_like_workers(),
         )

@@ -30,7 +30,6 @@ from fkat_data.registry import Registrations
 from fkat_data.transport.memory_limit import SMALLEST_SHARE_BYTES, MemoryLimit, default_limit
 from fkat_data.types import Profiler
 from fkat_data.worker.inline import InlineWorker
-from fkat_data.worker.items import ItemThreads
 from fkat_data.worker.messages import Worker
 from fkat_data.worker.produce import Producer
 from fkat_data.worker.settings import THREADS_A_PLACE, Elsewhere, ProgramKey, WorkerKind, WorkerSettings
@@ -63,7 +62,6 @@ class WorkerPoolSettings(NamedTuple):
         is_digested: Whether workers digest each microbatch.
         timeline: Where events of the workers go; None: they send none.
         start_method: How worker processes are started; None: as this system allows.
-        num_threads: Threads of a worker that make the items of a microbatch.
         users: The user's objects in the factory, by the names of their arguments.
         in_process: The argument of the user's, and its value, that has no worker processes.
         is_kept: Whether worker processes keep what the program cannot make again.
@@ -83,7 +81,6 @@ class WorkerPoolSettings(NamedTuple):
     is_digested: bool
     timeline: Timeline | None = None
     start_method: str | None = None
-    num_threads: int = 1
     users: Mapping[str, Any] = MappingProxyType({})
     in_process: tuple[str, object] = ("multiprocessing", False)
     is_kept: bool = False
@@ -112,9 +109,6 @@ class WorkerPool:
         if settings.limit_bytes is not None:
             smallest = SMALLEST_SHARE_BYTES * settings.num_workers
             arguments.integer("memory_limit_bytes", settings.limit_bytes, minimum=smallest)
-        if settings.kind not in (None, "processes") and settings.num_threads > 1:
-            expected = "1, with workers that are no processes: take more of them"
-            raise ConfigurationError("num_threads_per_worker", settings.num_threads, expected)
         self._settings = settings
         self._sink = sink
         self._owner_pid = os.getpid()
@@ -320,8 +314,7 @@ class WorkerPool:
         if settings.timeline is not None:
             recorder = settings.timeline.recorder_of(PRODUCTION_THREAD, "production")
         clock = StageClock(new_page(), WorkerProfile(settings.profiler, None, settings.loader_name), recorder)
-        threads = ItemThreads(settings.num_threads) if settings.num_threads > 1 else None
-        producer = Producer(settings.factory, settings.seed, settings.dp_rank, clock.mark, threads=threads)
+        producer = Producer(settings.factory, settings.seed, settings.dp_rank, clock.mark)
         return InlineWorker(producer, self._sink, clock, is_digested=settings.is_digested)
 
     def _worker_of_threads(self, index: int, num_probes: int, before: "Worker | None" = None) -> ThreadWorker:
@@ -423,7 +416,6 @@ class WorkerPool:
             default_dtype=torch.get_default_dtype(),
             is_digested=settings.is_digested,
             is_traced=settings.timeline is not None,
-            num_threads=settings.num_threads,
             group=current_group(),
             loader_name=settings.loader_name,
         )

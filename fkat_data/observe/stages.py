@@ -176,9 +176,8 @@ def reading() -> Generator[None]:
     """Count what happens in the context as time spent waiting for a store: for a dataset that fetches its own bytes.
 
     In a worker, this time appears as ``store_s`` in the loader's statistics and as ``store`` in its timeline, instead
-    of the factory's or the dataset's. In the threads of ``num_threads_per_worker`` it counts in the statistics alone:
-    where they spend half of their time in it together, half of the microbatch's time is ``store_s``. Anywhere else,
-    and in threads that a dataset starts, it does nothing.
+    of the factory's or the dataset's; in workers that are threads, in the statistics alone. Anywhere else, and in
+    threads that a dataset starts, it does nothing.
     """
     if _help.times is not None:
         with _help.times.measured():
@@ -191,7 +190,7 @@ def reading() -> Generator[None]:
 
 
 class HelperTimes:
-    """What a thread that helps a worker spends in ``reading``.
+    """What a worker that is a thread spends in ``reading``.
 
     Attributes:
         store_s: The seconds.
@@ -229,12 +228,6 @@ def helping() -> Generator[HelperTimes]:
         yield times
     finally:
         _help.times = None
-
-
-def shift_to_store(seconds: float) -> None:
-    """Count time of the stage in work as spent in ``reading``, in the worker that runs in this thread."""
-    if _installed:
-        _installed[0].shift("store", seconds)
 
 
 def added_times(several: Sequence[StageTimes]) -> StageTimes:

@@ -373,7 +373,7 @@ def _of_loader(made: Any) -> Iterator[Finding]:
     if isinstance(num_workers, int):
         num_cores = num_usable_cpus()
         found = f"{num_workers} on {num_cores} cores" if num_workers else "none; data are made in the trainer's process"
-        change = "Take fewer, unless they mostly wait for a store: for that, num_threads_per_worker needs less memory."
+        change = "Take fewer, unless they mostly wait for a store: for that, workers='threads' needs less memory."
         yield _advice_if(num_workers > _WORKERS_A_CORE * num_cores, "workers", found, change)
     limit_bytes = cast("int | None", getattr(made, "memory_limit_bytes", 0))
     if num_workers and limit_bytes != 0:

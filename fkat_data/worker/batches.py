@@ -28,7 +28,6 @@ from fkat_data.seeding import (
 )
 from fkat_data.types import RandomAccess
 from fkat_data.worker.fetch import direct_fetch, direct_iteration, gives_items_together, prefetch_of
-from fkat_data.worker.items import ItemThreads
 
 _LARGEST_CHUNK = 64
 
@@ -405,7 +404,6 @@ def begin(
     first_microbatch: int,
     streams: ShardStreams,
     collate: Callable[[Any], Any] | None = None,
-    threads: ItemThreads | None = None,
     *,
     is_shared: bool = False,
 ) -> Production | IndexedProduction:
@@ -416,7 +414,6 @@ def begin(
         first_microbatch: The first that is wanted.
         streams: The shard's random streams.
         collate: Does what torch's ``default_collate`` does; used instead of it where that is possible.
-        threads: Make the items of a map-style DataLoader; None: they are made one after the other.
         is_shared: Whether several workers make the shard. One alone may make what follows on one another faster.
 
     Raises:
@@ -431,7 +428,7 @@ def begin(
         return _begin_random_access(cast("RandomAccess", product), streams, collate)
     product = cast("Iterable[Any]", product)
     if not is_indexed and is_map_style(product):
-        return _begin_map_style(product, first_microbatch, streams, collate, threads)
+        return _begin_map_style(product, first_microbatch, streams, collate)
     # One that is both steps from the first microbatch on: its own iteration may be a loader's.
     if (first_microbatch or is_indexed) and _can_skip(product):
         return Production(iter(cast("Any", product).skip(first_microbatch)), first_microbatch, None, None)
@@ -477,11 +474,10 @@ def _begin_map_style(
     first_microbatch: int,
     streams: ShardStreams,
     collate: Callable[[Any], Any] | None,
-    threads: ItemThreads | None,
 ) -> Production | IndexedProduction:
     attribute = "batch_sampler" if product.batch_sampler is not None else "sampler"
     sampler = getattr(product, attribute)
-    fetch = direct_fetch(product, collate, threads)
+    fetch = direct_fetch(product, collate)
     if fetch is not None and isinstance(sampler, NumberedBatches):
         return NumberedProduction(fetch, len(sampler), streams, sampler.batch, prefetch_of(product))
     if fetch is not None:

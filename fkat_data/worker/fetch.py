@@ -7,7 +7,7 @@ parts are private to torch. Where they are not those that this module knows, a D
 
 import copy
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any, cast
 
@@ -17,9 +17,8 @@ from torch.utils.data import dataloader as torch_dataloader
 
 from fkat_data.interruption import genuine, is_interruption
 from fkat_data.sample_errors import early_end, note_places
-from fkat_data.seeding import shares_generators
+from fkat_data.seeding import enter_place, microbatch_seed, shares_generators
 from fkat_data.types import Prefetching
-from fkat_data.worker.items import ItemThreads, items_in_turn
 
 _SINGLE: Any = getattr(torch_dataloader, "_SingleProcessDataLoaderIter", None)
 _FETCH: Any = getattr(getattr(torch_dataloader, "_utils", None), "fetch", None)
@@ -33,9 +32,7 @@ _KNOWN: tuple[tuple[Any, str, set[str]], ...] = (
 )
 
 
-def direct_fetch(
-    loader: "DataLoader[Any]", collate: Callable[[Any], Any] | None = None, threads: ItemThreads | None = None
-) -> Callable[[Any], Any] | None:
+def direct_fetch(loader: "DataLoader[Any]", collate: Callable[[Any], Any] | None = None) -> Callable[[Any], Any] | None:
     """Return a function that makes the microbatch of a batch of indices, or of one index where nothing is batched.
 
     torch draws a number for each new iterator, from the DataLoader's generator or the global one; so does this call, but in
@@ -45,7 +42,6 @@ def direct_fetch(
     Args:
         loader: Stays as it is.
         collate: Is used instead of ``default_collate``.
-        threads: Make the items of a batch; None: they are made one after the other.
 
     Returns:
         The function; None, and nothing is drawn, where only iterating over the DataLoader does the same.
@@ -54,7 +50,7 @@ def direct_fetch(
         return None
     loader = _with_collate(loader, collate)
     object.__setattr__(loader, "sampler" if loader.batch_sampler is None else "batch_sampler", ())
-    return _fetch_of(iter(loader), threads)
+    return _fetch_of(iter(loader))
 
 
 def direct_iteration(loader: "DataLoader[Any]", collate: Callable[[Any], Any] | None = None) -> Iterator[Any]:
@@ -69,7 +65,7 @@ def direct_iteration(loader: "DataLoader[Any]", collate: Callable[[Any], Any] | 
     # torch warns where an iterable dataset has more samples than it said.
     if not is_direct or getattr(iterator, "_IterableDataset_len_called", None) is not None:
         return iterator
-    return map(_fetch_of(iterator, None), _indices_of(iterator))
+    return map(_fetch_of(iterator), _indices_of(iterator))
 
 
 def _with_collate(loader: "DataLoader[Any]", collate: Callable[[Any], Any] | None) -> "DataLoader[Any]":
@@ -125,19 +121,18 @@ def _names_in(kind: Any, method: str) -> set[str]:
     return set(getattr(getattr(getattr(kind, method, None), "__code__", None), "co_names", ()))
 
 
-def _fetch_of(iterator: Any, threads: ItemThreads | None) -> Callable[[Any], Any]:
+def _fetch_of(iterator: Any) -> Callable[[Any], Any]:
     fetcher = _fetcher_of(iterator)
     if type(fetcher) is not _MAP_FETCHER or not fetcher.auto_collation:
         return fetcher.fetch
     dataset, collate = fetcher.dataset, fetcher.collate_fn
-    items = items_in_turn if threads is None else threads.items
 
     def fetch(indices: Any) -> Any:
         samples = None
         try:
             if gives_items_together(dataset):
                 return fetcher.fetch(indices)
-            samples = items(dataset, indices)
+            samples = items_in_turn(dataset, indices)
             return collate(samples)
         except Exception as error:
             note_places(error, dataset, indices)
@@ -146,6 +141,21 @@ def _fetch_of(iterator: Any, threads: ItemThreads | None) -> Callable[[Any], Any
             raise
 
     return fetch
+
+
+def items_in_turn(dataset: Any, indices: Iterable[Any]) -> list[Any]:
+    """Return the items at the indices, made one after the other, each at its place.
+
+    Raises:
+        Exception: Whatever the dataset raises.
+    """
+    seed = microbatch_seed()
+    items: list[Any] = []
+    for position, index in enumerate(indices):
+        enter_place(seed, position)
+        items.append(dataset[index])
+    enter_place(seed)
+    return items
 
 
 def gives_items_together(dataset: Any) -> bool:

@@ -209,12 +209,10 @@ class InlineWorker(WorkerOfThisProcess):
         """Do nothing: there is no pipe."""
 
     def close(self, timeout_s: float) -> None:
-        """Drop every task, and end the threads."""
+        """Drop every task."""
         del timeout_s
         while self._tasks:
             self._end_task(self._tasks[0])
-        if self._producer.threads is not None:
-            self._producer.threads.close()
 
     def _end_task(self, task: Task) -> None:
         if not self._tasks or self._tasks[0] is not task:  # the loader was closed during the task

@@ -24,7 +24,6 @@ from fkat_data.transport.channel import Channel
 from fkat_data.transport.memory_limit import WorkerMemory
 from fkat_data.transport.segment import Segment
 from fkat_data.types import Shard
-from fkat_data.worker.items import ItemThreads
 from fkat_data.worker.messages import PAGE_BYTES, CallerProgress
 from fkat_data.worker.produce import Producer
 from fkat_data.worker.serve import Server
@@ -106,8 +105,7 @@ def _make_server(
     profile = WorkerProfile(settings.profiler, worker_index, settings.loader_name)
     clock = StageClock(page, profile, EventRecorder(os.getpid(), MAIN_THREAD) if settings.is_traced else None)
     channel = Channel(sock, functools.partial(clock.within, "blocked"))
-    threads = ItemThreads(settings.num_threads) if settings.num_threads > 1 else None
-    producer = Producer(settings.factory, settings.seed, settings.dp_rank, clock.mark, threads=threads)
+    producer = Producer(settings.factory, settings.seed, settings.dp_rank, clock.mark)
     finish, is_digested = profile.finish, settings.is_digested
     progress = CallerProgress(page)
     server = Server(channel, producer, settings.memory, finish, clock=clock, progress=progress, is_digested=is_digested)

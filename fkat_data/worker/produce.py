@@ -34,7 +34,6 @@ from fkat_data.worker.batches import (
 )
 from fkat_data.worker.fetch import is_plain as iterates_plainly
 from fkat_data.worker.fetch import num_prefetched
-from fkat_data.worker.items import ItemThreads
 from fkat_data.worker.messages import Epilogue, content_of
 from fkat_data.worker.windows import ShardWindows, WindowProduct
 
@@ -140,7 +139,6 @@ class Producer(NamedTuple):
         dp_rank: The loader's data-parallel rank.
         mark: Called with one of ``fkat_data.observe.stages.STAGES`` when it begins, with "" when the last one ends.
         collate: Does what torch's ``default_collate`` does; used instead of it where that is possible.
-        threads: Make the items of map-style DataLoaders; None: they are made one after the other.
         report: Called with a task's ticket, and what is known of its shard's batches and files, before it is made.
         take_carry: Returns what the task before has left for a task that was assigned without it; waits for it.
         give_carry: Called with a task's ticket, and what it has left for the task behind it.
@@ -152,7 +150,6 @@ class Producer(NamedTuple):
     dp_rank: int
     mark: Callable[..., None]
     collate: Callable[[Any], Any] | None = None
-    threads: ItemThreads | None = None
     report: Callable[[int, ShardTerms], None] | None = None
     take_carry: Callable[[Task], bytes] | None = None
     give_carry: Callable[[int, bytes], None] | None = None
@@ -312,10 +309,9 @@ class OpenShard:
             )
         try:
             first -= self._task.digest is not None and first > 0
-            collate, threads = self._producer.collate, self._producer.threads
             if isinstance(product, WindowProduct):
                 return Production(self._batches_of(product), 0, None, None)
-            return begin(product, first, self._streams, collate, threads, is_shared=is_shared)
+            return begin(product, first, self._streams, self._producer.collate, is_shared=is_shared)
         except genuine(StopIteration) as error:
             raise WorkerError("the factory's product raised StopIteration when its iteration began") from error
 
@@ -328,7 +324,6 @@ class OpenShard:
             lambda: take(task) if task.carry is None else task.carry,
             lambda carry: give(task.ticket, carry),
             producer.collate,
-            producer.threads,
         )
 
     def _made(self, index: int, stage: str) -> Produced | None:

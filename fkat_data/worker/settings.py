@@ -90,7 +90,6 @@ class WorkerSettings(NamedTuple):
         default_dtype: torch's default, as the trainer has it.
         is_digested: Whether to digest each microbatch.
         is_traced: Whether the trainer wants events of a timeline.
-        num_threads: Threads that make the items of a microbatch.
         group: The trainer's rank and number of ranks in torch.distributed; None without a process group.
         loader_name: The loader's class, for the names of ranges.
     """
@@ -105,7 +104,6 @@ class WorkerSettings(NamedTuple):
     default_dtype: torch.dtype
     is_digested: bool
     is_traced: bool
-    num_threads: int = 1
     group: tuple[int, int] | None = None
     loader_name: str = "ShardedDataLoader"
 

@@ -42,7 +42,6 @@ from fkat_data.worker.batches import Part, draws_nothing, is_plain
 from fkat_data.worker.collate import FreshCollate
 from fkat_data.worker.fetch import num_prefetched
 from fkat_data.worker.inline import WorkerOfThisProcess, bytes_of, failure_of, item_of, made_together
-from fkat_data.worker.items import moved_generators
 from fkat_data.worker.messages import (
     End,
     Failure,
@@ -452,7 +451,7 @@ class ThreadWorker(WorkerOfThisProcess):
             self._is_caller_waiting = False
             self._sink.waited(began_s, time.perf_counter())
             if self._states is not None:
-                self._has_moved = self._has_moved or moved_generators(self._states)
+                self._has_moved = self._has_moved or _moved_generators(self._states)
                 self._states, looked = None, None
         if looked is not None and looked != generator_states():
             # A thread of the program's may have drawn, or one of these: the next microbatches show it.
@@ -664,7 +663,7 @@ class ThreadWorker(WorkerOfThisProcess):
         """Return the message of a microbatch that was made alone, or an error where a global generator has moved."""
         self._probe = None
         self._num_probes -= 1
-        moved = self._has_moved or ("" if self._states is None else moved_generators(self._states))
+        moved = self._has_moved or ("" if self._states is None else _moved_generators(self._states))
         if not moved or not isinstance(message, Item):
             return message
         expected = (
@@ -710,3 +709,10 @@ def _made(part: Part) -> Any:
         return part.make(part.argument)
     except genuine(StopIteration) as error:
         raise early_end("the dataset") from error
+
+
+def _moved_generators(before: tuple[object, object, object]) -> str:
+    """Return which global generators are not in the states that ``generator_states`` returned before, in words."""
+    names = ("python's (random)", "numpy's (numpy.random)", "torch's")
+    moved = (name for name, was, now in zip(names, before, generator_states(), strict=True) if was != now)
+    return " and ".join(moved)

@@ -20,8 +20,7 @@ from fkat_data.seeding import ShardStreams, microbatch_seed, undoing_draws
 from fkat_data.transport.codec import dumps, loads
 from fkat_data.types import plans_batches
 from fkat_data.wording import add_note, notes_of
-from fkat_data.worker.fetch import call_collate, gives_items_together
-from fkat_data.worker.items import ItemThreads, items_in_turn
+from fkat_data.worker.fetch import call_collate, gives_items_together, items_in_turn
 from fkat_data.worker.messages import Epilogue, Marked, content_of
 
 WindowFunction: TypeAlias = Callable[[list[Any]], list[Any]]
@@ -167,7 +166,6 @@ class WindowProduct:
         take_carry: Callable[[], bytes],
         give_carry: Callable[[bytes], None],
         collate: Callable[[Any], Any] | None,
-        threads: ItemThreads | None,
     ) -> Iterator[Marked | Epilogue]:
         """Yield the microbatches, each with a mark: see ``read_mark``.
 
@@ -177,7 +175,6 @@ class WindowProduct:
             take_carry: Waits for the rows that the windows before have left over.
             give_carry: Gets the rows that are left over for the next window, before the first microbatch.
             collate: Does what torch's ``default_collate`` does.
-            threads: Make the samples; None: they are made one after the other.
 
         Raises:
             Exception: The user's.
@@ -185,7 +182,7 @@ class WindowProduct:
         """
         window, batch_size = self._window, self._terms.batch_size
         self._streams(window.number).seed_opening()
-        rows = called_in_turn(self._terms.functions, self._samples(threads), window.in_words)
+        rows = called_in_turn(self._terms.functions, self._samples(), window.in_words)
         num_rows = len(rows)
         own = [_Row(window.number, index, rows[index]) for index in range(min(window.first_row, num_rows), num_rows)]
         if batch_size is None:
@@ -215,22 +212,21 @@ class WindowProduct:
         if self.skipped:
             yield Epilogue(dumps(self.skipped))
 
-    def _samples(self, threads: ItemThreads | None) -> list[Any]:
+    def _samples(self) -> list[Any]:
         dataset, window = self._dataset, self._window
         indices, left_out = window.indices, window.left_out
         # Rows that were delivered are counted: none before them may be left out now.
         skips = self._skips and not (window.first_row or window.is_begun)
-        one_by_one = items_in_turn if threads is None else threads.items
         skipping = _Skipping(dataset, left_out, skips=skips), [*enumerate(indices)]
         try:
             if left_out and not skips:
-                return [each for each in one_by_one(*skipping) if not isinstance(each, Skipped)]
+                return [each for each in items_in_turn(*skipping) if not isinstance(each, Skipped)]
             if plans_batches(dataset) and not left_out:
                 return dataset.window_samples(indices)
             if gives_items_together(dataset) and not left_out:
                 return [*dataset.__getitems__(indices)]
             if not skips:
-                return one_by_one(dataset, indices)
+                return items_in_turn(dataset, indices)
         except Exception as error:
             if not skips and isinstance(error, StopIteration) and not is_interruption(error):
                 raise early_end("the dataset") from error
@@ -242,7 +238,7 @@ class WindowProduct:
                     )
                 raise
             self._streams(window.number).seed_opening()
-        found = one_by_one(*skipping)
+        found = items_in_turn(*skipping)
         self.skipped = [each for each in found if isinstance(each, Skipped) and each.place not in left_out]
         return [each for each in found if not isinstance(each, Skipped)]
 
@@ -352,7 +348,7 @@ class ShardWindows:
                 skips=self._max_skipped is not None,
             )
             num_left = 0
-            for number, made in enumerate(product.batches(carried.pop, carried.append, collate, None)):
+            for number, made in enumerate(product.batches(carried.pop, carried.append, collate)):
                 if not number:
                     first = window.number * self._window_size
                     unsaid += [each._replace(place=first + each.place) for each in product.skipped]

@@ -1,4 +1,4 @@
-"""Threads that share a dataset read what one alone reads: with ``workers="threads"`` and ``num_threads_per_worker``."""
+"""Threads that share a dataset read what one alone reads: with ``workers="threads"``."""
 
 import json
 import random

@@ -64,7 +64,6 @@ BAD = [
     ("trace", 5, "path"),
     ("workers", "fibers", "'processes', 'threads', or fkat_data.ray.Actors(...)"),
     ("num_workers_per_shard", 0, "at least 1"),
-    ("num_threads_per_worker", 0, "at least 1"),
 ]
 
 

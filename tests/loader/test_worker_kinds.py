@@ -146,7 +146,6 @@ def test_a_shuffled_shard_with_windows_is_that_of_the_callers_thread():
     [
         (lambda: threads(Strand(range(9))), r"iterable dataset.*get_worker_info\(\)"),
         (lambda: threads(Numbers(), worker_init_fn=print), "worker_init_fn"),
-        (lambda: threads(Numbers(), num_threads_per_worker=2), "num_threads_per_worker"),
         (lambda: DataLoader(Numbers(), workers="fibers"), "'processes', 'threads'"),
         (
             lambda: list(
@@ -159,11 +158,6 @@ def test_a_shuffled_shard_with_windows_is_that_of_the_callers_thread():
 def test_what_threads_cannot_make_is_refused_by_name(make, reason):
     with pytest.raises(ConfigurationError, match=f"^workers = .*{reason}"):
         make()
-
-
-def test_threads_within_threads_are_refused():
-    with pytest.raises(ConfigurationError, match=r"^num_threads_per_worker = 2"):
-        ShardedDataLoader(0, ["a"], Numbers, workers="threads", num_threads_per_worker=2)
 
 
 def test_an_iterable_dataset_in_the_callers_thread_needs_no_threads():

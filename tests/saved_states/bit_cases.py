@@ -69,7 +69,7 @@ CASES = {
     **{f"map-style {name}": (partial(map_style, **options), (0, 1, 2)) for name, options in MAP_STYLE.items()},
     "map-style draws of items": (partial(map_style, dataset=ItemDraws, shuffle=True), (0, 1, 2)),
     "map-style draws of items in threads": (
-        partial(map_style, dataset=ItemDraws, shuffle=True, num_threads_per_worker=3),
+        partial(map_style, dataset=ItemDraws, shuffle=True, workers="threads"),
         (0, 1, 2),
     ),
     **{f"row with {number} workers": (partial(iterable, dataset=Row), (number,)) for number in (0, 1, 2, 3)},

@@ -1,66 +1,24 @@
-"""Threads and segments in real workers: the same bits as in process, from any position on, whatever the settings."""
+"""Segments that real workers collate into: the same bits as in process, whatever the memory limit."""
 
 import time
 
-import numpy as np
 import pytest
 import torch
 from loader_examples import make, plain
 from torch.utils.data import DataLoader, Dataset, get_worker_info
-from walks import at_state, begun
-
-import fkat_data
-
-SHARDS = ["a-7", "b-0", "c-12"]
 
 
-class Waiting(Dataset):
-    """Items that wait, and draw at their places."""
+class OfShard(Dataset):
+    """As many items as the shard's name says."""
 
-    def __init__(self, shard, size=1000):
+    def __init__(self, shard):
         self.shard = shard
-        self.size = size
 
     def __len__(self):
         return int(self.shard.split("-")[1])
 
-    def __getitem__(self, index):
-        generators = fkat_data.item_generators()
-        time.sleep(generators.python.random() / 200)
-        return {
-            "noise": torch.rand(self.size, generator=generators.torch),
-            "array": generators.numpy.random(5, dtype=np.float32),
-            "index": index,
-            "name": self.shard,
-        }
 
-
-def shuffled(shard):
-    dataset = Waiting(shard)
-    return DataLoader(dataset, batch_size=3, shuffle=len(dataset) > 0)
-
-
-def layout_of(microbatch):
-    tensors = [value for value in microbatch.values() if isinstance(value, torch.Tensor)]
-    return [(tensor.dtype, tensor.stride()) for tensor in tensors]
-
-
-def test_threads_and_processes_change_no_bit_and_a_state_goes_on_with_others(remote):
-    with make(SHARDS, shuffled) as loader:
-        due = [(plain(microbatch), layout_of(microbatch)) for microbatch in loader]
-    assert len(due) == 7
-    for threads, position in ((1, 3), (4, 2), (3, 6)):
-        options = {"num_threads_per_worker": threads, "num_shard_prefetches": 2}
-        with remote(SHARDS, shuffled, **options) as loader:
-            assert [(plain(microbatch), layout_of(microbatch)) for microbatch in loader] == due
-        with make(SHARDS, shuffled, num_threads_per_worker=threads) as loader:
-            begun(loader, position)
-            state = loader.state_dict()
-        with at_state(remote(SHARDS, shuffled, num_threads_per_worker=2), state) as loader:
-            assert [(plain(microbatch), layout_of(microbatch)) for microbatch in loader] == due[position:]
-
-
-class Large(Waiting):
+class Large(OfShard):
     """Items that cost nothing, of half a mebibyte in a microbatch of four."""
 
     def __getitem__(self, index):
@@ -95,7 +53,7 @@ def test_a_worker_that_waits_for_memory_to_collate_into_leaves_its_shard_when_it
         assert next(iter(loader))[0, 0] in range(40)
 
 
-class Captions(Waiting):
+class Captions(OfShard):
     """Items with long texts."""
 
     def __getitem__(self, index):
