@@ -15,7 +15,8 @@ from fkat_data.streaming import MDSWriter, StreamingDataLoader, StreamingDataset
 
 ROOT = Path(fkat_data.__file__).parent
 TEXT = (ROOT.parent / "docs" / "architecture.md").read_text()
-SECTION = TEXT[TEXT.index("## Through each face") :]
+SECTION = TEXT[TEXT.index("## Through each face") : TEXT.index("## Where to change what")]
+CHANGES = [line.split("|")[1:4] for line in re.findall(r"^\|.+\|$", TEXT, re.MULTILINE) if ".py`" in line]
 TABLE = [
     [cell.strip() for cell in line.strip("|").split("|")] for line in re.findall(r"^\|.+\|$", SECTION, re.MULTILINE)
 ]
@@ -63,6 +64,21 @@ def test_the_stations_of_worker_processes_are_functions_of_the_package():
     source = "\n".join(path.read_text() for path in ROOT.rglob("*.py"))
     for name in re.findall(r"`([\w.]+)`", said):
         assert re.search(rf"(def|class) {name.rpartition('.')[2]}\b", source), name
+
+
+@pytest.mark.parametrize(("begin", "then"), [row[1:] for row in CHANGES], ids=[row[0].strip() for row in CHANGES])
+def test_a_change_begins_in_files_and_with_names_that_are_there(begin, then):
+    found = re.findall(r"`([\w/]+\.py)`: `(\w+)`", begin + then)
+    found += [(path, name) for name, path in re.findall(r"`(\w+)` in `([\w/]+\.py)`", then)]
+    assert len(found) > len(re.findall(r"`[\w/]+\.py`: ", then))
+    for path, name in found:
+        assert re.search(rf"^(?:(?:def|class) )?{name}\b", (ROOT / path).read_text(), re.MULTILINE), (path, name)
+    for path in re.findall(r"`([a-z_]+/[\w/]+(?:\.py)?)`", then):
+        assert (ROOT / path).exists() or (ROOT.parent / path).exists(), path
+
+
+def test_ten_changes_are_shown():
+    assert len(CHANGES) == 10
 
 
 class Numbers(list):
