@@ -11,7 +11,7 @@ from fkat_data import arguments
 from fkat_data.errors import ConfigurationError
 from fkat_data.streaming.epoch.epochs import Epochs
 from fkat_data.streaming.epoch.rank_batches import SampleSkips
-from fkat_data.streaming.epoch.resume_point import ResumePoint
+from fkat_data.streaming.epoch.shared_resume import ResumePoint
 from fkat_data.streaming.reading.catalog import Catalog
 
 _Integers = npt.NDArray[np.int64]

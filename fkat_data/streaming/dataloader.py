@@ -10,15 +10,15 @@ from fkat_data.drop_in.data_loader import DataLoader
 from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.streaming.dataset import StreamingDataset, has_own_iter
 from fkat_data.streaming.epoch.rank_batches import RankBatches, ids_of, in_groups
-from fkat_data.streaming.own_iteration import IteratedBatches, IteratedPlan
-from fkat_data.streaming.reading.stream import check_merged
-from fkat_data.streaming.stream_plan import (
+from fkat_data.streaming.loader_plan import (
     StreamEpochs,
     batch_maker,
     batches_together,
     num_wanted_batches,
     wanted_batches,
 )
+from fkat_data.streaming.reading.stream import check_merged
+from fkat_data.streaming.user_iterator import UserIteratorBatches, UserIteratorPlan
 from fkat_data.worker.settings import current_worker
 
 _OF_NUMBERED = {"_numbered", "_numbered_batches", "_next_numbered"}
@@ -136,7 +136,7 @@ class StreamingDataLoader(DataLoader[Any]):
         return num_wanted_batches(dataset, point, drop_last=self.drop_last)
 
     def microbatch(self, index: int) -> Any:
-        """Return one batch of the next epoch, by its place in it; fast where places grow from call to call.
+        """Return one batch of the next epoch, by its index in it; fast where indices grow from call to call.
 
         The first call begins the epoch, as ``iter`` does. The shards that the batches behind it need are fetched
         meanwhile.
@@ -168,7 +168,7 @@ class StreamingDataLoader(DataLoader[Any]):
 
         Raises:
             ConfigurationError: The dataset's own ``__iter__`` has not yielded one sample for each that it was handed,
-                so that no place in the order says what it would yield next.
+                so that no position in the order says what it would yield next.
         """
         return self.local_state_dict() if self._is_of_batches else super().state_dict()
 
@@ -196,11 +196,11 @@ class StreamingDataLoader(DataLoader[Any]):
         return 0, self._made_here(cast("StreamingDataset", self.dataset), 0)
 
     def _made_here(self, dataset: StreamingDataset, first: int) -> Iterator[Any]:
-        """Yield the batches of the next epoch from one of them on, in this process and without a place."""
+        """Yield the batches of the next epoch from one of them on, in this process, without moving the position."""
         if self._has_own_iter:
-            plan = IteratedPlan(dataset, 0, num_workers=0, drop_last=self.drop_last, leaves_empty_rest=False)
+            plan = UserIteratorPlan(dataset, 0, num_workers=0, drop_last=self.drop_last, leaves_empty_rest=False)
             plan.begin(plan.first())
-            yield from IteratedBatches(dataset, self._collate, plan.shard(0, 0))
+            yield from UserIteratorBatches(dataset, self._collate, plan.shard(0, 0))
             return
         batches = dataset.rank_batches(dataset.begin_epoch())
         wanted = wanted_batches(dataset, batches, first, drop_last=self.drop_last)

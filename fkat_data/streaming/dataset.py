@@ -21,8 +21,9 @@ from fkat_data.files.tar import DecoderName
 from fkat_data.streaming.audit import Coverage, SampleRecord, coverage_of, records_of, where_is
 from fkat_data.streaming.epoch.epochs import Epochs, WeightSchedule
 from fkat_data.streaming.epoch.rank_batches import PickedSamples, RankBatches, SampleSkips, joined
-from fkat_data.streaming.epoch.resume_point import LARGEST_NUMBER, ResumePoint, iteration_here
+from fkat_data.streaming.epoch.shared_resume import LARGEST_NUMBER, ResumePoint, iteration_here
 from fkat_data.streaming.epoch.world import World
+from fkat_data.streaming.loader_plan import PartBatches, StreamEpochs, StreamPart, StreamPlan, StreamWindows, writable
 from fkat_data.streaming.order.batching import BATCHING_METHODS, BatchingMethod
 from fkat_data.streaming.order.epoch_order import (
     LAST_EPOCH,
@@ -34,13 +35,12 @@ from fkat_data.streaming.order.epoch_order import (
 )
 from fkat_data.streaming.order.partition import PARTITIONS, PartitionName
 from fkat_data.streaming.order.weights import StreamWeight
-from fkat_data.streaming.own_iteration import HandedOut, IteratedBatches, IteratedPlan
 from fkat_data.streaming.properties import DatasetProperties
 from fkat_data.streaming.reading.catalog import Catalog
 from fkat_data.streaming.reading.open_shards import OpenShards
 from fkat_data.streaming.reading.stream import Stream, check_ranks, check_saved, given_streams, saved_commits
 from fkat_data.streaming.sample_access import SampleAccess
-from fkat_data.streaming.stream_plan import PartBatches, StreamEpochs, StreamPart, StreamPlan, StreamWindows, writable
+from fkat_data.streaming.user_iterator import DeliveryTracker, UserIteratorBatches, UserIteratorPlan
 from fkat_data.wording import Described
 from fkat_data.worker.produce import check_files, files_field
 
@@ -51,7 +51,7 @@ _READ_TOGETHER = 64
 #: The default of what is fetched ahead.
 _READ_AHEAD_BYTES = 128 << 20
 #: Attributes of a dataset that an iteration changes.
-_OF_ITERATION = {"_resume_point", "handed_out", "next_of_strand"}
+_OF_ITERATION = {"_resume_point", "delivery_tracker", "next_of_strand"}
 
 _Part = TypeVar("_Part")
 
@@ -233,7 +233,7 @@ class StreamingDataset(Described, DatasetProperties, SampleAccess, IterableDatas
         parts = zip(filled, shares.proportion, shares.repeat, shares.choose, strict=True)
         streams = [stream.weighted(proportion, repeat, choose) for stream, proportion, repeat, choose in parts]
         super().__init__(streams, catalog, epochs)
-        self.handed_out: HandedOut | None = None
+        self.delivery_tracker: DeliveryTracker | None = None
         # While a loader's strand goes through the dataset's own __iter__: where its next epoch begins.
         self.next_of_strand: ResumePoint | None = None
 
@@ -280,7 +280,7 @@ class StreamingDataset(Described, DatasetProperties, SampleAccess, IterableDatas
     def __len__(self) -> int:
         """Return the number of samples that a rank gets in a whole epoch."""
         if self.batch_size is None:
-            return math.ceil(self.epoch_size / self.epochs.sizes().num_ranks)
+            return math.ceil(self.epoch_size / self.epochs.world_sizes().num_ranks)
         batching = self.epochs.batching(ResumePoint())
         return batching.num_rank_samples(batching.num_even_batches)
 
@@ -315,15 +315,17 @@ class StreamingDataset(Described, DatasetProperties, SampleAccess, IterableDatas
         """
         batches = self.rank_batches(self.begin_epoch())
         world = self.epochs.world()
-        handed_out = self.handed_out = HandedOut(batches, world.worker_of_rank, world.workers_per_rank)
-        return self._samples(batches, world, handed_out)
+        delivery_tracker = self.delivery_tracker = DeliveryTracker(
+            batches, world.worker_of_rank, world.workers_per_rank
+        )
+        return self._samples(batches, world, delivery_tracker)
 
-    def _samples(self, batches: RankBatches, world: World, handed_out: HandedOut) -> Iterator[Any]:
+    def _samples(self, batches: RankBatches, world: World, delivery_tracker: DeliveryTracker) -> Iterator[Any]:
         def parts() -> Iterator[PickedSamples]:
             together = _READ_TOGETHER if self.catalog.is_immediate else 1
             own = {"part": world.worker_of_rank, "num_parts": world.workers_per_rank}
-            for indices, chunk in batches.picks(**own, has_places=self.has_user_code):
-                handed_out.plan(indices.tolist(), [len(batch.ids) for batch in chunk])
+            for indices, chunk in batches.picks(**own, with_positions=self.has_user_code):
+                delivery_tracker.plan(indices.tolist(), [len(batch.ids) for batch in chunk])
                 rest = joined(chunk)
                 while len(rest.ids):
                     part, rest = rest.split(self.num_together(rest.ids[:together]))
@@ -332,9 +334,9 @@ class StreamingDataset(Described, DatasetProperties, SampleAccess, IterableDatas
 
         for part in self.follow(parts(), lambda part: part.ids):
             for sample in self.picked(part):
-                if self.handed_out is not handed_out:
+                if self.delivery_tracker is not delivery_tracker:
                     raise StaleIteratorError("a later iter() of this StreamingDataset has begun another epoch")
-                handed_out.num_samples += 1
+                delivery_tracker.num_samples += 1
                 yield sample
 
     def follow(
@@ -366,14 +368,14 @@ class StreamingDataset(Described, DatasetProperties, SampleAccess, IterableDatas
     def loader_plan(self, dp_rank: int, *, num_workers: int, collate_fn: Any, **settings: bool) -> StreamEpochs:
         """Return the plan of this rank's batches, for a loader with these settings of ``StreamEpochs``."""
         if has_own_iter(self):
-            return IteratedPlan(self, dp_rank, num_workers=num_workers, **settings)
+            return UserIteratorPlan(self, dp_rank, num_workers=num_workers, **settings)
         return StreamPlan(self, dp_rank, is_read_here=not num_workers, collate_fn=collate_fn, **settings)
 
     def loader_product(
         self, part: StreamPart | Strand, collate_fn: Callable[[list[Any]], Any]
-    ) -> PartBatches | IteratedBatches:
+    ) -> PartBatches | UserIteratorBatches:
         """Return the batches of a task of that plan, where they are made."""
-        kind: Any = IteratedBatches if isinstance(part, Strand) else PartBatches
+        kind: Any = UserIteratorBatches if isinstance(part, Strand) else PartBatches
         return kind(self, collate_fn, part)
 
     def loader_windows(self, window_size: int, *, is_read_here: bool) -> StreamWindows:
@@ -439,7 +441,7 @@ class StreamingDataset(Described, DatasetProperties, SampleAccess, IterableDatas
             return point
         check_ranks(self.catalog.commits)
         is_order_needed = self.epochs.world().num_ranks > 1
-        return self.epochs.settled(self._resume_point.begin(iteration_here(), is_order_needed=is_order_needed))
+        return self.epochs.with_defaults(self._resume_point.begin(iteration_here(), is_order_needed=is_order_needed))
 
     def rank_batches(self, point: ResumePoint) -> RankBatches:
         """Return the batches of this rank from a point on."""
@@ -491,13 +493,13 @@ class StreamingDataset(Described, DatasetProperties, SampleAccess, IterableDatas
         arguments.boolean("from_beginning", from_beginning)
         point = self._resume_point.current() or self._resume_point.next()
         offset = 0 if from_beginning else point.sample_in_epoch
-        point = self.epochs.settled(point)
+        point = self.epochs.with_defaults(point)
         return self.state_at(replace(point, sample_in_epoch=offset + num_samples))
 
     def state_at(self, point: ResumePoint) -> dict[str, Any]:
         """Return the state of which ``load_state_dict`` goes to a point."""
         commits = saved_commits(self.catalog.commits)
-        state = {**self.epochs.state(self.epochs.settled(point)), "skip": tuple(self._skips.plain())}
+        state = {**self.epochs.state(self.epochs.with_defaults(point)), "skip": tuple(self._skips.plain())}
         files = {name: tuple(value) for name, value in files_field(self).items()}
         return {**state, **files, "commits": commits} if commits else {**state, **files}
 
@@ -518,7 +520,7 @@ class StreamingDataset(Described, DatasetProperties, SampleAccess, IterableDatas
         self._resume_point.go_to(point)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"handed_out": None, "next_of_strand": None}
+        return self.__dict__ | {"delivery_tracker": None, "next_of_strand": None}
 
 
 #: Before anybody patches it.
@@ -545,7 +547,7 @@ def _schedule(given: Any, weights: Sequence[StreamWeight], epoch_size: int) -> W
 def _num_processes(world: World | None) -> int:
     """Return how many processes of this node read the dataset."""
     info = get_worker_info()
-    return (world or World.sizes()).ranks_per_node * (1 if info is None else info.num_workers)
+    return (world or World.of_job()).ranks_per_node * (1 if info is None else info.num_workers)
 
 
 def open_epoch(epoch: str, **options: Any) -> StreamingDataset:

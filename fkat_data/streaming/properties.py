@@ -10,7 +10,7 @@ from fkat_data import arguments
 from fkat_data.errors import ConfigurationError
 from fkat_data.files.shard import ShardEntry
 from fkat_data.streaming.epoch.epochs import Epochs
-from fkat_data.streaming.epoch.resume_point import ResumePoint, SharedResumePoint
+from fkat_data.streaming.epoch.shared_resume import ResumePoint, SharedResumePoint
 from fkat_data.streaming.order.epoch_order import LAST_EPOCH
 from fkat_data.streaming.order.spans import Spanner
 from fkat_data.streaming.reading.catalog import Catalog
@@ -38,7 +38,7 @@ class DatasetProperties:
     def _present_point(self) -> ResumePoint:
         """Return where the present iteration began, with every setting filled in; before one, what was loaded."""
         point = self._resume_point.current()
-        return self._resume_point.next() if point is None else self.epochs.settled(point)
+        return self._resume_point.next() if point is None else self.epochs.with_defaults(point)
 
     def next_point(self) -> ResumePoint:
         """Return the point where the next ``iter`` begins."""

@@ -83,13 +83,13 @@ class SampleAccess:
         return list(self.made_one_by_one(PickedSamples(sample_ids)))
 
     def picked(self, picks: PickedSamples) -> Iterator[Any]:
-        """Yield the samples of a batch, each made at its place. If one fails, those before it still come first."""
+        """Yield the samples of a batch, each made at its position. If one fails, those before it still come first."""
         if not is_overridden(self, "__getitems__") or is_overridden(self, "__getitem__", "get_item"):
             yield from self.made_one_by_one(picks)
         elif len(picks.ids):
             together = partial(self.__getitems__, picks.ids.tolist())
-            if picks.places is not None:
-                together = partial(call_at_place, picks.seed, int(picks.places[0]), together)
+            if picks.positions is not None:
+                together = partial(call_at_place, picks.seed, int(picks.positions[0]), together)
             yield from _made(together)
 
     def made_one_by_one(self, picks: PickedSamples) -> Iterator[Any]:
@@ -103,12 +103,12 @@ class SampleAccess:
             made_of = self._shards.in_turn(picks.ids)
         if make is None:
             yield from made_of
-        elif picks.places is None:
+        elif picks.positions is None:
             for given in made_of:
                 yield _made(make, given)
         else:
-            for place, given in zip(picks.places.tolist(), made_of, strict=True):
-                yield _made(call_at_place, picks.seed, place, make, given)
+            for position, given in zip(picks.positions.tolist(), made_of, strict=True):
+                yield _made(call_at_place, picks.seed, position, make, given)
 
 
 def _made(make: Callable[..., Any], *given: Any) -> Any:

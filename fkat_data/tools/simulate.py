@@ -10,9 +10,9 @@ import numpy.typing as npt
 from fkat_data.errors import ConfigurationError
 from fkat_data.streaming.dataset import StreamingDataset
 from fkat_data.streaming.epoch import Epochs, ResumePoint, SampleSkips, batches_in_chunk
+from fkat_data.streaming.loader_plan import batches_together
 from fkat_data.streaming.order import Plan, Spanner
 from fkat_data.streaming.reading import PART_TOGETHER
-from fkat_data.streaming.stream_plan import batches_together
 from fkat_data.tools.play import Part, Setup, ShardCosts, Simulation, play
 
 _Integers = npt.NDArray[np.int64]
@@ -114,7 +114,7 @@ class Needs:
         """
         num_left, number = num_steps, 0
         while num_left != 0 and number != num_epochs:
-            point = self._epochs.settled(ResumePoint(number))
+            point = self._epochs.with_defaults(ResumePoint(number))
             parts = list(self._parts(self._epochs.plan(point), point.epoch, num_left))
             if not parts:
                 return

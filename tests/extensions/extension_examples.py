@@ -21,20 +21,20 @@ class Backwards:
     def __init__(self, unit_sizes, num_canonical_nodes, seed, epoch, block_size):
         self.size = int(unit_sizes.sum())
 
-    def samples_at(self, places):
-        return self.size - 1 - places
+    def samples_at(self, positions):
+        return self.size - 1 - positions
 
 
 class Twice(Backwards):
     """Numbers of samples that do not exist."""
 
-    def samples_at(self, places):
-        return 2 * places
+    def samples_at(self, positions):
+        return 2 * positions
 
 
 class Floats(Backwards):
-    def samples_at(self, places):
-        return places / 1
+    def samples_at(self, positions):
+        return positions / 1
 
 
 class Nothing:

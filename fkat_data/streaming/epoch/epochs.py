@@ -15,8 +15,8 @@ from torch.utils.data import get_worker_info
 
 from fkat_data.arguments import integer, saved_integer, saved_version
 from fkat_data.errors import ConfigurationError, StateMismatchError
-from fkat_data.streaming.epoch.resume_point import LARGEST_NUMBER, ResumePoint
 from fkat_data.streaming.epoch.shared_orders import shared_part
+from fkat_data.streaming.epoch.shared_resume import LARGEST_NUMBER, ResumePoint
 from fkat_data.streaming.epoch.world import World
 from fkat_data.streaming.order.batching import BatchCounts
 from fkat_data.streaming.order.epoch_order import (
@@ -34,7 +34,7 @@ from fkat_data.streaming.order.epoch_order import (
     selected_samples,
 )
 from fkat_data.streaming.order.partition import Grid
-from fkat_data.streaming.order.shuffle import Keeper, kept_here
+from fkat_data.streaming.order.shuffle import OrderCache, in_memory
 from fkat_data.streaming.order.weights import StreamShares, StreamWeight, joined_shares, shares_of
 
 _Integers = npt.NDArray[np.int64]
@@ -268,7 +268,7 @@ class Epochs:
             ConfigurationError: An epoch cannot be planned.
         """
         for epoch in [0] if self.schedule is None else self.schedule.changing_epochs:
-            point = self.settled(ResumePoint(epoch))
+            point = self.with_defaults(ResumePoint(epoch))
             for shares in self.phases(epoch):
                 check_order(self.settings, shares, cast("int", point.num_canonical_nodes))
             if self.batch_size is not None:
@@ -276,7 +276,7 @@ class Epochs:
 
     def caveats(self) -> list[str]:
         """Return what the first epoch does that users rarely mean, in words."""
-        num_canonical_nodes = cast("int", self.settled(ResumePoint()).num_canonical_nodes)
+        num_canonical_nodes = cast("int", self.with_defaults(ResumePoint()).num_canonical_nodes)
         found = [caveats_of(self.settings, shares, num_canonical_nodes) for shares in self.phases(0)]
         return list(dict.fromkeys(text for texts in found for text in texts))
 
@@ -301,9 +301,9 @@ class Epochs:
         known = self._known_world()
         return self._replicated(World.here() if known is None else known.with_workers())
 
-    def sizes(self) -> World:
+    def world_sizes(self) -> World:
         """Return the world of rank 0, without workers. The numbers of nodes and ranks are known before this rank is."""
-        return self._replicated(self._known_world() or World.sizes())
+        return self._replicated(self._known_world() or World.of_job())
 
     def _known_world(self) -> World | None:
         return self.fixed_world or (None if get_worker_info() is None else self.trainer_world)
@@ -327,12 +327,12 @@ class Epochs:
         """
         if self.batch_size is None:
             raise ConfigurationError("batch_size", None, "a number of samples: the order depends on it")
-        sizes = self.sizes()
+        sizes = self.world_sizes()
         return Grid(sizes.num_nodes, sizes.ranks_per_node, self.batch_size)
 
-    def settled(self, point: ResumePoint) -> ResumePoint:
+    def with_defaults(self, point: ResumePoint) -> ResumePoint:
         """Return a resume point with the missing fields filled in from this configuration and world."""
-        num_nodes = self.sizes().num_nodes
+        num_nodes = self.world_sizes().num_nodes
         nodes = point.num_canonical_nodes or self.num_canonical_nodes or self.settings.canonical_nodes(num_nodes)
         seed = self.shuffle_seed if point.shuffle_seed is None else point.shuffle_seed
         first = point.initial_physical_nodes or num_nodes
@@ -353,19 +353,19 @@ class Epochs:
 
     def plan(self, point: ResumePoint) -> Plan:
         """Return the plan of the rest of an epoch from a resume point on."""
-        keeper = self._keeper()
-        phases = [plan_epoch(self.settings, *phase, self.grid(), keeper) for phase in self._rest(point)]
+        order_cache = self._order_cache()
+        phases = [plan_epoch(self.settings, *phase, self.grid(), order_cache) for phase in self._rest(point)]
         return phases[0] if len(phases) == 1 else JoinedPlan(phases)
 
     def ordered(self, epoch: int, shuffle_seed: int, num_canonical_nodes: int) -> list[OrderedSamples]:
         """Return the order of an epoch's samples, whatever the ranks and the batch size, for each of its phases."""
-        keeper = self._keeper()
+        order_cache = self._order_cache()
         phases = enumerate(self.phases(epoch))
         starts = [
             (shares, EpochStart(epoch_of_phase(epoch, number), 0, shuffle_seed, num_canonical_nodes))
             for number, shares in phases
         ]
-        return [ordered_samples(self.settings, shares, start, keeper) for shares, start in starts]
+        return [ordered_samples(self.settings, shares, start, order_cache) for shares, start in starts]
 
     def resampled(self, epoch: int, shuffle_seed: int, stream: int | None) -> tuple[_Integers, _Integers]:
         """Return the sizes of an epoch's shuffle units, and their samples' numbers, phase by phase.
@@ -384,24 +384,24 @@ class Epochs:
         unit_sizes, sample_ids = (np.concatenate(parts) for parts in zip(*found, strict=True))
         return unit_sizes, sample_ids
 
-    def _keeper(self) -> Keeper:
-        sizes = self._known_world() or World.sizes()
-        return kept_here if sizes.num_ranks == 1 and get_worker_info() is None else shared_part
+    def _order_cache(self) -> OrderCache:
+        sizes = self._known_world() or World.of_job()
+        return in_memory if sizes.num_ranks == 1 and get_worker_info() is None else shared_part
 
     def _rest(self, point: ResumePoint) -> list[tuple[StreamShares, EpochStart]]:
         """Return the remaining phases of an epoch: the streams' shares, and where each phase starts or resumes."""
         phases, grid, left = self.phases(point.epoch), self.grid(), point.sample_in_epoch
-        settled = self.settled(point)
-        self._check_grid(settled.initial_grid, grid)
+        complete = self.with_defaults(point)
+        self._check_grid(complete.initial_grid, grid)
         rest: list[tuple[StreamShares, EpochStart]] = []
         for number, shares in enumerate(phases):
             beginning = EpochStart(
                 epoch_of_phase(point.epoch, number),
                 0,
-                cast("int", settled.shuffle_seed),
-                cast("int", settled.num_canonical_nodes),
-                settled.initial_physical_nodes,
-                settled.initial_grid,
+                cast("int", complete.shuffle_seed),
+                cast("int", complete.num_canonical_nodes),
+                complete.initial_physical_nodes,
+                complete.initial_grid,
                 is_exact=True,
             )
             if number < len(phases) - 1:
@@ -436,13 +436,13 @@ class Epochs:
         }
         # "random" mixes streams sample by sample, so the order does not depend on the batch size.
         if settings.batching_method != "random" and self.batch_size is not None:
-            found["global_batch_size"] = self.sizes().num_ranks * self.batch_size
+            found["global_batch_size"] = self.world_sizes().num_ranks * self.batch_size
         if settings.shuffle:
             found |= {"shuffle_algo": settings.shuffle_algo, "shuffle_block_size": settings.shuffle_block_size}
         return found
 
     def state(self, point: ResumePoint) -> dict[str, Any]:
-        """Return a settled resume point as a state dict: the reference's keys, and what must match on load.
+        """Return a complete resume point as a state dict: the reference's keys, and what must match on load.
 
         What may have other parts at a resume is a tuple, which torch.distributed.checkpoint saves whole.
         """
@@ -475,7 +475,7 @@ class Epochs:
         if self.batch_size is not None:
             self.batching(point)
         if point.sample_in_epoch and point.initial_grid is None and self.settings.depends_on_grid:
-            sizes = self.sizes()
+            sizes = self.world_sizes()
             _logger.warning(
                 "the state has no initial_grid: continuing as if its epoch began with %d nodes, %d ranks on each and "
                 "batches of %s; if it did not, samples repeat or are lost until the epoch ends",

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from fkat_data.arguments import integer
 from fkat_data.errors import ConfigurationError
 from fkat_data.seeding import sample_streams
-from fkat_data.streaming.epoch.resume_point import ResumePoint
+from fkat_data.streaming.epoch.shared_resume import ResumePoint
 from fkat_data.streaming.order.epoch_order import Plan
 
 _EXPECTED = "a list of {'epoch': e, 'batches': [first, stop]} and {'samples': [id, ...]}"
@@ -118,20 +118,20 @@ class PickedSamples(NamedTuple):
 
     Attributes:
         ids: Number of each sample: int64.
-        places: Each sample's place in the epoch's order, the same in every world: int64; None where no user's code
+        positions: Each sample's position in the epoch's order, the same in every world: int64; None where no user's code
             makes the samples.
         seed: Of the epoch's random streams.
     """
 
     ids: _Integers
-    places: _Integers | None = None
+    positions: _Integers | None = None
     seed: int = 0
 
     def split(self, count: int) -> tuple["PickedSamples", "PickedSamples"]:
         """Return the first ``count`` samples, and the rest."""
         parts = slice(None, count), slice(count, None)
         first, rest = (
-            PickedSamples(self.ids[part], None if self.places is None else self.places[part], self.seed)
+            PickedSamples(self.ids[part], None if self.positions is None else self.positions[part], self.seed)
             for part in parts
         )
         return first, rest
@@ -165,19 +165,19 @@ class RankBatches:
         """The number of the plan's first global batch, counted from the start of the epoch."""
 
     def picks(
-        self, first: int = 0, part: int = 0, num_parts: int = 1, *, has_places: bool = False
+        self, first: int = 0, part: int = 0, num_parts: int = 1, *, with_positions: bool = False
     ) -> Iterator[tuple[_Integers, list[PickedSamples]]]:
-        """Yield what ``chunks`` does, with the samples' places if they are wanted."""
-        if not has_places:
+        """Yield what ``chunks`` does, with the samples' positions if they are wanted."""
+        if not with_positions:
             for indices, chunk in self.chunks(first, part, num_parts):
                 yield indices, [PickedSamples(ids) for ids in chunk]
             return
         seed = sample_streams(self.point.shuffle_seed or 0, self.point.epoch)
         for indices, own in self._planned(first, part, num_parts):
-            places = self._plan.rank_places(self._rank, indices)
+            positions = self._plan.rank_positions(self._rank, indices)
             yield (
                 indices,
-                [PickedSamples(ids[ids >= 0], at[ids >= 0], seed) for ids, at in zip(own, places, strict=True)],
+                [PickedSamples(ids[ids >= 0], at[ids >= 0], seed) for ids, at in zip(own, positions, strict=True)],
             )
 
     def chunks(self, first: int = 0, part: int = 0, num_parts: int = 1) -> Iterator[tuple[_Integers, list[_Integers]]]:
@@ -236,9 +236,9 @@ def joined(batches: Sequence[PickedSamples]) -> PickedSamples:
     """Return the samples of batches of one epoch, in order."""
     if not batches:
         return PickedSamples(np.empty(0, np.int64))
-    places = [batch.places for batch in batches if batch.places is not None]
+    positions = [batch.positions for batch in batches if batch.positions is not None]
     ids = np.concatenate([batch.ids for batch in batches])
-    return PickedSamples(ids, np.concatenate(places) if places else None, batches[0].seed)
+    return PickedSamples(ids, np.concatenate(positions) if positions else None, batches[0].seed)
 
 
 def batches_in_chunk(batch_size: int) -> int:

@@ -29,7 +29,7 @@ from fkat_data.interruption import genuine, suppress
 from fkat_data.machine import boot_text
 from fkat_data.streaming.cache.locks import LockFile, pauses
 from fkat_data.streaming.cache.paths import allocate
-from fkat_data.streaming.order.shuffle import OrderPart, kept_here
+from fkat_data.streaming.order.shuffle import OrderPart, in_memory
 
 _Integers = npt.NDArray[Any]
 _logger = logging.getLogger(__name__)
@@ -46,9 +46,9 @@ _WAIT_S, _WAIT_PER_SAMPLE_S = 30.0, 2e-6
 def shared_part(
     key: str, size: int, dtype: type[np.signedinteger[Any]], make: Callable[[], Iterator[_Integers]]
 ) -> OrderPart:
-    """Return a part of an order that this node's processes share: a ``Keeper``."""
+    """Return a part of an order that this node's processes share: an ``OrderCache``."""
     if size < _LEAST_SAMPLES:
-        return kept_here(key, size, dtype, make)
+        return in_memory(key, size, dtype, make)
     try:
         path = _folder() / f"{key}-{_boot_id()}{_SUFFIX}"
         deadline_s = time.monotonic() + _WAIT_S + _WAIT_PER_SAMPLE_S * size
@@ -56,7 +56,7 @@ def shared_part(
         return SharedPart(lock, path, size, dtype)
     except genuine(OSError) as error:
         _logger.warning("each process computes the order of its epoch alone, because sharing it failed: %s", error)
-        return kept_here(key, size, dtype, make)
+        return in_memory(key, size, dtype, make)
 
 
 class SharedPart:
@@ -65,7 +65,7 @@ class SharedPart:
     Args:
         lock: The file, with a shared lock.
         path: Its path.
-        size: Number of places.
+        size: Number of positions.
         dtype: Type of the samples.
 
     Raises:
@@ -80,9 +80,9 @@ class SharedPart:
         del mapped
         after_end(self, functools.partial(_release, self._samples, lock, path), at_exit=True)
 
-    def __getitem__(self, places: Any) -> _Integers:
-        """Return the samples at an array of places."""
-        return self._samples[0][places]
+    def __getitem__(self, positions: Any) -> _Integers:
+        """Return the samples at an array of positions."""
+        return self._samples[0][positions]
 
 
 def _release(samples: list[_Integers], lock: LockFile, path: Path) -> None:

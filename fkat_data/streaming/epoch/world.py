@@ -42,7 +42,7 @@ class World:
         return cls(num_nodes, launch.ranks_per_node, worker=launch.rank).with_workers()
 
     @classmethod
-    def sizes(cls) -> "World":
+    def of_job(cls) -> "World":
         """Return the world of rank 0 of this job, without workers. This rank may be unknown yet.
 
         Raises:

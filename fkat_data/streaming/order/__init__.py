@@ -1,7 +1,7 @@
 """The order of an epoch's samples, as pure functions: they open no file and read no environment.
 
 From streams' weights (``weights``) to the samples that an epoch takes of each (``sampling``), their order (``block``,
-``shuffle``, ``own_shuffle``), the place that each rank reads when (``partition``), and global batches (``batching``).
+``shuffle``, ``own_shuffle``), which rank reads what when (``partition``), and global batches (``batching``).
 Begin with ``plan_epoch`` in ``epoch_order``, which puts these together.
 """
 
@@ -11,7 +11,7 @@ from fkat_data.streaming.order.epoch_order import SHUFFLES, EpochStart, OrderSet
 from fkat_data.streaming.order.own_shuffle import MakeShuffle, Shuffle, register_shuffle
 from fkat_data.streaming.order.partition import PARTITIONS, EvenPartition, Grid, partitioned
 from fkat_data.streaming.order.sampling import KeyedSelection, StreamSamples, chosen_per_shard, fair_counts, selected
-from fkat_data.streaming.order.shuffle import REFERENCE_SHUFFLES, ReferenceShuffle, kept_here
+from fkat_data.streaming.order.shuffle import REFERENCE_SHUFFLES, ReferenceShuffle, in_memory
 from fkat_data.streaming.order.spans import Spanner, divided
 from fkat_data.streaming.order.weights import StreamWeight, shares_of
 
@@ -36,7 +36,7 @@ __all__ = [
     "chosen_per_shard",
     "divided",
     "fair_counts",
-    "kept_here",
+    "in_memory",
     "partitioned",
     "plan_epoch",
     "register_shuffle",

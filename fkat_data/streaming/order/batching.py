@@ -1,4 +1,4 @@
-"""The batching methods: from each slot of an epoch to a stream and a place in the stream's order.
+"""The batching methods: from each slot of an epoch to a stream and a position in the stream's order.
 
 As in ``partition``, slot ``t`` is sample ``t % G`` of global batch ``t // G``, where ``G`` is the global batch size.
 """
@@ -37,7 +37,7 @@ class BatchCounts(Protocol):
 
 
 class Batching(BatchCounts, Protocol):
-    """The global batches of an epoch, with a stream and a place for each of their slots.
+    """The global batches of an epoch, with a stream and a position for each of their slots.
 
     Attributes:
         first_batch: Whole global batches before the resume point; 0 for ``random``, whose partition drops samples
@@ -47,7 +47,7 @@ class Batching(BatchCounts, Protocol):
     first_batch: int
 
     def locate(self, slots: _Integers) -> tuple[_Integers, _Integers]:
-        """Return each slot's stream and place in its order, -1 if it reads none: two int64 arrays like ``slots``."""
+        """Return each slot's stream and position in its order, -1 if it reads none: two int64 arrays like ``slots``."""
         ...
 
 
@@ -61,8 +61,8 @@ class RandomBatching:
         self.first_batch = 0
 
     def locate(self, slots: _Integers) -> tuple[_Integers, _Integers]:
-        """Return stream 0 and each slot's place, -1 if it reads none: two int64 arrays like ``slots``."""
-        return np.zeros(len(slots), np.int64), self._partition.places(slots)
+        """Return stream 0 and each slot's position, -1 if it reads none: two int64 arrays like ``slots``."""
+        return np.zeros(len(slots), np.int64), self._partition.positions(slots)
 
     def num_rank_samples(self, num_batches: int) -> int:
         """Return how many samples each rank has read after ``num_batches`` global batches."""
@@ -129,13 +129,13 @@ class StratifiedBatching(_WholeBatching):
         super().__init__(grid, num_batches, sample_in_epoch)
 
     def locate(self, slots: _Integers) -> tuple[_Integers, _Integers]:
-        """Return each slot's stream and place in its order, -1 if it reads none: two int64 arrays like ``slots``."""
+        """Return each slot's stream and position in its order, -1 if it reads none: two int64 arrays like ``slots``."""
         batches, within = self._split(slots)
         if self._spread is not None:
             within = self._spread[within]
         streams = np.searchsorted(self._starts, within, side="right") - 1
         rows = batches * self._shares[streams] + within - self._starts[streams]
-        return streams, _places(self._partitions, streams, rows, np.ones(len(slots), bool))
+        return streams, _positions(self._partitions, streams, rows, np.ones(len(slots), bool))
 
 
 class PerStreamBatching(_WholeBatching):
@@ -164,13 +164,13 @@ class PerStreamBatching(_WholeBatching):
         super().__init__(grid, len(self._streams), sample_in_epoch)
 
     def locate(self, slots: _Integers) -> tuple[_Integers, _Integers]:
-        """Return each slot's stream and place in its order, -1 if it reads none: two int64 arrays like ``slots``."""
+        """Return each slot's stream and position in its order, -1 if it reads none: two int64 arrays like ``slots``."""
         batches, within = self._split(slots)
         is_read = batches < len(self._streams)
         batches = np.where(is_read, batches, 0)
         rows = self._batches[batches] * self._grid.global_batch_size + within
         streams = self._streams[batches]
-        return streams, _places(self._partitions, streams, rows, is_read)
+        return streams, _positions(self._partitions, streams, rows, is_read)
 
 
 class DevicePerStreamBatching(_WholeBatching):
@@ -226,7 +226,7 @@ class DevicePerStreamBatching(_WholeBatching):
         self.num_even_batches: int = max(0, len(streams) * first.num_nodes // ranks - self.first_batch)
 
     def locate(self, slots: _Integers) -> tuple[_Integers, _Integers]:
-        """Return each slot's stream and place in its order, -1 if it reads none: two int64 arrays like ``slots``."""
+        """Return each slot's stream and position in its order, -1 if it reads none: two int64 arrays like ``slots``."""
         grid = self._first
         batches, within = self._split(slots)
         ranks, samples = np.divmod(within, grid.batch_size)
@@ -238,9 +238,9 @@ class DevicePerStreamBatching(_WholeBatching):
             own = rows[where]
             streams[where] = self._streams[node][own]
             entries = self._batches[node][own] * grid.batch_size + samples[where]
-            steps, places = np.divmod(entries, self._node_width)
-            rows_of_stream = steps * self._width + node * self._node_width + places
-            found[where] = _places(self._partitions, streams[where], rows_of_stream, np.ones(len(where), bool))
+            steps, positions = np.divmod(entries, self._node_width)
+            rows_of_stream = steps * self._width + node * self._node_width + positions
+            found[where] = _positions(self._partitions, streams[where], rows_of_stream, np.ones(len(where), bool))
         return streams, found
 
 
@@ -263,7 +263,7 @@ def _shares(proportions: npt.NDArray[np.float64], global_batch_size: int) -> _In
 
 
 def _spread(shares: _Integers) -> _Integers:
-    """Return an order of the places of consecutive streams that spreads each stream evenly."""
+    """Return an order of the positions of consecutive streams that spreads each stream evenly."""
     parts: list[npt.NDArray[np.float64]] = [(np.arange(share) + 0.5) / share for share in shares.tolist() if share]
     return np.argsort(np.concatenate(parts), kind="stable")
 
@@ -285,12 +285,12 @@ def _occurrences(streams: _Integers) -> _Integers:
     return found
 
 
-def _places(
+def _positions(
     partitions: Sequence[Partition], streams: _Integers, slots: _Integers, is_read: npt.NDArray[np.bool_]
 ) -> _Integers:
     found = np.full(len(slots), -1, np.int64)
     for stream, partition in enumerate(partitions):
         where = np.flatnonzero((streams == stream) & is_read)
         if len(where):
-            found[where] = partition.places(slots[where])
+            found[where] = partition.positions(slots[where])
     return found

@@ -1,10 +1,10 @@
-"""``block``: this library's shuffle. It computes any place alone, and its memory grows with the number of shards.
+"""``block``: this library's shuffle. It computes any position alone, and its memory grows with the number of shards.
 
 A canonical node's line of samples is its shards in random order, cut into *slots*. Every slot deals its samples in
 random order, equally many to each slot within its reach. Then every slot puts the samples that it received in random
-order. Both random orders are keyed permutations, so the sample at a place needs no other place::
+order. Both random orders are keyed permutations, so the sample at a position needs no other position::
 
-    place -> slot, place within it -> the slot that dealt this sample, place within that one -> shard, row
+    position -> slot, position within it -> the slot that dealt this sample, position within that one -> shard, row
 
 Near an end of the line, a slot's reach is mirrored there, so that each slot receives as many samples as it deals. The
 reach keeps a shard open for as long as ``py1e`` does at the same block size. It advances slot by slot, so new shards
@@ -28,7 +28,7 @@ _MAX_SHARES = 33
 #: end up as far apart as with py1e, and at most as many shards are open (scripts/plot_shuffle.py measures both).
 _LENGTH_COUNTS = 0.8
 
-#: Places to compute at a time: the arrays fit into the processor's cache.
+#: Positions to compute at a time: the arrays fit into the processor's cache.
 _CHUNK = 8192
 
 
@@ -40,18 +40,18 @@ class BlockShuffle:
         num_canonical_nodes: Parts of the order. Each is shuffled separately.
         seed: Seed of the run; it assigns units to canonical nodes.
         epoch: Index of the epoch, from 0.
-        block_size: Number of places over which a unit is spread.
+        block_size: Number of positions over which a unit is spread.
     """
 
     def __init__(self, unit_sizes: _Integers, num_canonical_nodes: int, seed: int, epoch: int, block_size: int) -> None:
         self.size: int = int(unit_sizes.sum())
-        self._place = (seed, epoch)
+        self._seed_and_epoch = (seed, epoch)
         self._bounds = canonical_bounds(self.size, num_canonical_nodes)
         self._lay_out(unit_sizes, seed, epoch)
         self._cut(block_size, float(self.size / max(np.count_nonzero(unit_sizes), 1)))
 
     def _lay_out(self, unit_sizes: _Integers, seed: int, epoch: int) -> None:
-        """Build the line: each piece's end, and the offset from a place in it to the sample's number."""
+        """Build the line: each piece's end, and the offset from a position in it to the sample's number."""
         order = permutation(len(unit_sizes), b"fkat_data units", seed)
         firsts = (np.cumsum(unit_sizes) - unit_sizes)[order]
         ends = np.cumsum(unit_sizes[order])
@@ -81,15 +81,15 @@ class BlockShuffle:
         self._shares = np.where(is_cut, shares, 1)
         self._share_sizes = sizes // self._num_slots // self._shares
 
-    def samples_at(self, places: _Integers) -> _Integers:
-        """Return the number of the sample at each place: same shape, int64."""
-        parts = [self._samples_at(places[start : start + _CHUNK]) for start in range(0, len(places), _CHUNK)]
-        return np.concatenate(parts) if parts else places
+    def samples_at(self, positions: _Integers) -> _Integers:
+        """Return the number of the sample at each position: same shape, int64."""
+        parts = [self._samples_at(positions[start : start + _CHUNK]) for start in range(0, len(positions), _CHUNK)]
+        return np.concatenate(parts) if parts else positions
 
-    def _samples_at(self, places: _Integers) -> _Integers:
-        nodes = np.searchsorted(self._bounds[1:], places, side="right")
+    def _samples_at(self, positions: _Integers) -> _Integers:
+        nodes = np.searchsorted(self._bounds[1:], positions, side="right")
         sizes, num_slots = self._sizes[nodes], self._num_slots[nodes]
-        local = places - self._bounds[nodes]
+        local = positions - self._bounds[nodes]
         slots = ((local + 1) * num_slots - 1) // sizes
         starts, lengths = _slot(slots, sizes, num_slots)
         # Undo the slot's own shuffle: an index into the samples it received, ordered by the slot that dealt them.
@@ -112,14 +112,14 @@ class BlockShuffle:
         is_mirrored = (straight < 0) | (straight >= num_slots)
         mirrored = np.where(straight < 0, -1 - straight, 2 * num_slots - 1 - straight)
         givers = np.where(stays, slots, np.where(is_mirrored, mirrored, straight))
-        places = (np.where(is_mirrored, steps, -steps) + reach) * share + dealt % np.maximum(share, 1)
-        return givers, np.where(stays, dealt, places)
+        positions = (np.where(is_mirrored, steps, -steps) + reach) * share + dealt % np.maximum(share, 1)
+        return givers, np.where(stays, dealt, positions)
 
     def _permuted(
         self, purpose: bytes, nodes: _Integers, slots: _Integers, numbers: _Integers, sizes: _Integers
     ) -> _Integers:
         # A slot's key must not depend on where other canonical nodes end.
-        return permuted(numbers, sizes, keys_of((nodes << 40) + slots, purpose, *self._place))
+        return permuted(numbers, sizes, keys_of((nodes << 40) + slots, purpose, *self._seed_and_epoch))
 
 
 def _slot(slots: _Integers, sizes: _Integers, num_slots: _Integers) -> tuple[_Integers, _Integers]:

@@ -23,13 +23,13 @@ from fkat_data.streaming.order.partition import EvenPartition, Grid, Partition, 
 from fkat_data.streaming.order.sampling import KeyedSelection, Selection, StreamSamples, selected
 from fkat_data.streaming.order.shuffle import (
     REFERENCE_SHUFFLES,
-    Keeper,
+    OrderCache,
     ReferenceShuffle,
     ReferenceShuffleName,
     check_shuffle,
-    kept_here,
+    in_memory,
 )
-from fkat_data.streaming.order.weights import PLACE_BITS, StreamShares
+from fkat_data.streaming.order.weights import POSITION_BITS, StreamShares
 
 _Integers = npt.NDArray[np.int64]
 
@@ -56,15 +56,15 @@ class Plan(ABC):
         """Return the id of each slot's sample, -1 if it reads none: shape (len(slots),), int64."""
 
     @abstractmethod
-    def places(self, slots: _Integers) -> _Integers:
-        """Return each slot's place in the epoch's order, -1 if it reads none: shape (len(slots),), int64.
+    def positions(self, slots: _Integers) -> _Integers:
+        """Return each slot's position in the epoch's order, -1 if it reads none: shape (len(slots),), int64.
 
-        A place is the same number in every world. Where samples are repeated to fill up an epoch, their places are.
+        A position is the same number in every world. Where samples are repeated to fill up an epoch, their positions are.
         """
 
-    def rank_places(self, rank: int, batches: _Integers) -> _Integers:
-        """Return the places of a rank's batches: shape (len(batches), batch_size), int64, -1 if short."""
-        return self.places(self._rank_slots(rank, batches)).reshape(len(batches), self.grid.batch_size)
+    def rank_positions(self, rank: int, batches: _Integers) -> _Integers:
+        """Return the positions of a rank's batches: shape (len(batches), batch_size), int64, -1 if short."""
+        return self.positions(self._rank_slots(rank, batches)).reshape(len(batches), self.grid.batch_size)
 
     def rank_batches(self, rank: int, batches: _Integers) -> _Integers:
         """Return the sample ids of a rank's batches: shape (len(batches), batch_size), int64, -1 if short."""
@@ -134,9 +134,9 @@ class JoinedPlan(Plan):
         """Return the id of each slot's sample, -1 if it reads none: shape (len(slots),), int64."""
         return self._found(slots, [plan.sample_ids for plan in self._plans])
 
-    def places(self, slots: _Integers) -> _Integers:
-        """Return each slot's place in the epoch's order, -1 if it reads none: shape (len(slots),), int64."""
-        return self._found(slots, [plan.places for plan in self._plans])
+    def positions(self, slots: _Integers) -> _Integers:
+        """Return each slot's position in the epoch's order, -1 if it reads none: shape (len(slots),), int64."""
+        return self._found(slots, [plan.positions for plan in self._plans])
 
     def _found(self, slots: _Integers, of_phases: Sequence[Callable[[_Integers], _Integers]]) -> _Integers:
         phases = np.searchsorted(self._first_slots, slots, side="right") - 1
@@ -163,7 +163,7 @@ class OrderSettings:
         shard_sizes: For each stream, the number of samples in each shard: int64.
         shuffle: Whether to shuffle samples.
         shuffle_algo: One of ``shuffle_names()``.
-        shuffle_block_size: Number of places over which a shard is spread; None to derive it from the number of
+        shuffle_block_size: Number of positions over which a shard is spread; None to derive it from the number of
             canonical nodes.
         sampling_method: ``balanced`` to take different samples in each epoch, or ``fixed`` for the same ones.
         sampling_granularity: Number of consecutive samples to take at a time.
@@ -189,7 +189,7 @@ class OrderSettings:
 
     @property
     def is_keyed(self) -> bool:
-        """Whether the order is ``block``, which computes any place alone with keyed permutations."""
+        """Whether the order is ``block``, which computes any position alone with keyed permutations."""
         return self.shuffle and self.shuffle_algo == "block"
 
     @property
@@ -198,7 +198,7 @@ class OrderSettings:
         return self.shuffle and self.shuffle_algo not in REFERENCE_SHUFFLES
 
     def block_size(self, num_canonical_nodes: int) -> int:
-        """Return the number of places over which a shard is spread."""
+        """Return the number of positions over which a shard is spread."""
         if self.shuffle_block_size is None:
             return max(4_000_000 // num_canonical_nodes, 262_144)
         return self.shuffle_block_size
@@ -236,7 +236,7 @@ class EpochPlan(Plan):
     """The plan of the rest of an epoch whose weights are constant.
 
     Args:
-        batching: Stream and place of each slot.
+        batching: Stream and position of each slot.
         selections: The samples of the epoch: one selection for each stream, or one for all of them.
         shuffles: The order of each selection; None for samples in their own order.
         grid: Ranks and batch size.
@@ -254,39 +254,39 @@ class EpochPlan(Plan):
     ) -> None:
         super().__init__(batching, grid)
         sizes = np.array([selection.size for selection in selections], np.int64)
-        # Every phase and every stream numbers its places from 0.
-        self._first_places = (phase << PLACE_BITS) + np.cumsum(sizes) - sizes
+        # Every phase and every stream numbers its positions from 0.
+        self._first_positions = (phase << POSITION_BITS) + np.cumsum(sizes) - sizes
         self._locate = batching.locate
         self._selections = selections
         self._shuffles = shuffles
 
     def sample_ids(self, slots: _Integers) -> _Integers:
         """Return the id of each slot's sample, -1 if it reads none: shape (len(slots),), int64."""
-        streams, places = self._located(slots)
+        streams, positions = self._located(slots)
         found = np.full(len(slots), -1, np.int64)
         for stream, (selection, shuffle) in enumerate(zip(self._selections, self._shuffles, strict=True)):
-            where = np.flatnonzero((streams == stream) & (places >= 0))
+            where = np.flatnonzero((streams == stream) & (positions >= 0))
             if len(where):
-                own = places[where] if shuffle is None else shuffle.samples_at(places[where])
+                own = positions[where] if shuffle is None else shuffle.samples_at(positions[where])
                 found[where] = selection.sample_ids(own)
         return found
 
-    def places(self, slots: _Integers) -> _Integers:
-        """Return each slot's place in the epoch's order, -1 if it reads none: shape (len(slots),), int64."""
-        streams, places = self._located(slots)
-        return np.where(places >= 0, self._first_places[streams] + places, -1)
+    def positions(self, slots: _Integers) -> _Integers:
+        """Return each slot's position in the epoch's order, -1 if it reads none: shape (len(slots),), int64."""
+        streams, positions = self._located(slots)
+        return np.where(positions >= 0, self._first_positions[streams] + positions, -1)
 
     def _located(self, slots: _Integers) -> tuple[npt.NDArray[np.int32], _Integers]:
-        """Return each slot's stream and place. Work in chunks to limit the memory of intermediate arrays."""
-        streams, places = np.empty(len(slots), np.int32), np.empty(len(slots), np.int64)
+        """Return each slot's stream and position. Work in chunks to limit the memory of intermediate arrays."""
+        streams, positions = np.empty(len(slots), np.int32), np.empty(len(slots), np.int64)
         for start in range(0, len(slots), _CHUNK):
             part = slice(start, start + _CHUNK)
-            streams[part], places[part] = self._locate(slots[part])
-        return streams, places
+            streams[part], positions[part] = self._locate(slots[part])
+        return streams, positions
 
 
 class OrderedSamples:
-    """The samples of an epoch whose weights are constant, in the order of ``random`` batching, each place once.
+    """The samples of an epoch whose weights are constant, in the order of ``random`` batching, each position once.
 
     Args:
         selection: The samples of the epoch.
@@ -298,13 +298,13 @@ class OrderedSamples:
         self._shuffle = shuffle
 
     def sample_ids(self, first: int, stop: int) -> _Integers:
-        """Return the ids of the samples at the places from ``first`` to ``stop - 1``: int64."""
-        places = np.arange(first, stop, dtype=np.int64)
-        return self._selection.sample_ids(places if self._shuffle is None else self._shuffle.samples_at(places))
+        """Return the ids of the samples at the positions from ``first`` to ``stop - 1``: int64."""
+        positions = np.arange(first, stop, dtype=np.int64)
+        return self._selection.sample_ids(positions if self._shuffle is None else self._shuffle.samples_at(positions))
 
 
 def ordered_samples(
-    settings: OrderSettings, shares: StreamShares, start: EpochStart, keeper: Keeper = kept_here
+    settings: OrderSettings, shares: StreamShares, start: EpochStart, order_cache: OrderCache = in_memory
 ) -> OrderedSamples:
     """Return the order of an epoch's samples, without ranks and batches.
 
@@ -312,7 +312,7 @@ def ordered_samples(
         settings: The settings that determine the order.
         shares: Each stream's share of the epoch.
         start: The epoch, its seed and its canonical nodes.
-        keeper: Keeps the orders of the reference's shuffles.
+        order_cache: Where the computed orders of the reference's shuffles are held.
 
     Raises:
         ConfigurationError: The shuffle does not work with these numbers.
@@ -320,7 +320,9 @@ def ordered_samples(
     selection = _selection(settings, _streams(settings, shares), start)
     block_size = settings.block_size(start.num_canonical_nodes)
     is_shuffled = settings.shuffle and selection.size > 0
-    return OrderedSamples(selection, _shuffle(settings, selection, start, block_size, keeper) if is_shuffled else None)
+    return OrderedSamples(
+        selection, _shuffle(settings, selection, start, block_size, order_cache) if is_shuffled else None
+    )
 
 
 def selected_samples(
@@ -352,7 +354,7 @@ def shuffle_names() -> tuple[ShuffleName, ...]:
 
 
 def plan_epoch(
-    settings: OrderSettings, shares: StreamShares, start: EpochStart, grid: Grid, keeper: Keeper = kept_here
+    settings: OrderSettings, shares: StreamShares, start: EpochStart, grid: Grid, order_cache: OrderCache = in_memory
 ) -> EpochPlan:
     """Return the plan of the rest of an epoch.
 
@@ -361,7 +363,7 @@ def plan_epoch(
         shares: Each stream's share of the epoch.
         start: Where the epoch starts or resumes.
         grid: Ranks and batch size.
-        keeper: Keeps the orders of the reference's shuffles.
+        order_cache: Where the computed orders of the reference's shuffles are held.
 
     Raises:
         ConfigurationError: The partition, the batching or the shuffle does not work with these numbers.
@@ -375,7 +377,7 @@ def plan_epoch(
         selections = [_selection(settings, [stream], start) for stream in streams]
         block_sizes = [int(block_size * proportion) for proportion in shares.proportion]
     shuffles = [
-        _shuffle(settings, selection, start, size, keeper) if settings.shuffle and selection.size else None
+        _shuffle(settings, selection, start, size, order_cache) if settings.shuffle and selection.size else None
         for selection, size in zip(selections, block_sizes, strict=True)
     ]
     batching = batching_of(settings, shares, start, grid)
@@ -456,13 +458,13 @@ def _shuffle(
     selection: Selection | KeyedSelection,
     start: EpochStart,
     block_size: int,
-    keeper: Keeper,
+    order_cache: OrderCache,
 ) -> Shuffle:
     numbers = (selection.unit_sizes, start.num_canonical_nodes, start.seed, start.epoch, block_size)
     if settings.is_keyed:
         return BlockShuffle(*numbers)
     if settings.shuffle_algo in REFERENCE_SHUFFLES:
-        return ReferenceShuffle(settings.shuffle_algo, *numbers, keeper)
+        return ReferenceShuffle(settings.shuffle_algo, *numbers, order_cache)
     return OwnShuffle(settings.shuffle_algo, *numbers)
 
 

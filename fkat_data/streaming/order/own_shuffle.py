@@ -16,13 +16,13 @@ OwnShuffleName = NewType("OwnShuffleName", str)
 
 
 class Shuffle(Protocol):
-    """An epoch's order: a permutation of its samples, of which any places can be asked for."""
+    """An epoch's order: a permutation of its samples, of which any positions can be asked for."""
 
-    def samples_at(self, places: _Integers, /) -> _Integers:
-        """Return the number of the sample at each place: same shape, int64.
+    def samples_at(self, positions: _Integers, /) -> _Integers:
+        """Return the number of the sample at each position: same shape, int64.
 
         Args:
-            places: Places from 0 to the number of samples - 1, in any order, any number of times.
+            positions: Positions from 0 to the number of samples - 1, in any order, any number of times.
         """
         ...
 
@@ -41,7 +41,7 @@ class MakeShuffle(Protocol):
             num_canonical_nodes: Parts of the order; each node of the run reads whole parts.
             seed: Seed of the run.
             epoch: Index of the epoch, from 0.
-            block_size: Number of places over which a unit is spread.
+            block_size: Number of positions over which a unit is spread.
         """
         ...
 
@@ -95,16 +95,16 @@ class OwnShuffle:
         self._made = make(unit_sizes, num_canonical_nodes, seed, epoch, block_size)
         self._size = int(unit_sizes.sum())
 
-    def samples_at(self, places: _Integers) -> _Integers:
-        """Return the number of the sample at each place: same shape, int64.
+    def samples_at(self, positions: _Integers) -> _Integers:
+        """Return the number of the sample at each position: same shape, int64.
 
         Raises:
             ConfigurationError: The shuffle returned something else.
         """
-        found = np.asarray(self._made.samples_at(places))
-        if found.shape != places.shape or found.dtype.kind != "i":
+        found = np.asarray(self._made.samples_at(positions))
+        if found.shape != positions.shape or found.dtype.kind != "i":
             shown = f"{found.dtype} of shape {found.shape}"
-            raise ConfigurationError("shuffle_algo", self._name, f"integers of shape {places.shape}, not {shown}")
+            raise ConfigurationError("shuffle_algo", self._name, f"integers of shape {positions.shape}, not {shown}")
         if found.size and not 0 <= int(found.min()) <= int(found.max()) < self._size:
             raise ConfigurationError("shuffle_algo", self._name, f"numbers of samples from 0 to {self._size - 1}")
         return found.astype(np.int64, copy=False)

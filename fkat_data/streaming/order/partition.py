@@ -1,7 +1,7 @@
-"""The place in an epoch's order that each rank reads at each step.
+"""The position in an epoch's order that each rank reads at each step.
 
 A *slot* numbers what ranks read: slot ``t`` is sample ``t % G`` of global batch ``t // G``, where ``G`` is the global
-batch size. Within a global batch, the ranks' batches follow one another. A partition computes the places of any slots
+batch size. Within a global batch, the ranks' batches follow one another. A partition computes the positions of any slots
 without an array of the whole epoch.
 """
 
@@ -48,7 +48,7 @@ class Grid:
 
 
 class Partition(Protocol):
-    """The places of an epoch, divided among ranks.
+    """The positions of an epoch, divided among ranks.
 
     Attributes:
         num_rank_samples: Samples that each rank reads.
@@ -60,8 +60,8 @@ class Partition(Protocol):
     num_samples: int
     grid: Grid
 
-    def places(self, slots: _Integers) -> _Integers:
-        """Return each slot's place, -1 if it reads none: same shape, int64."""
+    def positions(self, slots: _Integers) -> _Integers:
+        """Return each slot's position, -1 if it reads none: same shape, int64."""
         ...
 
 
@@ -76,17 +76,17 @@ def partitioned(
     in_filling: bool = False,
     is_exact: bool = False,
 ) -> Partition:
-    """Return a reference partition of ``size`` places.
+    """Return a reference partition of ``size`` positions.
 
     Args:
         algorithm: ``orig``; or ``relaxed``, which can resume on a number of nodes that neither divides the canonical
             nodes nor is a multiple of them.
-        size: Number of places.
+        size: Number of positions.
         num_canonical_nodes: Parts of the order.
         grid: Ranks and batch size.
         drop_first: Samples of the epoch that all ranks together have read.
         initial_physical_nodes: Nodes of the run that began the epoch; None if unknown.
-        in_filling: Whether a run may resume among the places that are repeated to fill up canonical nodes. The
+        in_filling: Whether a run may resume among the positions that are repeated to fill up canonical nodes. The
             reference refuses that.
         is_exact: Whether a run resumes exactly where ``drop_first`` is not a multiple of the nodes. The reference
             resumes earlier.
@@ -134,7 +134,7 @@ class ReferencePartition:
     """The reference's partition ``orig``: each canonical node's part is a row, and ranks read column by column.
 
     Args:
-        size: Number of places.
+        size: Number of positions.
         num_canonical_nodes: Parts of the order.
         grid: Ranks and batch size.
         drop_first: Samples of the epoch that all ranks together have read.
@@ -174,12 +174,12 @@ class ReferencePartition:
         self.num_rank_samples: int = (self._per_node + self._short) // grid.ranks_per_node
         self.num_samples: int = self.num_rank_samples * grid.num_ranks
 
-    def places(self, slots: _Integers) -> _Integers:
-        """Return each slot's place, -1 if it reads none: same shape, int64."""
+    def positions(self, slots: _Integers) -> _Integers:
+        """Return each slot's position, -1 if it reads none: same shape, int64."""
         nodes, ranks_of_node, entries, is_read = _entries(slots, self.grid, self.num_rank_samples)
-        return np.where(is_read, self._place(nodes, entries * self.grid.ranks_per_node + ranks_of_node), -1)
+        return np.where(is_read, self._position(nodes, entries * self.grid.ranks_per_node + ranks_of_node), -1)
 
-    def _place(self, nodes: _Integers, entries: _Integers) -> _Integers:
+    def _position(self, nodes: _Integers, entries: _Integers) -> _Integers:
         ranks = self.grid.ranks_per_node
         beyond = entries - self._per_node
         if self._per_node == 0:
@@ -202,7 +202,7 @@ class _EvenEnd:
     """The reference's partition for the grid of an earlier run, with an end that gives each present rank a sample.
 
     Args:
-        size: Number of places.
+        size: Number of positions.
         num_canonical_nodes: Parts of the order.
         first: The grid whose global batches the ranks read.
         grid: The present ranks and batch size.
@@ -219,21 +219,21 @@ class _EvenEnd:
         self.num_rank_samples = num_batches * grid.batch_size + self._end.num_rank_samples
         self.num_samples = self.num_rank_samples * grid.num_ranks
 
-    def places(self, slots: _Integers) -> _Integers:
-        """Return each slot's place, -1 if it reads none: same shape, int64."""
+    def positions(self, slots: _Integers) -> _Integers:
+        """Return each slot's position, -1 if it reads none: same shape, int64."""
         is_end = slots >= self._num_slots
-        ends = self._end.places(np.where(is_end, slots - self._num_slots, 0))
-        return np.where(is_end, ends, self._body.places(slots))
+        ends = self._end.positions(np.where(is_end, slots - self._num_slots, 0))
+        return np.where(is_end, ends, self._body.positions(slots))
 
 
 class EvenPartition:
-    """The partition of every shuffle but the reference's: ranks read the canonical nodes' parts column by column, each place once.
+    """The partition of every shuffle but the reference's: ranks read the canonical nodes' parts column by column, each position once.
 
     It works for any number of nodes. If the ranks do not divide the rest of an epoch, a rank repeats one of its own
     samples at the end, so that all ranks read equally many.
 
     Args:
-        size: Number of places.
+        size: Number of positions.
         num_canonical_nodes: Parts of the order.
         grid: Ranks and batch size.
         drop_first: Samples of the epoch that all ranks together have read.
@@ -259,8 +259,8 @@ class EvenPartition:
         self._columns = size // num_canonical_nodes
         self._longer_rows = np.flatnonzero(np.diff(bounds) > self._columns)
 
-    def places(self, slots: _Integers) -> _Integers:
-        """Return each slot's place, -1 if it reads none: same shape, int64."""
+    def positions(self, slots: _Integers) -> _Integers:
+        """Return each slot's position, -1 if it reads none: same shape, int64."""
         ranks = self.grid.num_ranks
         nodes, ranks_of_node, entries, is_read = _entries(slots, self.grid, self.num_rank_samples)
         found = self._drop + entries * ranks + nodes + self.grid.num_nodes * ranks_of_node

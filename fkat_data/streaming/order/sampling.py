@@ -50,12 +50,12 @@ class Selection:
         self._offsets = np.full(len(unit_sizes), -1, np.int64)
         self._offsets[list(parts)] = np.cumsum([0, *lengths])[:-1]
 
-    def sample_ids(self, places: _Integers) -> _Integers:
-        """Return the id of the sample at each place, from 0 to ``size - 1``: same shape, int64."""
+    def sample_ids(self, positions: _Integers) -> _Integers:
+        """Return the id of the sample at each position, from 0 to ``size - 1``: same shape, int64."""
         if self._is_identity:
-            return places + (self._firsts[0] if len(self._firsts) else 0)
-        units = np.searchsorted(self._ends, places, side="right")
-        within = places - (self._ends[units] - self.unit_sizes[units])
+            return positions + (self._firsts[0] if len(self._firsts) else 0)
+        units = np.searchsorted(self._ends, positions, side="right")
+        within = positions - (self._ends[units] - self.unit_sizes[units])
         ids = self._firsts[units] + within
         offsets = self._offsets[units]
         is_part = offsets >= 0
@@ -157,7 +157,7 @@ class KeyedSelection:
     """
 
     def __init__(self, streams: Sequence[StreamSamples], *, seed: int, epoch: int, granularity: int) -> None:
-        self._place = (seed, epoch)
+        self._seed_and_epoch = (seed, epoch)
         sizes, firsts, shards = [_NONE], [_NONE], [_NONE]
         for stream in streams:
             counts = fair_counts(stream, granularity, seed, epoch)
@@ -176,14 +176,14 @@ class KeyedSelection:
         self._shard_sizes = np.concatenate(shards)
         self._ends = np.cumsum(self.unit_sizes)
 
-    def sample_ids(self, places: _Integers) -> _Integers:
-        """Return the id of the sample at each place, from 0 to ``size - 1``: same shape, int64."""
-        units = np.searchsorted(self._ends, places, side="right")
-        rows = places - (self._ends[units] - self.unit_sizes[units])
+    def sample_ids(self, positions: _Integers) -> _Integers:
+        """Return the id of the sample at each position, from 0 to ``size - 1``: same shape, int64."""
+        units = np.searchsorted(self._ends, positions, side="right")
+        rows = positions - (self._ends[units] - self.unit_sizes[units])
         shard_sizes = self._shard_sizes[units]
         in_part = np.flatnonzero(shard_sizes > self.unit_sizes[units])
         if len(in_part):
-            keys = keys_of(self._firsts[units[in_part]], b"fkat_data part", *self._place)
+            keys = keys_of(self._firsts[units[in_part]], b"fkat_data part", *self._seed_and_epoch)
             rows[in_part] = permuted(rows[in_part], shard_sizes[in_part], keys)
         return self._firsts[units] + rows
 

@@ -1,4 +1,4 @@
-"""The reference's shuffles: an epoch's order, drawn node by node up to the last one that is read, and kept."""
+"""The reference's shuffles: an epoch's order, drawn node by node up to the last one that is read."""
 
 import copy
 import functools
@@ -17,7 +17,7 @@ from fkat_data.streaming.order.spans import SpanLine, canonical_bounds, divided
 _Integers = npt.NDArray[Any]
 _Keys = npt.NDArray[np.float64]
 
-#: Places in a bucket, at least: a bucket's arrays fit into the processor's cache.
+#: Positions in a bucket, at least: a bucket's arrays fit into the processor's cache.
 _LEAST_WIDTH = 1 << 16
 #: Buckets of a node, at most: their indices have 16 bits, which NumPy sorts fastest.
 _MOST_BUCKETS = 1 << 15
@@ -38,7 +38,7 @@ def chunks_of_py1e(
     Args:
         pieces: The node's pieces in order, as ``(start, stop)`` of sample numbers.
         generator: The epoch's generator, at the node's first draw.
-        block_size: Number of places over which a piece is spread.
+        block_size: Number of positions over which a piece is spread.
         dtype: Type of the chunks; it holds every sample number.
         is_wanted: Whether to yield the samples, or only to advance the generator.
     """
@@ -71,22 +71,22 @@ def _expanded(
     lowest, highest = _bounds(block_size)
     size = sum(stop - start for start, stop in pieces)
     buckets = _Buckets(max(_LEAST_WIDTH, 1 << (size // _MOST_BUCKETS).bit_length()))
-    place = 0
+    position = 0
     for start, stop in pieces:
         length = stop - start
         ids = np.arange(start, stop, dtype=dtype)
         inner.shuffle(ids)
         reach = max((int(outer.integers(lowest, highest)) - length) / 2, 0)
-        least, most = max(-reach, -place), min(reach, size - place - length)
+        least, most = max(-reach, -position), min(reach, size - position - length)
         for first in range(0, length, _TOGETHER):
             part = ids[first : first + _TOGETHER]
-            begin = place + first
+            begin = position + first
             keys = np.arange(begin, begin + len(part), dtype=np.float64)
             keys += outer.uniform(least, most, len(part))
             buckets.add(keys, part)
-        place += length
+        position += length
         # Later samples come after this key: a piece reaches back by at most half of the largest block.
-        yield from buckets.taken_before(place - highest / 2)
+        yield from buckets.taken_before(position - highest / 2)
     yield from buckets.taken()
 
 
@@ -157,43 +157,43 @@ def _bounds(block_size: int) -> tuple[int, int]:
 
 
 class OrderPart(Protocol):
-    """The samples of consecutive places of an order. An array is one."""
+    """The samples of consecutive positions of an order. An array is one."""
 
-    def __getitem__(self, places: Any, /) -> _Integers:
-        """Return the samples at an array of places, counted from the part's first."""
+    def __getitem__(self, positions: Any, /) -> _Integers:
+        """Return the samples at an array of positions, counted from the part's first."""
         ...
 
 
-class Keeper(Protocol):
-    """Keeps the parts of an order."""
+class OrderCache(Protocol):
+    """Where the computed parts of an order are held: in memory, or in files that the processes of a node share."""
 
     def __call__(
         self, key: str, size: int, dtype: type[np.signedinteger[Any]], make: Callable[[], Iterator[_Integers]]
     ) -> OrderPart:
-        """Return a part, which is computed unless it is kept already.
+        """Return a part, which is computed unless it is there already.
 
         Args:
             key: What determines the part's samples.
-            size: Number of places.
+            size: Number of positions.
             dtype: Type of the samples.
             make: Computes the samples in chunks, in order. It may be called again.
         """
         ...
 
 
-def kept_here(
+def in_memory(
     key: str,  # noqa: ARG001 - part of the protocol
     size: int,
     dtype: type[np.signedinteger[Any]],
     make: Callable[[], Iterator[_Integers]],
 ) -> OrderPart:
-    """Return a part in this process's memory."""
-    kept = np.empty(size, dtype)
-    place = 0
+    """Return a part as an array of this process: an ``OrderCache`` that shares nothing."""
+    order = np.empty(size, dtype)
+    end = 0
     for samples in make():
-        kept[place : place + len(samples)] = samples
-        place += len(samples)
-    return kept
+        order[end : end + len(samples)] = samples
+        end += len(samples)
+    return order
 
 
 _T = TypeVar("_T")
@@ -215,8 +215,8 @@ class ReferenceShuffle:
         num_canonical_nodes: Parts of the order. Each is shuffled separately.
         seed: Seed of the run.
         epoch: Index of the epoch, from 0.
-        block_size: Number of places over which a unit is spread.
-        keeper: Keeps the parts of the order.
+        block_size: Number of positions over which a unit is spread.
+        order_cache: Where the computed parts of the order are held.
 
     Raises:
         ConfigurationError: The algorithm does not work with these numbers.
@@ -230,14 +230,14 @@ class ReferenceShuffle:
         seed: int,
         epoch: int,
         block_size: int,
-        keeper: Keeper = kept_here,
+        order_cache: OrderCache = in_memory,
     ) -> None:
         self._algorithm = algorithm
         self._unit_sizes = unit_sizes
         self._seed = seed
         self._epoch = epoch
         self._block_size = block_size
-        self._keeper = keeper
+        self._order_cache = order_cache
         self.size: int = int(unit_sizes.sum())
         # These two are computed as a whole.
         self._num_parts = 1 if algorithm in ("naive", "py2s") else num_canonical_nodes
@@ -248,18 +248,18 @@ class ReferenceShuffle:
         self._generators: list[np.random.Generator] = []
         check_shuffle(algorithm, self.size, num_canonical_nodes, block_size)
 
-    def samples_at(self, places: _Integers) -> _Integers:
-        """Return the number of the sample at each place: same shape, int64."""
-        if self._num_parts == 1 and len(places):
-            return self._part(0)[places].astype(np.int64)
-        parts = np.searchsorted(self._bounds[1:], places, side="right")
+    def samples_at(self, positions: _Integers) -> _Integers:
+        """Return the number of the sample at each position: same shape, int64."""
+        if self._num_parts == 1 and len(positions):
+            return self._part(0)[positions].astype(np.int64)
+        parts = np.searchsorted(self._bounds[1:], positions, side="right")
         # A stable sort of small numbers takes time in proportion to their number, however many parts there are.
         order = np.argsort(parts.astype(np.uint16) if self._num_parts <= _MOST_UINT16 else parts, kind="stable")
         edges = np.searchsorted(parts[order], np.arange(self._num_parts + 1))
-        found = np.empty(len(places), np.int64)
+        found = np.empty(len(positions), np.int64)
         for part in np.flatnonzero(np.diff(edges)).tolist():
             where = order[edges[part] : edges[part + 1]]
-            found[where] = self._part(part)[places[where] - self._bounds[part]]
+            found[where] = self._part(part)[positions[where] - self._bounds[part]]
         return found
 
     def whole(self) -> _Integers:
@@ -269,7 +269,9 @@ class ReferenceShuffle:
     def _part(self, part: int) -> OrderPart:
         if part not in self._parts:
             size = int(self._bounds[part + 1] - self._bounds[part])
-            self._parts[part] = self._keeper(f"{self._key}-{part}", size, self._dtype, lambda: self._computed(part))
+            self._parts[part] = self._order_cache(
+                f"{self._key}-{part}", size, self._dtype, lambda: self._computed(part)
+            )
         return self._parts[part]
 
     @functools.cached_property
@@ -326,14 +328,14 @@ class ReferenceShuffle:
         order = _shuffled(list(range(len(stops))), fixed)
         generator = np.random.default_rng(self._seed + self._epoch)
         # The bounds of the pieces are known in advance. Each unit's samples are shuffled once.
-        places = np.cumsum([0, *(int(self._unit_sizes[unit]) for unit in order)]).tolist()
-        nodes = divided(list(itertools.pairwise(places)), self._num_canonical_nodes)
+        bounds = np.cumsum([0, *(int(self._unit_sizes[unit]) for unit in order)]).tolist()
+        nodes = divided(list(itertools.pairwise(bounds)), self._num_canonical_nodes)
         units = iter(order)
         unit_samples, unit_start, unit_stop = np.empty(0, np.int64), 0, -1
         for pieces in nodes:
             held: list[_Integers] = []
             for start, stop in pieces:
-                # An empty unit is a piece too, and the next one may start at the same place.
+                # An empty unit is a piece too, and the next one may start at the same position.
                 if start >= unit_stop or (start == stop):
                     unit = next(units)
                     size = int(self._unit_sizes[unit])

@@ -11,7 +11,7 @@ _Integers = npt.NDArray[np.int64]
 
 
 def canonical_bounds(size: int, num_canonical_nodes: int) -> _Integers:
-    """Return the bounds of the canonical nodes' parts of ``size`` places: shape (num_canonical_nodes + 1,), int64."""
+    """Return the bounds of the canonical nodes' parts: shape (num_canonical_nodes + 1,), int64."""
     return np.array([size * node // num_canonical_nodes for node in range(num_canonical_nodes + 1)], np.int64)
 
 
@@ -22,16 +22,16 @@ def divided(spans: Sequence[tuple[int, int]], num_parts: int) -> list[list[tuple
     """
     ends = canonical_bounds(sum(stop - start for start, stop in spans), num_parts)[1:].tolist()
     parts: list[list[tuple[int, int]]] = [[] for _ in range(num_parts)]
-    place, part = 0, 0
+    position, part = 0, 0
     for start, stop in spans:
         begin = start
-        while place + stop - begin > ends[part]:
-            cut = begin + ends[part] - place
+        while position + stop - begin > ends[part]:
+            cut = begin + ends[part] - position
             if cut > begin:
                 parts[part].append((begin, cut))
-            place, begin, part = ends[part], cut, part + 1
+            position, begin, part = ends[part], cut, part + 1
         parts[part].append((begin, stop))
-        place += stop - begin
+        position += stop - begin
     return parts
 
 
@@ -45,12 +45,12 @@ class SpanLine:
         self._offsets = table[:, 0] - (self._ends - lengths)
         self.size: int = int(lengths.sum())
 
-    def at(self, places: _Integers) -> _Integers:
-        """Return the numbers at places from 0 to ``size - 1``: same shape, int64."""
-        return places + self._offsets[np.searchsorted(self._ends, places, side="right")]
+    def at(self, positions: _Integers) -> _Integers:
+        """Return the numbers at positions from 0 to ``size - 1``: same shape, int64."""
+        return positions + self._offsets[np.searchsorted(self._ends, positions, side="right")]
 
     def stretch(self, start: int, stop: int) -> _Integers:
-        """Return the numbers at the places from ``start`` to ``stop - 1``: shape (stop - start,), int64."""
+        """Return the numbers at the positions from ``start`` to ``stop - 1``: shape (stop - start,), int64."""
         return self.at(np.arange(start, stop, dtype=np.int64))
 
 

@@ -8,8 +8,8 @@ import numpy.typing as npt
 
 from fkat_data.errors import ConfigurationError
 
-#: Places of an epoch are numbers below this power of 2.
-PLACE_BITS = 44
+#: Positions of an epoch are numbers below this power of 2.
+POSITION_BITS = 44
 
 
 @dataclass(frozen=True)
@@ -116,8 +116,8 @@ def _relative(
 
 
 def _checked(argument: str, epoch_size: int) -> int:
-    if epoch_size >= 1 << PLACE_BITS:
-        raise ConfigurationError(argument, epoch_size, f"fewer than 2**{PLACE_BITS} samples in an epoch")
+    if epoch_size >= 1 << POSITION_BITS:
+        raise ConfigurationError(argument, epoch_size, f"fewer than 2**{POSITION_BITS} samples in an epoch")
     return epoch_size
 
 

@@ -38,7 +38,7 @@ def epochs_of(order, grid, canonical_nodes=None):
 
 def begun(epochs, point):
     """The global batches from a point on that every rank reads; -1 where a batch is short."""
-    plan = epochs.plan(epochs.settled(point))
+    plan = epochs.plan(epochs.with_defaults(point))
     found = plan.global_batches(np.arange(plan.batching.num_even_batches))
     for rank in range(plan.grid.num_ranks):
         own = plan.rank_batches(rank, np.arange(len(found)))
@@ -51,7 +51,7 @@ def begun(epochs, point):
 
 def stopped(epochs, point, num_batches):
     """The state after some global batches."""
-    point = epochs.settled(point)
+    point = epochs.with_defaults(point)
     batching = epochs.batching(point)
     read = batching.num_rank_samples(num_batches) * epochs.grid().num_ranks
     return json.loads(json.dumps(epochs.state(replace(point, sample_in_epoch=point.sample_in_epoch + read))))

@@ -9,7 +9,7 @@ import pytest
 from walks import wait_until
 
 from fkat_data.streaming.epoch import shared_part
-from fkat_data.streaming.order import REFERENCE_SHUFFLES, ReferenceShuffle, kept_here
+from fkat_data.streaming.order import REFERENCE_SHUFFLES, ReferenceShuffle, in_memory
 
 #: A smaller part is worth no file.
 SIZE = 1 << 20
@@ -49,8 +49,8 @@ def test_a_part_is_computed_once_and_the_last_reader_removes_it(folder):
     make = Maker()
     first, second = part_of(make), part_of(make)
     assert make.count == 1
-    places = np.array([SIZE - 1, 0, 7])
-    assert first[places].tolist() == second[places].tolist() == [SIZE - 1, 0, 7]
+    positions = np.array([SIZE - 1, 0, 7])
+    assert first[positions].tolist() == second[positions].tolist() == [SIZE - 1, 0, 7]
     del first
     assert [path.stat().st_mode & 0o777 for path in folder.iterdir()] == [0o600]
     del second
@@ -66,8 +66,8 @@ def test_shared_orders_are_those_that_a_process_computes_alone(folder, algorithm
     assert np.array_equal(shared.whole(), whole)
     assert len(list(folder.iterdir())) in (1, 3)
     # A process that maps the first nodes computes the last one all the same.
-    last, places = ReferenceShuffle(*arguments, shared_part), np.array([len(whole) - 1, 0, len(whole) - 1])
-    assert last.samples_at(places).tolist() == whole[places].tolist()
+    last, positions = ReferenceShuffle(*arguments, shared_part), np.array([len(whole) - 1, 0, len(whole) - 1])
+    assert last.samples_at(positions).tolist() == whole[positions].tolist()
 
 
 def test_what_a_maker_left_is_made_again_or_removed(folder):
@@ -122,7 +122,7 @@ def test_a_process_computes_alone_where_sharing_fails(folder, fault, monkeypatch
 
 def test_a_small_part_is_worth_no_file(folder):
     part = shared_part("key", 9, np.int32, lambda: iter([np.arange(9)]))
-    assert part[np.array([8])].tolist() == kept_here("key", 9, np.int32, lambda: iter([np.arange(9)]))[[8]].tolist()
+    assert part[np.array([8])].tolist() == in_memory("key", 9, np.int32, lambda: iter([np.arange(9)]))[[8]].tolist()
     assert not folder.exists()
 
 

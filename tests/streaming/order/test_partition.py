@@ -8,12 +8,12 @@ from fkat_data.streaming.order import EvenPartition, Grid, partitioned
 
 
 def tensor(found, grid, workers):
-    """Places as the reference lays them out: nodes, ranks, workers, batches, samples."""
+    """Positions as the reference lays them out: nodes, ranks, workers, batches, samples."""
     num_batches = -(-found.num_rank_samples // found.grid.batch_size)
     num_batches += -num_batches % workers
-    places = found.places(np.arange(num_batches * grid.global_batch_size))
-    places = places.reshape(-1, workers, grid.num_nodes, grid.ranks_per_node, grid.batch_size)
-    return places.transpose(2, 3, 1, 0, 4)
+    positions = found.positions(np.arange(num_batches * grid.global_batch_size))
+    positions = positions.reshape(-1, workers, grid.num_nodes, grid.ranks_per_node, grid.batch_size)
+    return positions.transpose(2, 3, 1, 0, 4)
 
 
 @pytest.mark.parametrize("case", VECTORS["partition"], ids=name)
@@ -42,22 +42,22 @@ def test_the_even_partition_shows_each_place_once_and_ranks_equally_many(size, c
     drop = min(steps * grid.global_batch_size, -(-size // grid.num_ranks) * grid.num_ranks)
     made = EvenPartition(size, canonical, grid, drop)
     whole = EvenPartition(size, canonical, Grid(1, 1, 1))
-    order = whole.places(np.arange(size))
+    order = whole.positions(np.arange(size))
     assert sorted(order.tolist()) == list(range(size))
     num_batches = -(-made.num_rank_samples // grid.batch_size)
-    places = made.places(np.arange(num_batches * grid.global_batch_size)).reshape(
+    positions = made.positions(np.arange(num_batches * grid.global_batch_size)).reshape(
         num_batches, grid.num_ranks, grid.batch_size
     )
     # All ranks read equally many samples, and batches.
-    counts = (places >= 0).sum(axis=(0, 2))
+    counts = (positions >= 0).sum(axis=(0, 2))
     assert set(counts.tolist()) == {made.num_rank_samples}
     # What is left is read, and at most a rank's worth of it twice.
-    assert set(places[places >= 0].tolist()) >= set(order[drop:].tolist())
+    assert set(positions[positions >= 0].tolist()) >= set(order[drop:].tolist())
     assert counts.sum() - max(0, size - drop) in range(grid.num_ranks)
     # A full global batch is the same samples in any world.
     for step in range((size - drop) // grid.global_batch_size):
         first = drop + step * grid.global_batch_size
-        assert sorted(places[step].reshape(-1).tolist()) == sorted(
+        assert sorted(positions[step].reshape(-1).tolist()) == sorted(
             order[first : first + grid.global_batch_size].tolist()
         )
 
@@ -66,7 +66,7 @@ def test_the_even_partition_shows_each_place_once_and_ranks_equally_many(size, c
 def test_a_node_reads_its_own_canonical_nodes(canonical, nodes, ranks):
     rows = canonical * nodes
     grid = Grid(nodes, ranks, 2)
-    places = EvenPartition(rows * 12 * ranks, rows, grid).places(np.arange(rows * 12 * ranks))
-    found = places.reshape(-1, nodes, ranks, 2)
+    positions = EvenPartition(rows * 12 * ranks, rows, grid).positions(np.arange(rows * 12 * ranks))
+    found = positions.reshape(-1, nodes, ranks, 2)
     for node in range(nodes):
-        assert {place // (12 * ranks) % nodes for place in found[:, node].reshape(-1).tolist()} == {node}
+        assert {position // (12 * ranks) % nodes for position in found[:, node].reshape(-1).tolist()} == {node}

@@ -1,7 +1,7 @@
-"""A dataset whose subclass has an ``__iter__`` of its own: strands of batches, and where a resume goes on after each.
+"""The loader's plan for a subclass of ``StreamingDataset`` that overrides ``__iter__``: batches, and the resume point after each.
 
-Each worker iterates the dataset, and their batches come in turn. An iteration over the dataset records what it hands out,
-so that a batch knows which one of the order it is, as long as the code between passes on a sample for each.
+Each worker iterates the dataset, and their batches come in turn. ``StreamingDataset.__iter__`` counts the samples that it
+delivers to the override. As long as the override yields one sample for each of them, a batch has an index in the order.
 """
 
 import pickle
@@ -16,15 +16,15 @@ from fkat_data.drop_in.worker_side import Snapshot, Strand
 from fkat_data.errors import StaleIteratorError
 from fkat_data.plan.place import Piece, Position, Task
 from fkat_data.streaming.epoch.rank_batches import RankBatches
-from fkat_data.streaming.epoch.resume_point import ResumePoint
-from fkat_data.streaming.stream_plan import StreamEpochs, collate_of_samples, step_of
+from fkat_data.streaming.epoch.shared_resume import ResumePoint
+from fkat_data.streaming.loader_plan import StreamEpochs, collate_of_samples, step_of
 from fkat_data.worker.batches import NearestProduct
 from fkat_data.worker.messages import Marked
 
 if TYPE_CHECKING:
     from fkat_data.streaming.dataset import StreamingDataset
 
-# Batches are made ahead, and frameworks ask for the place of a batch or two ago.
+# Batches are made ahead, and frameworks ask for the position after a batch or two ago.
 _MOST_KEPT = 8
 
 
@@ -51,8 +51,8 @@ class BatchEnd(NamedTuple):
         return self.num_parts == 1 and self.ordinal == 0 and self.after.epoch == other.after.epoch + 1
 
 
-class HandedOut:
-    """The samples that one iteration has handed out.
+class DeliveryTracker:
+    """A count of the samples that one iteration of ``StreamingDataset`` has delivered, and the batches that they complete.
 
     Args:
         batches: The rank's batches.
@@ -61,7 +61,7 @@ class HandedOut:
 
     Attributes:
         beginning: Where the iteration began.
-        num_samples: Their number.
+        num_samples: The number of samples delivered.
     """
 
     def __init__(self, batches: RankBatches, part: int, num_parts: int) -> None:
@@ -75,7 +75,7 @@ class HandedOut:
         self._ends: deque[tuple[int, int, int]] = deque()
 
     def plan(self, indices: Sequence[int], sizes: Sequence[int]) -> None:
-        """Add batches that will be handed out: their indices in the plan, and their sizes."""
+        """Add batches that will be delivered: their indices in the plan, and their sizes."""
         for index, size in zip(indices, sizes, strict=True):
             self._num_planned += size
             self._ends.append((self._num_planned, self._next_ordinal, index))
@@ -93,14 +93,14 @@ class HandedOut:
         return BatchEnd(ordinal, batches.is_short(index), after, self._num_parts)
 
 
-class _Mark(NamedTuple):
-    """What travels with a batch.
+class _BatchRecord(NamedTuple):
+    """The facts about a batch that travel with it to the trainer.
 
     Attributes:
         num_samples: Samples in it.
         epoch: The newest epoch that the dataset has begun.
         end: The batch of the order that it is; None where ``__iter__`` does not yield one sample for each that
-            ``StreamingDataset.__iter__`` handed to it.
+            ``StreamingDataset.__iter__`` delivered to it.
     """
 
     num_samples: int
@@ -108,15 +108,15 @@ class _Mark(NamedTuple):
     end: BatchEnd | None
 
 
-class IteratedBatches(NearestProduct):
-    """Iterates over a dataset by its own ``__iter__``, and cuts what comes into batches.
+class UserIteratorBatches(NearestProduct):
+    """The batches of a worker that iterates a dataset with the user's ``__iter__``.
 
-    A sample for each that was handed out gives the batches of the order. Anything else is cut by the batch size alone.
+    One sample for each that was delivered gives the batches of the order. Anything else is cut by the batch size alone.
 
     Args:
         dataset: The dataset.
         collate_fn: Makes a batch of samples.
-        strand: The part of the iteration, as ``IteratedPlan`` makes it.
+        strand: The part of the iteration, as ``UserIteratorPlan`` makes it.
     """
 
     def __init__(self, dataset: "StreamingDataset", collate_fn: Callable[[list[Any]], Any], strand: Strand) -> None:
@@ -146,23 +146,23 @@ class IteratedBatches(NearestProduct):
 
     def _marked(self, collate: Callable[[list[Any]], Any]) -> Iterator[Marked]:
         for samples, epoch, end in self._cut():
-            yield Marked(collate(samples), pickle.dumps(tuple(_Mark(len(samples), epoch, end))))
+            yield Marked(collate(samples), pickle.dumps(tuple(_BatchRecord(len(samples), epoch, end))))
 
     def _cut(self) -> Iterator[tuple[list[Any], int, BatchEnd | None]]:
         dataset, batch_size = self._dataset, cast("int", self._dataset.batch_size)
         samples: list[Any] = []
-        epoch, handed_out, num_yielded, is_in_step = self._point.epoch, None, 0, True
-        dataset.handed_out, dataset.next_of_strand = None, self._point
+        epoch, delivery_tracker, num_yielded, is_in_step = self._point.epoch, None, 0, True
+        dataset.delivery_tracker, dataset.next_of_strand = None, self._point
         try:
             for sample in dataset:
-                if dataset.handed_out is not handed_out:
+                if dataset.delivery_tracker is not delivery_tracker:
                     is_in_step = is_in_step and not samples
-                    handed_out, num_yielded = dataset.handed_out, 0
-                    epoch = self._epoch_of(handed_out, epoch)
+                    delivery_tracker, num_yielded = dataset.delivery_tracker, 0
+                    epoch = self._epoch_of(delivery_tracker, epoch)
                 samples.append(sample)
                 num_yielded += 1
-                is_in_step = is_in_step and handed_out is not None and handed_out.num_samples == num_yielded
-                end = handed_out.batch_end() if is_in_step and handed_out is not None else None
+                is_in_step = is_in_step and delivery_tracker is not None and delivery_tracker.num_samples == num_yielded
+                end = delivery_tracker.batch_end() if is_in_step and delivery_tracker is not None else None
                 if end is None and len(samples) < batch_size:
                     continue
                 if not (self._drop_last and end is not None and end.is_short):
@@ -177,26 +177,26 @@ class IteratedBatches(NearestProduct):
         if samples and not self._drop_last:
             yield samples, epoch, None
 
-    def _epoch_of(self, handed_out: HandedOut | None, epoch: int) -> int:
+    def _epoch_of(self, delivery_tracker: DeliveryTracker | None, epoch: int) -> int:
         """Return the epoch that the dataset has begun.
 
         Raises:
             StaleIteratorError: It is another one than this iteration's.
         """
-        if handed_out is None:
+        if delivery_tracker is None:
             return epoch
         following = self._dataset.next_of_strand
-        if following is None or following.epoch != handed_out.beginning.epoch + 1:
+        if following is None or following.epoch != delivery_tracker.beginning.epoch + 1:
             raise StaleIteratorError(
-                f"another iterator of the dataset continues from epoch {handed_out.beginning.epoch}, but this "
+                f"another iterator of the dataset continues from epoch {delivery_tracker.beginning.epoch}, but this "
                 f"one began at sample {self._point.sample_in_epoch} of epoch {self._point.epoch}: call "
                 "super().__iter__() in the thread that iterates the dataset"
             )
-        return handed_out.beginning.epoch
+        return delivery_tracker.beginning.epoch
 
 
-class _Reached(NamedTuple):
-    """What is known behind a batch.
+class _Progress(NamedTuple):
+    """How far the iteration is after a batch.
 
     Attributes:
         num_samples: Samples so far.
@@ -210,29 +210,29 @@ class _Reached(NamedTuple):
     end: BatchEnd | None = None
     is_in_step: bool = True
 
-    def after(self, mark: _Mark) -> "_Reached":
-        """Return the same behind the next batch."""
+    def after(self, mark: _BatchRecord) -> "_Progress":
+        """Return the progress after the next batch."""
         is_in_step = self.is_in_step and mark.end is not None and mark.end.follows(self.end)
         end = mark.end if is_in_step else self.end
-        return _Reached(self.num_samples + mark.num_samples, max(self.epoch, mark.epoch), end, is_in_step)
+        return _Progress(self.num_samples + mark.num_samples, max(self.epoch, mark.epoch), end, is_in_step)
 
 
-class IteratedPlan(StreamEpochs):
-    """Plans epochs whose batches come from the dataset's own ``__iter__``: each worker iterates it, and they take turns.
+class UserIteratorPlan(StreamEpochs):
+    """The plan of epochs whose batches come from the user's ``__iter__``: each worker iterates it, and they take turns.
 
     Args:
         dataset: As for ``StreamEpochs``, like the next three.
         dp_rank: The loader's.
         drop_last: Whether a short batch at an epoch's end is left out.
-        leaves_empty_rest: Whether a loaded place with nothing behind it counts as the next epoch's begin.
+        leaves_empty_rest: Whether a loaded position with nothing behind it counts as the next epoch's begin.
         num_workers: Workers; 0: the dataset is iterated in this process, in none.
     """
 
     def __init__(self, dataset: "StreamingDataset", dp_rank: int, *, num_workers: int, **settings: bool) -> None:
         super().__init__(dataset, dp_rank, **settings)
         self.num_strands: int | None = num_workers
-        # By how many batches came before: what has arrived, of which the caller has the most.
-        self._reached: dict[int, _Reached] = {}
+        # By the number of batches before: the progress of what has arrived, of which the caller has the most.
+        self._progress: dict[int, _Progress] = {}
         self._num_arrived = 0
 
     def shard(self, epoch: int, index: int) -> Strand:
@@ -247,18 +247,20 @@ class IteratedPlan(StreamEpochs):
 
     def turns(self, position: Position) -> Sequence[tuple[int, int]]:
         """Return the strands that have something left, and their first microbatches."""
-        # What was made behind a position has not reached the caller.
+        # What was made behind a position has not progress the caller.
         self._num_arrived = position.microbatch
-        self._reached = {count: kept for count, kept in self._reached.items() if count <= self._num_arrived}
+        self._progress = {count: kept for count, kept in self._progress.items() if count <= self._num_arrived}
         left = left_in_turns(max(1, self.num_strands or 0), self._num_arrived, position.ended)
         return sorted(left.items(), key=lambda item: item[1])
 
     def mark(self, task: Task, num_made: int, mark: bytes) -> None:
-        """Remember what is known behind a batch."""
+        """Record the progress after a batch."""
         del task, num_made
-        self._reached[self._num_arrived + 1] = self._reached[self._num_arrived].after(_Mark(*pickle.loads(mark)))
+        self._progress[self._num_arrived + 1] = self._progress[self._num_arrived].after(
+            _BatchRecord(*pickle.loads(mark))
+        )
         self._num_arrived += 1
-        self._reached.pop(self._num_arrived - _MOST_KEPT, None)
+        self._progress.pop(self._num_arrived - _MOST_KEPT, None)
 
     def epoch_and_step(self, position: Position) -> tuple[int, int]:
         """Return epoch and step of a position, as a state says them."""
@@ -266,28 +268,28 @@ class IteratedPlan(StreamEpochs):
             return position.epoch, position.step
         if position.epoch != self._point.epoch:
             return self._epoch_at(position) + 1, 0
-        reached = self._reached_at(position)
-        if reached.end is None or reached.end.after.epoch == position.epoch:
+        progress = self._progress_at(position)
+        if progress.end is None or progress.end.after.epoch == position.epoch:
             return position.epoch, position.step
-        return reached.epoch, step_of(self._dataset, reached.end.after)
+        return progress.epoch, step_of(self._dataset, progress.end.after)
 
     def _epoch_at(self, position: Position) -> int:
         """Return the newest epoch that the dataset had begun before a position."""
-        return self._reached_at(position).epoch if self._left_epoch is None else self._left_epoch
+        return self._progress_at(position).epoch if self._left_epoch is None else self._left_epoch
 
     def _num_samples_before(self, position: Position) -> int:
-        return self._reached_at(position).num_samples
+        return self._progress_at(position).num_samples
 
     def _point_behind(self, position: Position) -> ResumePoint | None:
-        reached = self._reached_at(position)
-        if not reached.is_in_step:
+        progress = self._progress_at(position)
+        if not progress.is_in_step:
             return None
-        return self._begun if reached.end is None else reached.end.after
+        return self._begun if progress.end is None else progress.end.after
 
     def _go_to(self, point: ResumePoint) -> None:
-        self._num_arrived, self._reached = 0, {0: _Reached(0, point.epoch)}
+        self._num_arrived, self._progress = 0, {0: _Progress(0, point.epoch)}
         super()._go_to(point)
 
-    def _reached_at(self, position: Position) -> _Reached:
+    def _progress_at(self, position: Position) -> _Progress:
         is_over = position.epoch != self._begun.epoch
-        return self._reached[self._num_arrived if is_over else position.microbatch]
+        return self._progress[self._num_arrived if is_over else position.microbatch]

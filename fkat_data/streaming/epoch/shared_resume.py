@@ -114,14 +114,14 @@ LARGEST_NUMBER = (1 << 63) - 1
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """Where an epoch starts or resumes. A resume point is settled when no field is None.
+    """Where an epoch starts or resumes. ``Epochs.with_defaults`` fills in the fields that are None.
 
     Attributes:
         epoch: Index of the epoch, from 0.
         sample_in_epoch: Samples of the epoch that all ranks together have read.
-        num_canonical_nodes: Parts of the order; None if not settled yet.
+        num_canonical_nodes: Parts of the order; None for the default.
         shuffle_seed: Seed of the shuffle; None for the dataset's.
-        initial_physical_nodes: Nodes of the run that began the epoch; None if not settled yet.
+        initial_physical_nodes: Nodes of the run that began the epoch; None for the default.
         initial_grid: Grid that the epoch began in; None if that is the present one, or does not matter.
     """
 
@@ -221,7 +221,7 @@ class SharedResumePoint:
         point = _unpacked(trainer["next"])
         trainer["current"] = trainer["next"]
         trainer["has_begun"] = 1
-        # Later epochs keep the settled fields, in every process. They begin in the present grid.
+        # Later epochs keep the filled-in fields, in every process. They begin in the present grid.
         trainer["next"] = _packed(replace(point, epoch=point.epoch + 1, sample_in_epoch=0, initial_grid=None))
         return point
 
@@ -304,8 +304,8 @@ os.register_at_fork(before=_announce_forked, after_in_child=_renew_turn)
 
 def _packed(point: ResumePoint) -> list[int]:
     grid = (None, None, None) if point.initial_grid is None else astuple(point.initial_grid)
-    settled = (point.num_canonical_nodes, point.shuffle_seed, point.initial_physical_nodes)
-    values = (point.epoch, point.sample_in_epoch, *settled, *grid)
+    of_order = (point.num_canonical_nodes, point.shuffle_seed, point.initial_physical_nodes)
+    values = (point.epoch, point.sample_in_epoch, *of_order, *grid)
     return [_NONE if value is None else value for value in values]
 
 

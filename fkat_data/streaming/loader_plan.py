@@ -23,7 +23,7 @@ from fkat_data.interruption import genuine
 from fkat_data.plan.place import Piece, Place, Position
 from fkat_data.sample_errors import collated
 from fkat_data.streaming.epoch.rank_batches import BatchGroup, PickedSamples, RankBatches, ids_of, in_groups
-from fkat_data.streaming.epoch.resume_point import ResumePoint
+from fkat_data.streaming.epoch.shared_resume import ResumePoint
 from fkat_data.streaming.reading.catalog import COMMON_COLUMNS
 from fkat_data.streaming.reading.open_shards import own_array
 from fkat_data.streaming.reading.stream import check_saved, saved_commits
@@ -70,7 +70,7 @@ class StreamEpochs(DatasetPlan):
         dataset: The ``StreamingDataset``.
         dp_rank: The loader's.
         drop_last: Whether a short batch at an epoch's end is left out.
-        leaves_empty_rest: Whether a loaded place with nothing behind it counts as the next epoch's begin.
+        leaves_empty_rest: Whether a loaded position with nothing behind it counts as the next epoch's begin.
     """
 
     def __init__(self, dataset: Any, dp_rank: int, *, drop_last: bool, leaves_empty_rest: bool) -> None:
@@ -205,7 +205,7 @@ class StreamPlan(StreamEpochs):
         dataset: As for ``StreamEpochs``, like the next three.
         dp_rank: The loader's.
         drop_last: Whether a short batch at an epoch's end is left out.
-        leaves_empty_rest: Whether a loaded place with nothing behind it counts as the next epoch's begin.
+        leaves_empty_rest: Whether a loaded position with nothing behind it counts as the next epoch's begin.
         is_read_here: Whether this process reads the samples.
         collate_fn: What makes a batch of samples.
     """
@@ -323,7 +323,7 @@ class StreamPlan(StreamEpochs):
         self._num_samples += sum(len(picks.ids) for picks in batches)
         self._parts[self._num_parts] = part
         self._num_parts += 1
-        # Where parts are planned again after an interruption, the caller's place, which is further on, stays known.
+        # Where parts are planned again after an interruption, the caller's position, which is further on, stays known.
         if self._parts.pop(self._num_parts - _MOST_KEPT - 1, None) is not None:
             del self._known[min(self._known)]
 
@@ -374,7 +374,7 @@ def num_wanted_batches(dataset: Any, point: ResumePoint, *, drop_last: bool) -> 
 
 def _num_kept(dataset: Any, point: ResumePoint, num_batches: int) -> int:
     """Return how many of the first batches from a point on have samples that are not skipped, on every rank."""
-    point = dataset.epochs.settled(point)
+    point = dataset.epochs.with_defaults(point)
 
     def count() -> int:
         found = 0
@@ -389,7 +389,7 @@ def _num_kept(dataset: Any, point: ResumePoint, num_batches: int) -> int:
 
 def wanted_batches(dataset: Any, batches: RankBatches, first: int, *, drop_last: bool) -> Iterator[BatchGroup]:
     """Yield a rank's batches from one of them on, as a loader delivers them."""
-    for indices, chunk in batches.picks(first, has_places=dataset.has_user_code):
+    for indices, chunk in batches.picks(first, with_positions=dataset.has_user_code):
         numbers = indices.tolist()
         num_kept = len(numbers) - bool(drop_last and numbers and batches.is_short(numbers[-1]))
         yield numbers[:num_kept], chunk[:num_kept]
@@ -543,17 +543,17 @@ class StreamWindows(WindowOrder):
         if saved is not None:
             check_saved(dataset.catalog.commits, saved)
             self._seed, self._num_parts = saved["shuffle_seed"], Spread.saved(saved["spread"]).num_parts
-        settled = dataset.epochs.settled(ResumePoint(epoch, 0, self._num_parts, self._seed))
+        point = dataset.epochs.with_defaults(ResumePoint(epoch, 0, self._num_parts, self._seed))
         sizes = tuple(int(shares.epoch_size) for shares in dataset.epochs.phases(epoch))
-        world = dataset.epochs.sizes()
-        spread = Spread(sizes, cast("int", settled.num_canonical_nodes), world.num_nodes, world.ranks_per_node)
+        world = dataset.epochs.world_sizes()
+        spread = Spread(sizes, cast("int", point.num_canonical_nodes), world.num_nodes, world.ranks_per_node)
         if saved is not None:
             spread = Spread.saved(saved["spread"])  # the nodes that began the epoch decide how it is dealt out
         commits = saved_commits(dataset.catalog.commits)
         return {
             "num_samples": sum(sizes),
             "shuffle": dataset.epochs.settings.shuffle,
-            "shuffle_seed": cast("int", settled.shuffle_seed),
+            "shuffle_seed": cast("int", point.shuffle_seed),
             "spread": spread.plain(),
             **({"commits": commits} if commits else {}),
         }
