@@ -133,15 +133,15 @@ def machine_path(argument: str, location: object, expected: str) -> Path:
 
 
 def user_cache_file(kind: str, location: str) -> Path:
-    """Return where what is known about a location is kept: below the user's directory of caches.
+    """Return the path of the cache file of what is known about a location: below the user's directory of caches.
 
     Args:
-        kind: What is kept, a folder's name.
+        kind: What is cached, a folder's name.
         location: What it is about.
     """
     folder = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")  # noqa: PTH111 - as above
     if folder.startswith("~"):
-        folder = "/nonexistent"  # the user has no home: nothing is kept, because no user can make this folder
+        folder = "/nonexistent"  # the user has no home: nothing is cached, because no user can make this folder
     name = blake2s(location.encode(errors="surrogateescape"), digest_size=16).hexdigest()
     return Path(folder) / "fkat_data" / kind / f"{name}.json"
 
@@ -150,8 +150,8 @@ def user_cache_file(kind: str, location: str) -> Path:
 _LEFT_S = 3600.0
 
 
-def load_kept(path: Path, version: int) -> tuple[dict[str, Any], Any] | None:
-    """Return the facts and the content that ``save_kept`` has written; None if there is nothing that is whole."""
+def load_cached(path: Path, version: int) -> tuple[dict[str, Any], Any] | None:
+    """Return the facts and the content that ``save_cached`` has written; None if there is nothing that is whole."""
     try:
         head, _, body = path.read_bytes().partition(b"\n")
         facts = json.loads(head)
@@ -165,7 +165,7 @@ def load_kept(path: Path, version: int) -> tuple[dict[str, Any], Any] | None:
         return None
 
 
-def save_kept(path: Path, version: int, content: Any, **facts: str) -> None:
+def save_cached(path: Path, version: int, content: Any, **facts: str) -> None:
     """Keep what can be found out again, as JSON, in a file that is whole or not there; no error if that fails.
 
     Args:

@@ -167,21 +167,21 @@ def _listed(values: Sequence[Any]) -> str:
 
 _NOTE, _NOTE_OF_SEVERAL = "Sample:", "Samples:"
 _MOST_VIEWS = 16  # a dataset may name itself
-#: How many places a note shows.
+#: How many locations a note shows.
 
 
-def place_of_sample(dataset: Any, index: Any) -> str | None:
-    """Return where a map-style dataset has a sample from; None where it does not say.
+def source_location_of(dataset: Any, index: Any) -> str | None:
+    """Return the file and row that a map-style dataset has a sample from; None where it does not say.
 
     Looks through ``Subset`` and ``ConcatDataset`` of torch, and whatever has the same attributes.
 
     Args:
-        dataset: Has ``sample_place``, or is a view of one that has.
+        dataset: Has ``source_location``, or is a view of one that has.
         index: The sample's index.
     """
     for _ in range(_MOST_VIEWS):
-        if _is_of_one_class(dataset, "sample_place", "__len__"):
-            return dataset.sample_place(index)
+        if _is_of_one_class(dataset, "source_location", "__len__"):
+            return dataset.source_location(index)
         if hasattr(dataset, "datasets") and hasattr(dataset, "cumulative_sizes"):
             index = index + len(dataset) if index < 0 else index
             part = bisect.bisect_right(dataset.cumulative_sizes, index)
@@ -194,18 +194,18 @@ def place_of_sample(dataset: Any, index: Any) -> str | None:
     return None
 
 
-def says_places(dataset: object) -> bool:
-    """Return whether an iterable dataset has ``placed_samples``, and a subclass gives no other samples."""
-    return _is_of_one_class(dataset, "placed_samples", "__iter__")
+def has_located_samples(dataset: object) -> bool:
+    """Return whether an iterable dataset has ``located_samples``, and a subclass gives no other samples."""
+    return _is_of_one_class(dataset, "located_samples", "__iter__")
 
 
-def note_place(error: BaseException, place: str | None) -> None:
+def note_source_location(error: BaseException, location: str | None) -> None:
     """Note on an error which sample it concerns, unless it says so itself or has such a note."""
-    if place is not None and not _has_place(error):
-        add_note(error, f"{_NOTE} {place}")
+    if location is not None and not _has_location(error):
+        add_note(error, f"{_NOTE} {location}")
 
 
-def note_places(error: BaseException, dataset: Any, indices: Iterable[Any]) -> None:
+def note_source_locations(error: BaseException, dataset: Any, indices: Iterable[Any]) -> None:
     """Note on an error which samples it may concern, unless it says so itself or has such a note.
 
     Args:
@@ -213,22 +213,22 @@ def note_places(error: BaseException, dataset: Any, indices: Iterable[Any]) -> N
         dataset: The map-style dataset.
         indices: The samples' indices.
     """
-    if _has_place(error):
+    if _has_location(error):
         return
     try:
         chosen = list(indices)
-        places = [place_of_sample(dataset, index) for index in chosen[:_NUM_SHOWN]]
+        locations = [source_location_of(dataset, index) for index in chosen[:_NUM_SHOWN]]
     except genuine(Exception):  # an index may be anything, and this must not hide the error
         return
-    known = [place for place in places if place is not None]
+    known = [location for location in locations if location is not None]
     if len(chosen) == 1 and known:
-        note_place(error, known[0])
+        note_source_location(error, known[0])
     elif known:
-        more = f"; and {len(chosen) - len(places)} more" if len(chosen) > len(places) else ""
+        more = f"; and {len(chosen) - len(locations)} more" if len(chosen) > len(locations) else ""
         add_note(error, f"{_NOTE_OF_SEVERAL} {'; '.join(known)}{more}")
 
 
-def _has_place(error: BaseException) -> bool:
+def _has_location(error: BaseException) -> bool:
     return isinstance(error, ShardError) or any(
         note.startswith((_NOTE, _NOTE_OF_SEVERAL)) for note in cast("Sequence[str]", notes_of(error))
     )

@@ -146,9 +146,9 @@ class EncodeChat:
                 ones follow, so that nothing says whose their tokens are.
         """
         chats = [sample["messages"] if self._messages is None else self._messages(sample) for sample in samples]
-        return [self._encoded(list(messages), place) for place, messages in enumerate(chats)]
+        return [self._encoded(list(messages), position) for position, messages in enumerate(chats)]
 
-    def _encoded(self, messages: list[Mapping[str, str]], place: int) -> dict[str, torch.Tensor]:
+    def _encoded(self, messages: list[Mapping[str, str]], position: int) -> dict[str, torch.Tensor]:
         tokens: list[int] = []
         labels: list[int] = []
         text = ""
@@ -158,7 +158,7 @@ class EncodeChat:
             prompt = self._template(messages[:number], add_generation_prompt=True)
             answered = self._template(messages[: number + 1], add_generation_prompt=False)
             if not (prompt.startswith(text) and answered.startswith(prompt)):
-                found = f"another text of the turns before message {number}, at place {place} of the window"
+                found = f"another text of the turns before message {number}, at position {position} of the window"
                 raise ConfigurationError("tokenizer", found, "a chat template whose text of a turn stays as it is")
             asked = self._tokenizer.encode(prompt[len(text) :], add_bos=not tokens, add_eos=False)
             said = self._tokenizer.encode(answered[len(prompt) :], add_bos=False, add_eos=False)
@@ -166,7 +166,7 @@ class EncodeChat:
             labels += [*[_IGNORED] * len(asked), *said]
             text = answered
         if not labels:
-            found = f"no message of the assistant at place {place} of the window"
+            found = f"no message of the assistant at position {position} of the window"
             raise ConfigurationError("messages", found, "conversations with an answer; leave out others by a Filter")
         if tokens[-1] != self._tokenizer.eos_id:
             tokens.append(self._tokenizer.eos_id)

@@ -10,7 +10,7 @@ _Words = npt.NDArray[np.uint64]
 
 _ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
 _ONE = np.uint64(1)
-_BITS = 63  # a place in a word: the lowest bits of a bit's number
+_BITS = 63  # a position in a word: the lowest bits of a bit's number
 _SHIFT = 6
 # Each packing has one count for each size of a gap. This much memory is little, and enough for NumPy to be fast.
 _COUNTS_BYTES = 64 << 20
@@ -114,37 +114,37 @@ class _Rooms:
     def smallest(self, rows: _Rows, sizes: _Rows) -> _Rows:
         """Return each packing's smallest room that is at least its size; -1: it has none."""
         bits, words = sizes, self._levels[0]
-        place = bits >> _SHIFT
-        found = words[rows, place] & (_ALL << (bits & _BITS).astype(np.uint64))
+        word_index = bits >> _SHIFT
+        found = words[rows, word_index] & (_ALL << (bits & _BITS).astype(np.uint64))
         missing = np.flatnonzero(found == 0)
         if len(missing):
-            further, is_there = self._next_word(1, rows[missing], place[missing] + 1)
-            place[missing] = further
+            further, is_there = self._next_word(1, rows[missing], word_index[missing] + 1)
+            word_index[missing] = further
             found[missing] = np.where(is_there, words[rows[missing], further], 0)
-        return np.where(found == 0, -1, (place << _SHIFT) + _lowest(found))
+        return np.where(found == 0, -1, (word_index << _SHIFT) + _lowest(found))
 
     def _next_word(self, level: int, rows: _Rows, first: _Rows) -> tuple[_Rows, npt.NDArray[np.bool_]]:
         """Return the first word of the level below that is not 0, from ``first`` on, and whether there is one."""
         if level == len(self._levels):
             return np.zeros_like(first), np.zeros(len(first), bool)
         words = self._levels[level]
-        place = first >> _SHIFT
-        found = words[rows, place] & (_ALL << (first & _BITS).astype(np.uint64))
+        word_index = first >> _SHIFT
+        found = words[rows, word_index] & (_ALL << (first & _BITS).astype(np.uint64))
         is_there = found != 0
         missing = np.flatnonzero(~is_there)
         if len(missing):
-            further, is_further = self._next_word(level + 1, rows[missing], place[missing] + 1)
-            place[missing], is_there[missing] = further, is_further
+            further, is_further = self._next_word(level + 1, rows[missing], word_index[missing] + 1)
+            word_index[missing], is_there[missing] = further, is_further
             found[missing] = np.where(is_further, words[rows[missing], further], 0)
-        return np.where(is_there, (place << _SHIFT) + _lowest(found), 0), is_there
+        return np.where(is_there, (word_index << _SHIFT) + _lowest(found), 0), is_there
 
     def add(self, rows: _Rows, room: _Rows) -> None:
         """Count a bin more for each packing."""
         self._counts[rows, room] += 1
         for words in self._levels:
-            place = room >> _SHIFT
-            words[rows, place] |= _ONE << (room & _BITS).astype(np.uint64)
-            room = place
+            word_index = room >> _SHIFT
+            words[rows, word_index] |= _ONE << (room & _BITS).astype(np.uint64)
+            room = word_index
 
     def remove(self, rows: _Rows, room: _Rows) -> None:
         """Count a bin less for each packing."""
@@ -155,10 +155,10 @@ class _Rooms:
             rows, room = rows[is_last], room[is_last]
             if not len(rows):
                 return
-            place = room >> _SHIFT
-            now = words[rows, place] & ~(_ONE << (room & _BITS).astype(np.uint64))
-            words[rows, place] = now
-            is_last, room = now == 0, place
+            word_index = room >> _SHIFT
+            now = words[rows, word_index] & ~(_ONE << (room & _BITS).astype(np.uint64))
+            words[rows, word_index] = now
+            is_last, room = now == 0, word_index
 
 
 def _lowest(words: _Words) -> _Rows:

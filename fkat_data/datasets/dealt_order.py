@@ -13,28 +13,28 @@ from fkat_data.arguments import boolean, integer, saved_integer
 from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.permutation import drawn_seed, permutation
 
-Layout: TypeAlias = Sequence[int | None]
-"""Batches that each rank had of what the layout before had left; None: all of the epoch."""
+RankCounts: TypeAlias = Sequence[int | None]
+"""How many batches each rank had since the number of ranks changed; None: all that were left."""
 
 
 class PlannedBatch(NamedTuple):
     """A batch of a plan, or what is left of one.
 
     Attributes:
-        place: Where the batch stands in the plan: numbers in the order of one rank.
+        position: Where the batch stands in the plan: numbers in the order of one rank.
         members: Indices of the samples.
         width: Padded length of a sample; batches of one width take about the same time.
         first: How many of the plan's members come before these.
     """
 
-    place: int
+    position: int
     members: list[int]
     width: int
     first: int = 0
 
 
-def halved(sizes: Sequence[int], count: int) -> list[tuple[int, int, int]] | None:
-    """Halve the largest groups until there are ``count`` parts; None if there are too few members for that.
+def split_largest(sizes: Sequence[int], count: int) -> list[tuple[int, int, int]] | None:
+    """Return ``count`` parts of some groups, of which the largest are halved again and again; None if there are too few members for that.
 
     Args:
         sizes: Number of members of each group, at least 1.
@@ -55,13 +55,13 @@ def halved(sizes: Sequence[int], count: int) -> list[tuple[int, int, int]] | Non
     return sorted((group, start, start - size) for size, group, start in parts)
 
 
-def rounds(
+def balanced_rounds(
     num_windows: int,
     plan: Callable[[int], list[PlannedBatch]],
     num_ranks: int,
-    earlier: Iterable[Layout] = (),
+    earlier: Iterable[RankCounts] = (),
 ) -> Iterator[list[list[int]]]:
-    """Yield the rounds of an epoch, or of what earlier layouts have left of it.
+    """Yield the rounds of an epoch, or of what the ranks before have left of it.
 
     In each round, all ranks have batches of about one width, because neighbours in the order of widths are dealt
     together. Batches that make no whole round stay for the next window. In the last window, the fullest batches are
@@ -72,7 +72,7 @@ def rounds(
         num_windows: Number of windows in the epoch.
         plan: Called with a window; returns its batches.
         num_ranks: Number of ranks.
-        earlier: Layouts so far.
+        earlier: The ranks before, at each change of their number.
 
     Yields:
         A batch for each rank.
@@ -118,7 +118,7 @@ def _dealt(
     rest: list[PlannedBatch] = []
     spare = len(batches) % num_ranks
     if spare and is_last:
-        parts = halved([len(batch.members) for batch in batches], len(batches) + num_ranks - spare)
+        parts = split_largest([len(batch.members) for batch in batches], len(batches) + num_ranks - spare)
         if parts is not None:
             batches = [_part(batches[index], start, stop) for index, start, stop in parts]
             spare = 0
@@ -142,9 +142,9 @@ def _part(batch: PlannedBatch, start: int, stop: int) -> PlannedBatch:
 def _joined(batches: list[PlannedBatch]) -> list[PlannedBatch]:
     """Return what is left of each of the plan's batches as one batch."""
     found: dict[int, PlannedBatch] = {}
-    for batch in sorted(batches, key=lambda batch: (batch.place, batch.first)):
-        before = found.get(batch.place)
-        found[batch.place] = batch if before is None else before._replace(members=before.members + batch.members)
+    for batch in sorted(batches, key=lambda batch: (batch.position, batch.first)):
+        before = found.get(batch.position)
+        found[batch.position] = batch if before is None else before._replace(members=before.members + batch.members)
     return list(found.values())
 
 

@@ -278,8 +278,8 @@ class DistributedShardedDataset(EpochOrder, Described, Dataset[_Item_co]):
     def _go_to(self, epoch: int) -> None:
         order: list[str] = self._keys
         if self.shuffle:
-            places = permutation(len(self._keys), b"fkat_data shards", self.seed, epoch)
-            order = [self._keys[index] for index in places.tolist()]
+            indices = permutation(len(self._keys), b"fkat_data shards", self.seed, epoch)
+            order = [self._keys[index] for index in indices.tolist()]
         with self._lock:  # another thread may be opening a shard of the epoch before
             self._epoch, self._order = epoch, order
             self._edges = [0, *accumulate(self._sizes[key] for key in order)]
@@ -294,7 +294,7 @@ class DistributedShardedDataset(EpochOrder, Described, Dataset[_Item_co]):
         return permutation(self._sizes[key], b"fkat_data sample", self.seed, self._epoch, key_index).data
 
     def _enter(self, rank_index: int) -> "tuple[int, _Entered]":
-        """Open the shard that holds a sample; return the sample's non-negative index, and the shard's place."""
+        """Open the shard that holds a sample; return the sample's non-negative index, and the shard."""
         rank_index = counted_from_start(rank_index, len(self))
         if self._num_forks != _num_forks[0]:
             self._forget()

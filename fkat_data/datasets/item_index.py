@@ -287,15 +287,15 @@ class IndexedFiles(InOrder, DatasetOfFiles, Dataset[Any]):
                 found[position] = sample
         return found
 
-    def sample_place(self, index: int) -> str:
+    def source_location(self, index: int) -> str:
         """Return the file of a sample, and where it is in there."""
         sample = counted_from_start(index, len(self))
         part = int(np.searchsorted(self._ends, sample, side="right"))
-        return self._place(part, sample - int(self._ends[part - 1] if part else 0))
+        return self._location(part, sample - int(self._ends[part - 1] if part else 0))
 
     @abstractmethod
-    def _place(self, part: int, row: int) -> str:
-        """Return the file, or the part of one, and a sample's place there, in words."""
+    def _location(self, part: int, row: int) -> str:
+        """Return a sample's file, or part of one, and its row there, in words."""
 
 
 def counted(

@@ -110,8 +110,8 @@ class JsonDataset(_JsonFiles, IndexedFiles):
         self._versions.append(saved[1])
         return saved[0]
 
-    def _place(self, part: int, row: int) -> str:
-        return _place(self.paths[part], row)
+    def _location(self, part: int, row: int) -> str:
+        return _location_text(self.paths[part], row)
 
     def file_digests(self) -> list[int]:
         """Return a number for each file that differs where its text does."""
@@ -191,10 +191,10 @@ class IterableJsonDataset(_JsonFiles, IterableDataset[Any]):
         super().__init__(paths, storage_options, max_line_bytes)
 
     def __iter__(self) -> Iterator[Any]:
-        for sample, _ in self.placed_samples():
+        for sample, _ in self.located_samples():
             yield sample
 
-    def placed_samples(self) -> Iterator[tuple[Any, tuple[str, int]]]:
+    def located_samples(self) -> Iterator[tuple[Any, tuple[str, int]]]:
         """Yield each sample with its file and its line, which counts from 0 and no blank lines.
 
         Raises:
@@ -210,10 +210,10 @@ class IterableJsonDataset(_JsonFiles, IterableDataset[Any]):
                 num_samples += 1
 
     @staticmethod
-    def place_text(place: tuple[str, int]) -> str:
-        """Return a place of ``placed_samples`` in words."""
-        return _place(*place)
+    def location_text(location: tuple[str, int]) -> str:
+        """Return a location of ``located_samples`` in words."""
+        return _location_text(*location)
 
 
-def _place(path: str, line: int) -> str:
+def _location_text(path: str, line: int) -> str:
     return f"line {line} (from 0, blank lines not counted) of {shown_path(path)}"

@@ -16,13 +16,13 @@ from torch.utils.data import Dataset
 
 from fkat_data.arguments import checked_state, choice, integer, saved_integer
 from fkat_data.datasets.best_fit import best_fit, count_bins
-from fkat_data.datasets.dealt_order import Windows, halved
+from fkat_data.datasets.dealt_order import Windows, split_largest
 from fkat_data.datasets.item_index import EpochOrder, counted_from_start, is_map_style, items_at
 from fkat_data.datasets.lengths import as_lengths
 from fkat_data.datasets.padding import filled
 from fkat_data.datasets.resumable import base_state, load_base_state
 from fkat_data.errors import ConfigurationError
-from fkat_data.files.kept import LastUsed
+from fkat_data.files.lru_cache import LruCache
 from fkat_data.interruption import genuine
 from fkat_data.permutation import permutation
 from fkat_data.wording import Described
@@ -74,7 +74,7 @@ class _Planned:
     def __init__(self, seed: int, epoch: int) -> None:
         self.seed = seed
         self.epoch = epoch
-        self.plans: LastUsed[list[list[Fragment]]] = LastUsed(_PLANS_KEPT)
+        self.plans: LruCache[list[list[Fragment]]] = LruCache(_PLANS_KEPT)
         self.ends: list[int] | None = None  # the plan's sequences up to and including each window
         self.tail: list[SequencePart] | None = None  # the last sequences of all ranks, where they were halved
 
@@ -232,8 +232,8 @@ class PackedDataset(EpochOrder, Described, Dataset[dict[str, torch.Tensor]]):
                 rounds, order = [rounds[index] for index in order], None
             most = len(rounds) - (len(rounds) % batch_size if drop_last else 0)
             had = [most if count is None else count * batch_size for count in counts]
-            pairs = ((place, zip(parts, had, strict=True)) for place, parts in enumerate(rounds))
-            left = [part for place, parts in pairs for part, count in parts if place >= count] + spare
+            pairs = ((number, zip(parts, had, strict=True)) for number, parts in enumerate(rounds))
+            left = [part for number, parts in pairs for part, count in parts if number >= count] + spare
         return self._dealt(left, self._windows.world_size, planned)[0][self._windows.rank :: self._windows.world_size]
 
     def __len__(self) -> int:
@@ -264,10 +264,10 @@ class PackedDataset(EpochOrder, Described, Dataset[dict[str, torch.Tensor]]):
         length = self._length_of(planned)
         if not 0 <= index < length:
             index = counted_from_start(index, length)
-        place = index * self._windows.world_size + self._windows.rank
+        position = index * self._windows.world_size + self._windows.rank
         tail = self._halved_tail(planned)
-        in_tail = place - length * self._windows.world_size + len(tail)
-        return self._sequence_at(place, planned) if in_tail < 0 else self._fragments_of(tail[in_tail], planned)
+        in_tail = position - length * self._windows.world_size + len(tail)
+        return self._sequence_at(position, planned) if in_tail < 0 else self._fragments_of(tail[in_tail], planned)
 
     def _set_epoch(self, epoch: int) -> None:
         if epoch != self.epoch:
@@ -358,7 +358,7 @@ class PackedDataset(EpochOrder, Described, Dataset[dict[str, torch.Tensor]]):
         order = range(len(bins))
         if windows.shuffle:
             order = permutation(len(bins), b"fkat_data packed", planned.seed, planned.epoch, window).tolist()
-        return [[fragments[index] for index in bins[place]] for place in order]
+        return [[fragments[index] for index in bins[number]] for number in order]
 
     def _sequence_at(self, index: int, planned: "_Planned") -> list[Fragment]:
         """Return a sequence of the plan."""
@@ -398,7 +398,7 @@ class PackedDataset(EpochOrder, Described, Dataset[dict[str, torch.Tensor]]):
         for first in range(whole * num_ranks, max(-1, first_of_window - num_ranks), -num_ranks) if spare else ():
             tail = [part_at(index) for index in range(first, count)]
             sizes = [len(self._fragments_of(part, planned)) for part in tail]
-            parts = halved(sizes, whole * num_ranks + num_ranks - first)
+            parts = split_largest(sizes, whole * num_ranks + num_ranks - first)
             if parts is not None:
                 return [
                     SequencePart(tail[index].sequence, tail[index].start + start, tail[index].start + stop)

@@ -27,8 +27,8 @@ from fkat_data.files.arrow_extensions import ExtensionCheck, extensions_of
 from fkat_data.files.column_chunks import in_slices
 from fkat_data.files.column_types import fitted
 from fkat_data.files.counted_file import CountedFile
-from fkat_data.files.kept import LastUsed
 from fkat_data.files.limits import bad_value
+from fkat_data.files.lru_cache import LruCache
 from fkat_data.files.opening import (
     Locations,
     changed,
@@ -57,7 +57,7 @@ _LEAST_AHEAD_BYTES, _AHEAD_BYTES, _MOST_AHEAD_BYTES = 2 << 20, 16 << 20, 256 << 
 _NUM_PARTS_AHEAD, _MOST_GROUPS_TOGETHER = 4, 16
 #: The length of the footer, and the magic bytes after it.
 _TAIL_BYTES = 8
-#: The place of a row that is read alone.
+#: The index of a row that is read alone.
 _ALONE: npt.NDArray[np.int64] = np.zeros(1, np.int64)
 
 
@@ -128,8 +128,8 @@ class ParquetDataset(_ParquetFiles, IndexedFiles):
     ) -> None:
         super().__init__(paths, columns, storage_options)
         self.row_groups_kept: int = arguments.integer("row_groups_kept", row_groups_kept, minimum=1)
-        self._files: LastUsed[Any] = LastUsed(MOST_OPEN_IN_STORES if self._has_remote else _MAX_OPEN_FILES)
-        self._decoded_groups: LastUsed[dict[str, ArrowColumn]] = LastUsed(self.row_groups_kept)
+        self._files: LruCache[Any] = LruCache(MOST_OPEN_IN_STORES if self._has_remote else _MAX_OPEN_FILES)
+        self._decoded_groups: LruCache[dict[str, ArrowColumn]] = LruCache(self.row_groups_kept)
         self._groups: list[_RowGroup] = []
         self._footers: list[int] = []
         of_all = ColumnTypes(self.columns)
@@ -146,7 +146,7 @@ class ParquetDataset(_ParquetFiles, IndexedFiles):
         # What was fetched of stores, as it is stored; None: row groups are too large for that, or local.
         num_fetched = _MOST_FETCHED_BYTES // max(1, *(group.num_bytes for group in self._groups), 1)
         is_held = self._has_remote and num_fetched > 1
-        self._fetched_groups: LastUsed[WholeFile] | None = LastUsed(num_fetched) if is_held else None
+        self._fetched_groups: LruCache[WholeFile] | None = LruCache(num_fetched) if is_held else None
         self._types = of_all.types
         # _ends[g]: rows up to and including row group g.
         self._ends = np.cumsum([group.num_rows for group in self._groups], dtype=np.int64)
@@ -171,7 +171,7 @@ class ParquetDataset(_ParquetFiles, IndexedFiles):
     def _rows(
         self, parts: Sequence[tuple[int, npt.NDArray[np.int64], npt.NDArray[np.int64]]], num_rows: int
     ) -> list[dict[str, Any]]:
-        """Return rows: of each row group, their places among all of them, and their numbers within it."""
+        """Return rows: of each row group, their positions among all of them, and their numbers within it."""
         try:
             decoded = self._decoded_together([group for group, _, _ in parts])
             return rows_of(
@@ -183,9 +183,9 @@ class ParquetDataset(_ParquetFiles, IndexedFiles):
                 _check_values(self.paths[file_index], group_in_file, within, self._decoded(group))
             raise
 
-    def _place(self, part: int, row: int) -> str:
+    def _location(self, part: int, row: int) -> str:
         group = self._groups[part]
-        return _place(self.paths[group.file_index], group.index_in_file, row)
+        return _location_text(self.paths[group.file_index], group.index_in_file, row)
 
     def file_digests(self) -> list[int]:
         """Return a number for each file that differs where its footer does."""
@@ -302,7 +302,7 @@ class IterableParquetDataset(_ParquetFiles, IterableDataset[dict[str, Any]]):
             del path, group_index, first
             yield from rows
 
-    def placed_samples(self) -> Iterator[tuple[dict[str, Any], tuple[str, int, int]]]:
+    def located_samples(self) -> Iterator[tuple[dict[str, Any], tuple[str, int, int]]]:
         """Yield each row with its file, its row group and its number there.
 
         Raises:
@@ -313,9 +313,9 @@ class IterableParquetDataset(_ParquetFiles, IterableDataset[dict[str, Any]]):
                 yield row, (path, group_index, number)
 
     @staticmethod
-    def place_text(place: tuple[str, int, int]) -> str:
-        """Return a place of ``placed_samples`` in words."""
-        return _place(*place)
+    def location_text(location: tuple[str, int, int]) -> str:
+        """Return a location of ``located_samples`` in words."""
+        return _location_text(*location)
 
     def _groups_in_turn(self) -> Iterator[tuple[str, int, int, list[dict[str, Any]]]]:
         """Yield this worker's rows: their file, their row group, the number of the first one there, and the rows."""
@@ -453,7 +453,7 @@ class _RowGroup(NamedTuple):
     num_bytes: int
 
 
-def _place(path: str, group_index: int, row: int) -> str:
+def _location_text(path: str, group_index: int, row: int) -> str:
     return f"row group {group_index}, row {row} (from 0), of {shown_path(path)}"
 
 

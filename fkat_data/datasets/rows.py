@@ -120,11 +120,11 @@ class Pack(Described):
         return [self._sequence(documents, sequence) for sequence in sequences]
 
     def _document(self, index: int, sample: Any) -> dict[str, torch.Tensor]:
-        document = fields_of(sample, self._fields, f"at place {index} of the window")
+        document = fields_of(sample, self._fields, f"at position {index} of the window")
         shapes = {field: list(value.shape) for field, value in document.items()}
         if any(len(shape) != 1 for shape in shapes.values()) or len({shape[0] for shape in shapes.values()}) > 1:
             expected = "one-dimensional fields of one length"
-            raise ConfigurationError("samples", f"shapes {shapes} at place {index} of the window", expected)
+            raise ConfigurationError("samples", f"shapes {shapes} at position {index} of the window", expected)
         return document
 
     def _parts(self, lengths: list[int]) -> list[_Part]:
@@ -133,7 +133,7 @@ class Pack(Described):
         is_whole = self._method == "concatenate" and self._max_document_length is None
         for index, length in enumerate(lengths):
             if length > most and self._too_long == "raise":
-                found = f"{length} tokens at place {index} of the window"
+                found = f"{length} tokens at position {index} of the window"
                 expected = f"at most {most}, or too_long='skip', 'truncate' or 'split'"
                 raise ConfigurationError("samples", found, expected)
             if length > most and self._too_long == "skip":
@@ -145,18 +145,18 @@ class Pack(Described):
 
     def _fitted(self, parts: list[_Part]) -> list[list[_Part]]:
         bins = best_fit([part.length for part in parts], self._sequence_length)
-        return [[parts[place] for place in places] for places in sorted(map(sorted, bins))]
+        return [[parts[index] for index in indices] for indices in sorted(map(sorted, bins))]
 
     def _joined(self, parts: list[_Part]) -> list[list[_Part]]:
         size = self._sequence_length
         ends = [*accumulate(part.length for part in parts)]
         sequences: list[list[_Part]] = [[] for _ in range(-(-ends[-1] // size))] if ends else []
         for part, end in zip(parts, ends, strict=True):
-            begin = place = end - part.length
-            while place < end:
-                stop = min(end, (place // size + 1) * size)
-                sequences[place // size].append(_Part(part.document, part.start + place - begin, stop - place))
-                place = stop
+            begin = offset = end - part.length
+            while offset < end:
+                stop = min(end, (offset // size + 1) * size)
+                sequences[offset // size].append(_Part(part.document, part.start + offset - begin, stop - offset))
+                offset = stop
         return sequences
 
     def _sequence(self, documents: list[dict[str, torch.Tensor]], parts: list[_Part]) -> dict[str, torch.Tensor]:

@@ -11,7 +11,7 @@ from fkat_data import arguments
 from fkat_data.datasets.item_index import MOST_OPEN_IN_STORES, IndexedFiles, counted
 from fkat_data.errors import ConfigurationError
 from fkat_data.files.counted_file import CountedFile
-from fkat_data.files.kept import LastUsed
+from fkat_data.files.lru_cache import LruCache
 from fkat_data.files.opening import FileVersion, Locations, RangedFile, ReadRange, changed, names_of, shown_path
 from fkat_data.files.remote import Span
 from fkat_data.files.tar import DECODERS, KEY, UNSAFE, URL, DecoderName, TarIndex, checked_decode, decoder_names
@@ -59,7 +59,7 @@ class TarDataset(IndexedFiles):
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(paths, storage_options)
-        self._files: LastUsed[RangedFile] = LastUsed(MOST_OPEN_IN_STORES if self._has_remote else _MAX_OPEN_FILES)
+        self._files: LruCache[RangedFile] = LruCache(MOST_OPEN_IN_STORES if self._has_remote else _MAX_OPEN_FILES)
         self._indices: list[TarIndex] = []
         # Of the files that were indexed, or that proved to have the same members.
         self._versions: list[FileVersion] = []
@@ -95,11 +95,11 @@ class TarDataset(IndexedFiles):
         del columns, options
         return counted("tar", paths, storage_options, lambda path, opening: len(_index_of(path, opening)[0].keys))
 
-    def _place(self, part: int, row: int) -> str:
+    def _location(self, part: int, row: int) -> str:
         return f"row {row}, {self._indices[part].keys[row]!r}, of {shown_path(self.paths[part])}"
 
     def file_digests(self) -> list[int]:
-        """Return a number for each file that differs where its members, or their places, do."""
+        """Return a number for each file that differs where its members, or their offsets, do."""
         return [_digest(index) for index in self._indices]
 
     def _spans(self, number: int, rows: list[int]) -> Iterable[Span]:

@@ -10,7 +10,7 @@ import numpy as np
 from torch.utils.data import Sampler
 
 from fkat_data.arguments import checked_state, choice, integer, saved_integer
-from fkat_data.datasets.dealt_order import Layout, PlannedBatch, Windows, rounds
+from fkat_data.datasets.dealt_order import PlannedBatch, RankCounts, Windows, balanced_rounds
 from fkat_data.datasets.lengths import as_lengths
 from fkat_data.errors import ConfigurationError, StaleIteratorError, StateMismatchError
 from fkat_data.permutation import permutation
@@ -20,7 +20,7 @@ from fkat_data.wording import Described
 _STATE_VERSION = 2
 
 
-class _BatchPlace(NamedTuple):
+class _BatchPosition(NamedTuple):
     """A position: ``step`` batches of an epoch were yielded on each rank, some of them to earlier numbers of ranks.
 
     ``dealt`` has those numbers, each with the step at which it ended.
@@ -35,23 +35,23 @@ class _BatchPlace(NamedTuple):
         """The step at which the present number of ranks began."""
         return self.dealt[-1][1] if self.dealt else 0
 
-    def layouts(self) -> list[Layout]:
+    def rank_counts(self) -> list[RankCounts]:
         """Return the earlier numbers of ranks, and the rounds of each."""
         starts = pairwise([0, *(stop for _, stop in self.dealt)])
         return [[stop - start] * ranks for (ranks, _), (start, stop) in zip(self.dealt, starts, strict=True)]
 
-    def continued(self, num_ranks: int, earlier: Sequence[Layout]) -> list[Layout]:
-        """Return the layouts before ``num_ranks`` ranks at this position, the last of which are ``earlier``."""
-        layouts = self.layouts()
+    def continued(self, num_ranks: int, earlier: Sequence[RankCounts]) -> list[RankCounts]:
+        """Return the counts before ``num_ranks`` ranks at this position, the last of which are ``earlier``."""
+        counts = self.rank_counts()
         if not earlier:
-            return layouts
+            return counts
         num_before = self.step - self.first_step
-        if layouts and len(layouts[-1]) == len(earlier[0]) != num_ranks:
-            num_before = layouts.pop()[0] or 0  # the same ranks, which had gone on from here
+        if counts and len(counts[-1]) == len(earlier[0]) != num_ranks:
+            num_before = counts.pop()[0] or 0  # the same ranks, which had gone on from here
         had = [None if count is None else count + num_before for count in earlier[0]]
-        return [*layouts, had, *earlier[1:]]
+        return [*counts, had, *earlier[1:]]
 
-    def dealt_again(self, num_ranks: int, present: int) -> "_BatchPlace":
+    def dealt_again(self, num_ranks: int, present: int) -> "_BatchPosition":
         """Return this position of ``num_ranks`` ranks as one of ``present`` ranks."""
         if num_ranks == present or self.step == self.first_step:
             return self
@@ -139,7 +139,7 @@ class TokenBudgetBatchSampler(Described, Sampler[list[int]]):
         }
         self.num_skipped: int = len(found) - len(fitting)
         """Number of samples that are skipped because they are too long."""
-        self._position = _BatchPlace(0, 0)
+        self._position = _BatchPosition(0, 0)
         self._iterator: object = None  # the newest one; None after set_epoch or load_state_dict
         self._count: tuple[object, int] | None = None  # what the number of batches depends on, and the number
 
@@ -176,12 +176,12 @@ class TokenBudgetBatchSampler(Described, Sampler[list[int]]):
             ConfigurationError: The rank does not exist, or there are fewer samples than ranks.
         """
         windows = self._windows.for_rank(dp_size, dp_rank)
-        place = self._start().dealt_again(self._windows.world_size, dp_size)
+        position = self._start().dealt_again(self._windows.world_size, dp_size)
         other = copy.copy(self)
-        vars(other).update(_windows=windows, _position=place, _iterator=None, _count=None)
+        vars(other).update(_windows=windows, _position=position, _iterator=None, _count=None)
         return other
 
-    def rounds(self, epoch: int, earlier: Sequence[Layout] = ()) -> Iterator[list[list[int]]]:
+    def rounds(self, epoch: int, earlier: Sequence[RankCounts] = ()) -> Iterator[list[list[int]]]:
         """Yield lists with a batch for each rank: those of an epoch, or of what other ranks have left of it.
 
         Args:
@@ -190,7 +190,7 @@ class TokenBudgetBatchSampler(Described, Sampler[list[int]]):
         """
         return self._rounds(epoch, self._windows.world_size, earlier)
 
-    def rest(self, earlier: Sequence[Layout] = ()) -> Iterator[list[int]]:
+    def rest(self, earlier: Sequence[RankCounts] = ()) -> Iterator[list[int]]:
         """Iterate as ``iter()`` does, but over this rank's batches of what other ranks have left of the epoch.
 
         A loader calls this, which knows of those ranks. Until the epoch is over, ``state_dict()`` does not.
@@ -198,9 +198,9 @@ class TokenBudgetBatchSampler(Described, Sampler[list[int]]):
         Args:
             earlier: How many batches each rank had when the number of ranks changed, each time; None: all.
         """
-        self._position = place = self._start()
+        self._position = position = self._start()
         self._iterator = iterator = object()
-        return self._walk(iterator, place, earlier)
+        return self._walk(iterator, position, earlier)
 
     def __len__(self) -> int:
         return self._num_batches(self._start(), self._windows.world_size)
@@ -221,7 +221,7 @@ class TokenBudgetBatchSampler(Described, Sampler[list[int]]):
         """
         epoch = integer("epoch", epoch, minimum=0)
         if self._iterator is not None or epoch != self._position.epoch:
-            self._position = _BatchPlace(epoch, 0)
+            self._position = _BatchPosition(epoch, 0)
             self._iterator = None
 
     def state_dict(self) -> dict[str, Any]:
@@ -250,7 +250,7 @@ class TokenBudgetBatchSampler(Described, Sampler[list[int]]):
         free = ("epoch", "index", "seed", "world_size", "dealt")
         state = checked_state(_renewed(state_dict, self._settings), self.state_dict(), *free)
         seed = self._windows.saved_seed(state["seed"])
-        saved = _saved_place(state)
+        saved = _saved_position(state)
         num_ranks = saved_integer("world_size", state["world_size"], minimum=1)
         own_seed, self._windows.seed = self.seed, seed
         num_batches = self._num_batches(saved, num_ranks)
@@ -258,22 +258,22 @@ class TokenBudgetBatchSampler(Described, Sampler[list[int]]):
             self._windows.seed = own_seed
             hint = f"epoch {saved.epoch} has fewer batches; check that the lengths are the same"
             raise StateMismatchError("index", saved.step, f"<at most {num_batches}>", hint)
-        place = saved.dealt_again(num_ranks, self._windows.world_size)
-        is_over = saved.step in (num_batches, self._num_batches(place, self._windows.world_size))
-        self._position = _BatchPlace(saved.epoch + 1, 0) if is_over else place
+        position = saved.dealt_again(num_ranks, self._windows.world_size)
+        is_over = saved.step in (num_batches, self._num_batches(position, self._windows.world_size))
+        self._position = _BatchPosition(saved.epoch + 1, 0) if is_over else position
         self._iterator = None
 
-    def _start(self) -> _BatchPlace:
-        place = self._position
-        return _BatchPlace(place.epoch + 1, 0) if self._iterator is not None and place.step > 0 else place
+    def _start(self) -> _BatchPosition:
+        position = self._position
+        return _BatchPosition(position.epoch + 1, 0) if self._iterator is not None and position.step > 0 else position
 
-    def _walk(self, iterator: object, place: _BatchPlace, earlier: Sequence[Layout]) -> Iterator[list[int]]:
-        epoch, index, dealt = place
-        rest = self._rounds(epoch, self._windows.world_size, place.continued(self._windows.world_size, earlier))
-        upcoming = rest if earlier else islice(rest, index - place.first_step, None)
+    def _walk(self, iterator: object, position: _BatchPosition, earlier: Sequence[RankCounts]) -> Iterator[list[int]]:
+        epoch, index, dealt = position
+        rest = self._rounds(epoch, self._windows.world_size, position.continued(self._windows.world_size, earlier))
+        upcoming = rest if earlier else islice(rest, index - position.first_step, None)
         following = next(upcoming, None)
         if following is None:
-            self._position = _BatchPlace(epoch + 1, 0)
+            self._position = _BatchPosition(epoch + 1, 0)
         while following is not None:
             batches, following = following, next(upcoming, None)
             if self._iterator is not iterator:
@@ -283,21 +283,24 @@ class TokenBudgetBatchSampler(Described, Sampler[list[int]]):
                 )
             index += 1
             # Before the yield: a state that the caller saves while it processes this batch counts it as yielded.
-            self._position = _BatchPlace(epoch + 1, 0) if following is None else _BatchPlace(epoch, index, dealt)
+            self._position = _BatchPosition(epoch + 1, 0) if following is None else _BatchPosition(epoch, index, dealt)
             yield batches[self._windows.rank]
 
-    def _num_batches(self, place: _BatchPlace, num_ranks: int) -> int:
-        epoch, _, dealt = place
+    def _num_batches(self, position: _BatchPosition, num_ranks: int) -> int:
+        epoch, _, dealt = position
         name = (self.seed, epoch, dealt, num_ranks)
         if self._count is None or self._count[0] != name:
-            self._count = (name, place.first_step + sum(1 for _ in self._rounds(epoch, num_ranks, place.layouts())))
+            self._count = (
+                name,
+                position.first_step + sum(1 for _ in self._rounds(epoch, num_ranks, position.rank_counts())),
+            )
         return self._count[1]
 
-    def _rounds(self, epoch: int, num_ranks: int, earlier: Sequence[Layout]) -> Iterator[list[list[int]]]:
+    def _rounds(self, epoch: int, num_ranks: int, earlier: Sequence[RankCounts]) -> Iterator[list[list[int]]]:
         def plan(window: int) -> list[PlannedBatch]:
             return self._plan(epoch, window)
 
-        return rounds(self._windows.num_windows, plan, num_ranks, earlier)
+        return balanced_rounds(self._windows.num_windows, plan, num_ranks, earlier)
 
     def _plan(self, epoch: int, window: int) -> list[PlannedBatch]:
         windows = self._windows
@@ -306,11 +309,11 @@ class TokenBudgetBatchSampler(Described, Sampler[list[int]]):
         lengths = self._lengths[indices]
         batches = self._cut(indices.tolist(), lengths.tolist())
         widths: list[int] = lengths[np.cumsum([*map(len, batches)]) - 1].tolist()
-        places = np.arange(len(batches))
+        positions = np.arange(len(batches))
         if windows.shuffle:
             order = permutation(len(batches), b"fkat_data steps", self.seed, epoch, window)
-            places[order] = places.copy()
-        return [*map(PlannedBatch, ((window << 32) + places).tolist(), batches, widths)]
+            positions[order] = positions.copy()
+        return [*map(PlannedBatch, ((window << 32) + positions).tolist(), batches, widths)]
 
     def _cut(self, indices: list[int], lengths: list[int]) -> list[list[int]]:
         batches: list[list[int]] = []
@@ -342,7 +345,7 @@ def _renewed(state_dict: object, settings: Mapping[str, Any]) -> object:
     return {**state, "version": _STATE_VERSION, "dealt": (), "lengths": settings["lengths"]}
 
 
-def _saved_place(state: Mapping[str, Any]) -> _BatchPlace:
+def _saved_position(state: Mapping[str, Any]) -> _BatchPosition:
     epoch, index = (saved_integer(field, state[field], minimum=0) for field in ("epoch", "index"))
     dealt: list[tuple[int, int]] = []
     for each in _pairs(state["dealt"]):
@@ -350,7 +353,7 @@ def _saved_place(state: Mapping[str, Any]) -> _BatchPlace:
         if not (dealt[-1][1] if dealt else 0) < stop <= index:
             raise StateMismatchError("dealt", state["dealt"], "<indices that grow>", "the state is damaged")
         dealt.append((num_ranks, stop))
-    return _BatchPlace(epoch, index, tuple(dealt))
+    return _BatchPosition(epoch, index, tuple(dealt))
 
 
 def _pairs(value: object) -> list[Sequence[object]]:

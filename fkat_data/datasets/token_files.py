@@ -20,7 +20,7 @@ from fkat_data.datasets.item_index import (
     in_parts,
 )
 from fkat_data.errors import ConfigurationError, ShardCorruptError
-from fkat_data.files.kept import LastUsed
+from fkat_data.files.lru_cache import LruCache
 from fkat_data.files.megatron import Sequences
 from fkat_data.files.opening import Locations, RangedFile, ReadRange, changed, shown_path
 from fkat_data.files.remote import Span
@@ -44,7 +44,7 @@ _NUM_THREADS = 16
 class _TokenFiles(IndexedFiles):
     """One or more files of tokens, and how their tokens are read."""
 
-    #: What the places of samples depend on, besides the files.
+    #: What the positions of samples depend on, besides the files.
     _terms: str = "documents"
 
     def __init__(
@@ -59,9 +59,9 @@ class _TokenFiles(IndexedFiles):
         if vocab_size is not None:
             self.vocab_size = arguments.integer("vocab_size", vocab_size, minimum=1)
         self.files: list[TokenFile] = [token_file(path, dtype, self.storage_options) for path in self.paths]
-        self._open: LastUsed[RangedFile] = LastUsed(MOST_OPEN_IN_STORES if self._has_remote else _MAX_OPEN_FILES)
-        self._indices: LastUsed[Documents] = LastUsed(_MAX_OPEN_FILES)
-        self._sequences: LastUsed[Sequences] = LastUsed(_MAX_OPEN_FILES)
+        self._open: LruCache[RangedFile] = LruCache(MOST_OPEN_IN_STORES if self._has_remote else _MAX_OPEN_FILES)
+        self._indices: LruCache[Documents] = LruCache(_MAX_OPEN_FILES)
+        self._sequences: LruCache[Sequences] = LruCache(_MAX_OPEN_FILES)
 
     @property
     def num_tokens(self) -> int:
@@ -69,7 +69,7 @@ class _TokenFiles(IndexedFiles):
         return sum(file.num_tokens for file in self.files)
 
     def file_digests(self) -> list[int]:
-        """Return a number for each file that differs where its tokens, its index or the places of its samples do.
+        """Return a number for each file that differs where its tokens, its index or the positions of its samples do.
 
         Of a large file, it depends on 1 MiB of it. A copy on another machine has the same number.
 
@@ -165,7 +165,7 @@ class TokenWindows(_TokenFiles):
         stride: Tokens from the beginning of a window to that of the next; None: ``window_size``.
         dtype: The type of the tokens in files that do not say it, such as ``"uint16"``.
         boundaries: Whether an item is a dict, as a ``PackedDataset`` gives them: ``tokens``; ``document_ids``, int32,
-            from 0 in each window; ``position_ids``, int64, a token's place in the part of its document that is in the
+            from 0 in each window; ``position_ids``, int64, a token's position in the part of its document that is in the
             window; ``cu_seqlens``, int32, where these parts begin, and the window's end. ``collate_packed`` makes
             microbatches of them.
         end_of_document: The token that ends a document, where no index says it, or instead of the index.
@@ -246,7 +246,7 @@ class TokenWindows(_TokenFiles):
             begun = ended_documents(tokens, self._end_of_document)
         return {name: torch.from_numpy(values) for name, values in parts_of_documents(tokens, begun).items()}
 
-    def _place(self, part: int, row: int) -> str:
+    def _location(self, part: int, row: int) -> str:
         return f"window {row}, from token {row * self.stride}, of {shown_path(self.paths[part])}"
 
 
@@ -310,7 +310,7 @@ class TokenDocuments(_TokenFiles):
             raise ShardCorruptError.of_field(index, f"start of document {row + 1}", f"at least {start}", stop)
         return start, stop
 
-    def _place(self, part: int, row: int) -> str:
+    def _location(self, part: int, row: int) -> str:
         return f"document {row} of {shown_path(self.paths[part])}"
 
 

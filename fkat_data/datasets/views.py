@@ -14,7 +14,13 @@ from fkat_data.datasets.resumable import base_state, is_foreign, load_base_state
 from fkat_data.errors import ConfigurationError
 from fkat_data.files.counted_file import CountedFile, counted_files_of
 from fkat_data.interruption import genuine
-from fkat_data.sample_errors import early_end, note_place, note_places, place_of_sample, says_places
+from fkat_data.sample_errors import (
+    early_end,
+    has_located_samples,
+    note_source_location,
+    note_source_locations,
+    source_location_of,
+)
 from fkat_data.types import Prefetching
 from fkat_data.wording import Described
 
@@ -366,14 +372,14 @@ class MapDataset(InOrder, _Mapped, Dataset[Any]):
         try:
             return self.fn(sample)
         except Exception as error:
-            note_places(error, self.dataset, [index])
+            note_source_locations(error, self.dataset, [index])
             raise
 
     def __getitems__(self, indices: Sequence[Any]) -> list[Any]:
         """Return the samples at ``indices``, in that order.
 
         Raises:
-            Exception: Whatever the dataset and ``fn`` raise; an error of ``fn`` has a note of the sample's file and place.
+            Exception: Whatever the dataset and ``fn`` raise; an error of ``fn`` has a note of the sample's file and row.
         """
         samples = items_at(self.dataset, indices)  # what this raises may be about any of them
         made: list[Any] = []
@@ -381,7 +387,7 @@ class MapDataset(InOrder, _Mapped, Dataset[Any]):
             try:
                 made.append(self.fn(sample))
             except Exception as error:
-                note_places(error, self.dataset, indices[len(made) : len(made) + 1])
+                note_source_locations(error, self.dataset, indices[len(made) : len(made) + 1])
                 raise
         return made
 
@@ -390,9 +396,9 @@ class MapDataset(InOrder, _Mapped, Dataset[Any]):
         """Begins to read the dataset's samples at some indices; None: it has nothing to begin."""
         return self.dataset.prefetch_items if isinstance(self.dataset, Prefetching) else None
 
-    def sample_place(self, index: Any) -> str | None:
-        """Return the file of a sample and its place there; None where the dataset does not say."""
-        return place_of_sample(self.dataset, index)
+    def source_location(self, index: Any) -> str | None:
+        """Return the file of a sample and its row there; None where the dataset does not say."""
+        return source_location_of(self.dataset, index)
 
 
 class IterableMapDataset(_Mapped, IterableDataset[Any]):
@@ -412,14 +418,16 @@ class IterableMapDataset(_Mapped, IterableDataset[Any]):
         super().__init__(dataset, fn)
 
     def __iter__(self) -> Iterator[Any]:
-        return self._of_placed() if says_places(self.dataset) else (self._made(sample) for sample in self.dataset)
+        return (
+            self._of_located() if has_located_samples(self.dataset) else (self._made(sample) for sample in self.dataset)
+        )
 
-    def _of_placed(self) -> Iterator[Any]:
-        for sample, place in self.dataset.placed_samples():
+    def _of_located(self) -> Iterator[Any]:
+        for sample, location in self.dataset.located_samples():
             try:
                 made = self._made(sample)
             except Exception as error:
-                note_place(error, self.dataset.place_text(place))
+                note_source_location(error, self.dataset.location_text(location))
                 raise
             yield made
 

@@ -48,7 +48,7 @@ from fkat_data.iteration import Closing
 from fkat_data.loader.engine import Engine
 from fkat_data.observe.statistics import DataLoaderStatistics, LoaderStatistics
 from fkat_data.plan.state import sealed, unsealed
-from fkat_data.sample_errors import place_of_sample
+from fkat_data.sample_errors import source_location_of
 from fkat_data.seeding import next_number, shares_generators
 from fkat_data.transport.definitions import digest_of_shipment, largest_part
 from fkat_data.types import Microbatch_co, Profiler, plans_batches
@@ -535,7 +535,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         if not found:
             expected = "a microbatch that was just delivered, of a dataset with indices or a stream, in an order of the loader's"
             raise ConfigurationError("provenance", position, expected)
-        places = partial(place_of_sample, self.dataset)
+        places = partial(source_location_of, self.dataset)
         return [each._replace(places=[places(sample) for sample in each.samples]) for each in found]
 
     def statistics(self) -> LoaderStatistics:

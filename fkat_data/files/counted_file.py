@@ -1,4 +1,4 @@
-"""The number of samples in a file: counted once, and kept in the user's directory of caches until the file changes."""
+"""The number of samples in a file: counted once, and cached in the user's directory of caches until the file changes."""
 
 import logging
 import time
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, cast
 
 from fkat_data.background import in_parallel
 from fkat_data.interruption import genuine
-from fkat_data.location import file_system_of, is_chain, load_kept, path_of, save_kept, user_cache_file
+from fkat_data.location import file_system_of, is_chain, load_cached, path_of, save_cached, user_cache_file
 
 _logger = logging.getLogger(__name__)
 
@@ -94,16 +94,16 @@ def counted_files_of(dataset_generator: Any, shard: Any) -> list[CountedFile] | 
 
 
 def counts_of(files: Sequence[CountedFile]) -> list[int | None]:
-    """Return the numbers of samples: those that are kept, and the others counted in threads and kept.
+    """Return the numbers of samples: those that are cached, and the others counted in threads.
 
     A file that cannot be counted has None: opening it raises the error.
     """
-    kept = {folder: _kept(folder) for folder in {file.folder for file in files}}
+    cached = {folder: _cached(folder) for folder in {file.folder for file in files}}
     counted: dict[str, dict[str, tuple[str, int]]] = {}
 
     def count(file: CountedFile) -> int | None:
         version = file.version()
-        known = kept[file.folder].get(file.name)
+        known = cached[file.folder].get(file.name)
         if version and known is not None and known[0] == version:
             return known[1]
         try:
@@ -120,7 +120,9 @@ def counts_of(files: Sequence[CountedFile]) -> list[int | None]:
     finally:
         # After an interruption, threads may still count. Of two processes that save at once, one may lose its counts.
         for folder in list(counted):
-            save_kept(user_cache_file("counts", folder), _VERSION, {**_kept(folder), **counted[folder]}, folder=folder)
+            save_cached(
+                user_cache_file("counts", folder), _VERSION, {**_cached(folder), **counted[folder]}, folder=folder
+            )
 
 
 def _remote_version(uri: str, storage_options: Mapping[str, Any]) -> str:
@@ -130,6 +132,6 @@ def _remote_version(uri: str, storage_options: Mapping[str, Any]) -> str:
     return "" if version is None else f"{found.get('size')} {version}"
 
 
-def _kept(folder: str) -> dict[str, tuple[str, int]]:
-    _, counts = load_kept(user_cache_file("counts", folder), _VERSION) or ({}, {})
+def _cached(folder: str) -> dict[str, tuple[str, int]]:
+    _, counts = load_cached(user_cache_file("counts", folder), _VERSION) or ({}, {})
     return {name: (version, number) for name, (version, number) in counts.items()}

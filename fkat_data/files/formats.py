@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 from fkat_data import arguments
 from fkat_data.errors import ConfigurationError
 from fkat_data.files.encodings import encoding_of
-from fkat_data.files.kept import DecodedGroups
+from fkat_data.files.lru_cache import RowGroupCache
 from fkat_data.files.shard import MapRegister, ReadOptions, ShardEntry, ShardReader
 from fkat_data.files.tar import UNSAFE
 
@@ -87,7 +87,7 @@ def open_shard(
     allow_unsafe_types: bool = False,
     arrays: Literal["numpy", "torch"] = "numpy",
     writable: bool = False,
-    decoded: DecodedGroups | None = None,
+    decoded: RowGroupCache | None = None,
     is_copied: bool = False,
     register: MapRegister | None = None,
 ) -> ShardReader:
@@ -116,9 +116,9 @@ def open_shard(
     arguments.choice("arrays", arrays, ("numpy", "torch"))
     if not allow_unsafe_types:
         check_safe(entry)
-    kept = DecodedGroups(DECODED_LIMIT_BYTES) if decoded is None else decoded
+    row_groups = RowGroupCache(DECODED_LIMIT_BYTES) if decoded is None else decoded
     reader = getattr(_module(entry.format), FORMATS[entry.format].reader.partition(".")[2])
-    return reader(directory, entry, ReadOptions(kept, arrays, writable, is_copied, register))
+    return reader(directory, entry, ReadOptions(row_groups, arrays, writable, is_copied, register))
 
 
 def check_safe(entry: ShardEntry) -> None:

@@ -150,7 +150,7 @@ def _mds_columns(shard: Fields, names: list[str], encodings: list[str]) -> tuple
 
 
 INDEX_NAME = "index.json"
-FORMATS = ("mds", "json", "xsv", "csv", "tsv")
+INDEX_FORMATS = ("mds", "json", "xsv", "csv", "tsv")
 
 _VERSION = 2
 _SHARD_KEYS = frozenset(("samples", "raw_data", "zip_data", "raw_meta", "zip_meta"))
@@ -215,7 +215,7 @@ class _Common(NamedTuple):
     @classmethod
     def of(cls, shard: Fields) -> "_Common":
         shard.version(_VERSION)
-        kind = shard.text("format", FORMATS)
+        kind = shard.text("format", INDEX_FORMATS)
         compression = shard.optional_text("compression") or None
         if compression is not None and compression.partition(":")[0] not in FAMILIES:
             raise shard.wrong("compression", f"one of {', '.join(FAMILIES)}", compression)

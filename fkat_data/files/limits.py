@@ -31,28 +31,32 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__
 
 
-def beyond_limit(path: str, place: str, limit: str) -> ValueLimitError:
+def beyond_limit(path: str, location: str, limit: str) -> ValueLimitError:
     """Return the error of a value that exceeds a limit.
 
     Args:
         path: The file.
-        place: Where the value is in it.
+        location: Where the value is in it.
         limit: What ``limit_of`` returned.
     """
-    return ValueLimitError("file", shown_path(path), f"values within the limits of what reads them; {place}: {limit}")
+    return ValueLimitError(
+        "file", shown_path(path), f"values within the limits of what reads them; {location}: {limit}"
+    )
 
 
-def bad_value(path: str, place: str, column: str, error: Exception) -> FkatDataError:
+def bad_value(path: str, location: str, column: str, error: Exception) -> FkatDataError:
     """Return the error of a value of a decoded table that no value of Python is, such as a date after the year 9999.
 
     Args:
         path: The file.
-        place: The row group and the row.
+        location: The row group and the row.
         column: The column.
         error: What the conversion raised.
     """
     if isinstance(error, UnicodeDecodeError):
-        field = f"{place}, column {column!r}"
+        field = f"{location}, column {column!r}"
         return ShardCorruptError(path, f"{field}: {error}", field)
-    expected = f"columns whose values Python can hold; {place} of {shown_path(path)} has one that it cannot ({error})"
+    expected = (
+        f"columns whose values Python can hold; {location} of {shown_path(path)} has one that it cannot ({error})"
+    )
     return ValueLimitError("columns", column, f"{expected}: choose the others with columns=[...]")

@@ -167,15 +167,17 @@ def parsed(path: str, line: int, offset: int, text: bytes) -> Any:
     try:
         return json.loads(text)
     except genuine(ValueError, RecursionError) as error:
-        place = f"line {line} (from 0, blank lines not counted), at byte {offset} of the text"
+        location = f"line {line} (from 0, blank lines not counted), at byte {offset} of the text"
         if limit := limit_of(error):
-            raise beyond_limit(path, place, limit) from error
+            raise beyond_limit(path, location, limit) from error
         found = f"{error.msg} at character {error.pos}" if isinstance(error, json.JSONDecodeError) else str(error)
         if not line and isinstance(error, json.JSONDecodeError) and _goes_on(text, error):
-            expected = f"JSON lines, each a JSON value of its own; {place}: {found}, as in a document of several lines"
+            expected = (
+                f"JSON lines, each a JSON value of its own; {location}: {found}, as in a document of several lines"
+            )
             raise ConfigurationError("file", shown_path(path), expected) from error
         advice = "" if line else "; each line must be a JSON value of its own"
-        raise ShardCorruptError(path, f"{place}: {found}{advice}") from error
+        raise ShardCorruptError(path, f"{location}: {found}{advice}") from error
 
 
 def _goes_on(text: bytes, error: json.JSONDecodeError) -> bool:

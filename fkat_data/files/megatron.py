@@ -120,7 +120,7 @@ def megatron_end(index_path: str, index: TokenBytes, *, compares_all: bool = Fal
 
 
 class Sequences:
-    """The sequences of an index, whose lengths and places are compared where their tokens are read. Threads may share it.
+    """The sequences of an index, whose lengths and offsets are compared where their tokens are read. Threads may share it.
 
     Args:
         index_path: The index.
@@ -227,7 +227,7 @@ def megatron_layout(path: str, size_bytes: int, index_path: str, dtype: str, end
 
 
 class MegatronDocuments(Documents):
-    """Sequences with their lengths and places, and which sequences begin a document.
+    """Sequences with their lengths and offsets, and which sequences begin a document.
 
     Args:
         path: The file of tokens.
@@ -266,7 +266,7 @@ class MegatronDocuments(Documents):
             raise ShardCorruptError.of_field(self._index_path, f"sequence of document {document}", what, sequence)
         start, rest = divmod(int(self._pointers[sequence]), self._item_bytes)
         if rest or not 0 <= start <= self._num_tokens:
-            what = f"a token's place in the {self._num_tokens} tokens of {self._path}"
+            what = f"a token's offset in the {self._num_tokens} tokens of {self._path}"
             pointer = int(self._pointers[sequence])
             raise ShardCorruptError.of_field(self._index_path, f"pointer of sequence {sequence}", what, pointer)
         self._compare(sequence, sequence + 1)

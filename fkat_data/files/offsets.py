@@ -11,7 +11,7 @@ _LOW = (1 << _LOW_BITS) - 1
 
 
 class Offsets:
-    """Ascending offsets in bytes: of each the low 32 bits, and the places at which the high ones grow. It pickles."""
+    """Ascending offsets in bytes: of each the low 32 bits, and the indices at which the high ones grow. It pickles."""
 
     __slots__ = ("_carries", "_low")
 
@@ -29,13 +29,13 @@ class Offsets:
     def halve(self) -> None:
         """Keep every second one."""
         self._low = self._low[::2]
-        self._carries = [(place + 1) // 2 for place in self._carries]
+        self._carries = [(index + 1) // 2 for index in self._carries]
 
     def values(self) -> npt.NDArray[np.int64]:
         """Return all, as an array."""
         found = np.array(self._low, np.int64)
-        for place in self._carries:
-            found[place:] += 1 << _LOW_BITS
+        for index in self._carries:
+            found[index:] += 1 << _LOW_BITS
         return found
 
     def __len__(self) -> int:

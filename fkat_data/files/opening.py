@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias, cast
 from fkat_data.dropped import Descriptor
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
 from fkat_data.files.counted_file import VERSIONS
-from fkat_data.files.kept import LastUsed
+from fkat_data.files.lru_cache import LruCache
 from fkat_data.files.remote import RemoteFile, Span
 from fkat_data.files.signatures import START_BYTES, check_text, compression_of, decompressed
 from fkat_data.files.stored import named
@@ -334,7 +334,7 @@ class TextFile:
         self._storage_options = storage_options
         self._decompressed: Descriptor | None = None  # the decompressed text; forked children share it
         self._version_of_text: FileVersion | None = None  # the file of which the decompressed text is
-        self._plain: LastUsed[RangedFile | None] = LastUsed(1)
+        self._plain: LruCache[RangedFile | None] = LruCache(1)
         self.version_read: FileVersion | None = None
 
     def chunks(self) -> Iterator[bytes]:

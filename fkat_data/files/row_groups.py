@@ -102,14 +102,14 @@ def int96_in_seconds(
     return {name: table.column(name) for name in names}
 
 
-def unreadable(path: str, place: str, error: Exception) -> FkatDataError:
+def unreadable(path: str, location: str, error: Exception) -> FkatDataError:
     """Return what a reader raises for an error of pyarrow's.
 
     A file of a kind that pyarrow does not read is not damaged, nor is one that the disk or the memory failed for.
 
     Args:
         path: The file.
-        place: What of it cannot be read, or that it cannot.
+        location: What of it cannot be read, or that it cannot.
         error: The error.
     """
     if re.search("encrypt|decrypt", str(error), re.IGNORECASE):
@@ -117,15 +117,15 @@ def unreadable(path: str, place: str, error: Exception) -> FkatDataError:
     if isinstance(error, FileNotFoundError):
         return ShardNotFoundError(path, "no such file")
     if isinstance(error, MemoryError):
-        return ShardError(path, f"{place}: no memory ({error}); fewer columns, or smaller row groups, take less")
+        return ShardError(path, f"{location}: no memory ({error}); fewer columns, or smaller row groups, take less")
     # For some damage, pyarrow raises a bare OSError without errno.
     if isinstance(error, OSError) and error.errno is not None:
-        return ShardError(path, f"{place}: {error}")
+        return ShardError(path, f"{location}: {error}")
     if isinstance(error, (_arrow.ArrowNotImplementedError, _arrow.ArrowCapacityError)) or _UNSUPPORTED.search(
         str(error)
     ):
-        return ConfigurationError("file", path, f"what pyarrow {_arrow.__version__} reads; {place}: {error}")
-    return ShardCorruptError(path, f"{place}: {error}", place)
+        return ConfigurationError("file", path, f"what pyarrow {_arrow.__version__} reads; {location}: {error}")
+    return ShardCorruptError(path, f"{location}: {error}", location)
 
 
 def check_own_columns(path: str, metadata: Any, footer_start: int) -> None:

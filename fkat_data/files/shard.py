@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
-from fkat_data.files.kept import DecodedGroups
+from fkat_data.files.lru_cache import RowGroupCache
 from fkat_data.interruption import genuine
 
 
@@ -86,7 +86,7 @@ class ShardEntry:
         hashes: Hash algorithms of the files.
         newline: End of a line; empty for ``mds``.
         separator: Separator between the values of a line; empty except for separated values.
-        part: What a shard's reader must know of its place in a stored file, such as the number of a row group.
+        part: What a shard's reader must know of its part of a stored file, such as the number of a row group.
         chosen: The columns to read; None: all.
     """
 
@@ -350,7 +350,7 @@ class ReadOptions:
         register: Records the shard's files as mapped while they are; None: they are not recorded.
     """
 
-    decoded: DecodedGroups
+    decoded: RowGroupCache
     arrays: Literal["numpy", "torch"]
     writable: bool
     is_copied: bool

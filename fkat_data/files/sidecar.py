@@ -65,8 +65,8 @@ def write_sidecar(
             the store does not take it.
         OSError: It cannot be written.
     """
-    place = _beside(path, kind)
-    if place is None:
+    target = _beside(path, kind)
+    if target is None:
         raise ConfigurationError("path", path, "a file that another can lie beside, not a query or a chain of URIs")
     if before.time is None:
         raise ConfigurationError("path", path, "a file of a store that says when its content is another one")
@@ -74,17 +74,17 @@ def write_sidecar(
     text = json.dumps(about).encode()
     if local_path(path) is None:
         try:
-            file_system, name = file_system_of(place, storage_options)
+            file_system, name = file_system_of(target, storage_options)
             with file_system.open(name, "wb") as file:  # a store has it as a whole, at the end
                 _write(file, values, text)
         except genuine(Exception) as error:
-            found = f"{type(error).__name__}: {str(error).replace(place, shown_path(place))}"
+            found = f"{type(error).__name__}: {str(error).replace(target, shown_path(target))}"
             expected = f"a file beside which this program may write another, in a store that takes writes; {found}"
             raise ConfigurationError("path", shown_path(path), expected) from error
-        return place
-    with replacing(Path(place)) as temporary, temporary.open("wb") as file:
+        return target
+    with replacing(Path(target)) as temporary, temporary.open("wb") as file:
         _write(file, values, text)
-    return place
+    return target
 
 
 def read_sidecar(path: str, kind: str, storage_options: Mapping[str, Any]) -> Sidecar | None:
@@ -95,25 +95,25 @@ def read_sidecar(path: str, kind: str, storage_options: Mapping[str, Any]) -> Si
         kind: The last part of the sidecar's name.
         storage_options: Options for fsspec, for a file that is not local.
     """
-    place = _beside(path, kind)
-    if place is None:
+    target = _beside(path, kind)
+    if target is None:
         return None
     try:
-        beside = RangedFile(place, storage_options)
+        beside = RangedFile(target, storage_options)
         facts = _facts(beside)
         now = RangedFile(path, storage_options).version()
         if facts["version"] > _VERSION or (facts["size_bytes"], facts["time"]) != (now.size_bytes, now.time):
-            _logger.info("%s is of another %s, which is read instead", place, path)
+            _logger.info("%s is of another %s, which is read instead", target, path)
             return None
         if local_path(path) is not None:
-            return Sidecar(np.load(place, mmap_mode="r", allow_pickle=False), facts, now)
+            return Sidecar(np.load(target, mmap_mode="r", allow_pickle=False), facts, now)
         return Sidecar(np.load(BytesIO(beside.read(0, beside.size_bytes)), allow_pickle=False), facts, now)
     except genuine(ShardNotFoundError):
         return None
     except genuine(OSError, ValueError, KeyError, TypeError, struct.error, ShardCorruptError, DownloadError) as error:
         # Stores call what is not there so, too, to those who may not list.
         level = logging.INFO if isinstance(error.__cause__ or error, PermissionError) else logging.WARNING
-        _logger.log(level, "%s cannot be read, and the file that it is about is read instead: %s", place, error)
+        _logger.log(level, "%s cannot be read, and the file that it is about is read instead: %s", target, error)
         return None
 
 

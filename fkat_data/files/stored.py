@@ -54,7 +54,7 @@ def directory_key(path: Path) -> object:
     return found.st_dev, found.st_ino, path_in_file_system(real).casefold()
 
 
-def is_same_place(first: Path, second: Path) -> bool:
+def is_same_path(first: Path, second: Path) -> bool:
     """Return whether two paths lead to one file or directory, whatever their spelling, even before it exists.
 
     Symbolic links, relative paths and bind mounts do not matter; two hard links are one file.
@@ -69,7 +69,7 @@ def is_same_place(first: Path, second: Path) -> bool:
         return True
     if first.name != second.name or first.parent == first or second.parent == second:
         return False
-    return is_same_place(first.parent, second.parent)
+    return is_same_path(first.parent, second.parent)
 
 
 _CHUNK_BYTES = 1 << 20

@@ -239,10 +239,10 @@ class TarIndex(NamedTuple):
             except FkatDataError:
                 raise
             except genuine(Exception) as error:
-                place = f"row {row}, member {f'{self.keys[row]}.{column}'!r} at byte {start:,}"
+                location = f"row {row}, member {f'{self.keys[row]}.{column}'!r} at byte {start:,}"
                 if limit := limit_of(error):
-                    raise beyond_limit(archive, place, limit) from error
-                raise ShardCorruptError(archive, f"{place}: {type(error).__name__}: {error}", place) from error
+                    raise beyond_limit(archive, location, limit) from error
+                raise ShardCorruptError(archive, f"{location}: {type(error).__name__}: {error}", location) from error
         return values
 
     @classmethod
@@ -317,12 +317,12 @@ def _tables(
 ) -> tuple[tuple[str, ...], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Return the sorted columns, and where their contents begin and how large they are."""
     columns = sorted(number_of)
-    place = np.empty(len(columns), np.int64)
-    place[[number_of[name] for name in columns]] = np.arange(len(columns))
+    position = np.empty(len(columns), np.int64)
+    position[[number_of[name] for name in columns]] = np.arange(len(columns))
     rows, numbers = np.frombuffer(cells, np.int64).reshape(-1, 2).T if cells else np.empty((2, 0), np.int64)
     tables = np.full((num_samples, len(columns)), -1, np.int64), np.zeros((num_samples, len(columns)), np.int64)
     for table, values in zip(tables, (starts, sizes), strict=True):
-        table[rows, place[numbers]] = np.array(values, np.int64)
+        table[rows, position[numbers]] = np.array(values, np.int64)
     return tuple(columns), *tables
 
 

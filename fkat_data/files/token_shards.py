@@ -289,8 +289,8 @@ class TokenReader(PartReader):
         windowing, stored = self._part.windowing, self._window(row)
         tokens = stored.astype(np.int64)
         if may_be_wrong(stored.dtype, windowing.vocab_size):
-            place = (self._part.first + row) * windowing.stride
-            check_tokens(self._name, place, stored, tokens, windowing.vocab_size)
+            position = (self._part.first + row) * windowing.stride
+            check_tokens(self._name, position, stored, tokens, windowing.vocab_size)
         sample: dict[str, Any] = {"tokens": tokens}
         if windowing.end_of_document is not None:
             sample = parts_of_documents(tokens, ended_documents(tokens, windowing.end_of_document))

@@ -75,7 +75,7 @@ class TokenFile(NamedTuple):
         index_path: The file with its documents; None: nothing says where they are.
         index_version: What that file was.
         num_documents: How many there are; 0 without an index.
-        num_sequences: How many sequences Megatron's index has whose places were not compared yet.
+        num_sequences: How many sequences Megatron's index has whose offsets were not compared yet.
     """
 
     path: str
@@ -382,7 +382,7 @@ def check_tokens(
 
     Args:
         path: The file.
-        start: The place of the first one in it.
+        start: The offset of the first one in it.
         stored: They as they are stored.
         tokens: The same as int64.
         vocab_size: What they are below; None: any.
@@ -406,7 +406,7 @@ def parts_of_documents(tokens: npt.NDArray[np.int64], begun: list[int]) -> dict[
 
     Args:
         tokens: The window's, shape (window_size,).
-        begun: The places in it, in order and without 0, where documents begin.
+        begun: The positions in it, in order and without 0, where documents begin.
     """
     edges = np.array([0, *begun, len(tokens)])
     sizes = np.diff(edges)
@@ -419,7 +419,7 @@ def parts_of_documents(tokens: npt.NDArray[np.int64], begun: list[int]) -> dict[
 
 
 def ended_documents(tokens: npt.NDArray[np.int64], end_of_document: int) -> list[int]:
-    """Return the places in a window where documents begin behind one that has ended."""
+    """Return the positions in a window where documents begin behind one that has ended."""
     return (np.flatnonzero(tokens[:-1] == end_of_document) + 1).tolist()
 
 

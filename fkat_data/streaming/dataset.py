@@ -360,7 +360,7 @@ class StreamingDataset(Described, DatasetProperties, SampleAccess, IterableDatas
         """Return how many of the first samples to read together, so that a small cache holds the shards of all."""
         return self._shards.num_together(sample_ids)
 
-    def sample_place(self, index: int) -> str:
+    def source_location(self, index: int) -> str:
         """Return the shard of a sample, and its row there."""
         _, shard, row, _ = where_is(self.catalog, index)
         return f"row {row} of {shard}"

@@ -117,9 +117,9 @@ class JsonLinesSource(RowSource):
 
     def _objects(self) -> Generator[dict[str, Any]]:
         dataset = IterableJsonDataset(self.name, max_line_bytes=_LONGEST_LINE_BYTES)
-        for row, place in dataset.placed_samples():
+        for row, location in dataset.located_samples():
             if not isinstance(row, dict):
-                expected = f"a JSON object on each line; {dataset.place_text(place)} has another value: {row!r}"
+                expected = f"a JSON object on each line; {dataset.location_text(location)} has another value: {row!r}"
                 raise ConfigurationError("paths", self.name, expected[:_LONGEST_REASON])
             yield cast("dict[str, Any]", row)
 

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data import dataloader as torch_dataloader
 
 from fkat_data.interruption import genuine, is_interruption
-from fkat_data.sample_errors import early_end, note_places
+from fkat_data.sample_errors import early_end, note_source_locations
 from fkat_data.seeding import enter_place, microbatch_seed, shares_generators
 from fkat_data.types import Prefetching
 
@@ -135,7 +135,7 @@ def _fetch_of(iterator: Any) -> Callable[[Any], Any]:
             samples = items_in_turn(dataset, indices)
             return collate(samples)
         except Exception as error:
-            note_places(error, dataset, indices)
+            note_source_locations(error, dataset, indices)
             if samples is not None and isinstance(error, StopIteration) and not is_interruption(error):
                 raise early_end("collate_fn") from error
             raise

@@ -15,7 +15,7 @@ from torch.utils import data as torch_data
 
 from fkat_data.errors import CacheFullError, ConfigurationError, DownloadError, StateMismatchError, ValueLimitError
 from fkat_data.interruption import genuine, is_interruption
-from fkat_data.sample_errors import early_end, note_misfit, note_places
+from fkat_data.sample_errors import early_end, note_misfit, note_source_locations
 from fkat_data.seeding import ShardStreams, microbatch_seed, undoing_draws
 from fkat_data.transport.codec import dumps, loads
 from fkat_data.types import plans_batches
@@ -117,7 +117,7 @@ class _Skipping:
             is_other = isinstance(error, _NOT_THE_SAMPLES) and not isinstance(error, ValueLimitError)
             if not is_left_out and (not self._skips or is_other):
                 raise
-            note_places(error, self._dataset, [index])
+            note_source_locations(error, self._dataset, [index])
             return Skipped(place, index, "; ".join([f"{type(error).__name__}: {error}", *notes_of(error)]))
         if undo is None:
             return sample
@@ -231,7 +231,7 @@ class WindowProduct:
             if not skips and isinstance(error, StopIteration) and not is_interruption(error):
                 raise early_end("the dataset") from error
             if not skips or is_interruption(error):
-                note_places(error, dataset, indices)
+                note_source_locations(error, dataset, indices)
                 if self._skips and not skips:
                     add_note(
                         error, f"not left out: rows of {window.in_words} were delivered with it, before the resume"

@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from fkat_data.files.stored import is_same_place
+from fkat_data.files.stored import is_same_path
 
 
 @pytest.mark.parametrize(
@@ -25,11 +25,11 @@ def test_two_paths_are_one_place_whatever_their_spelling(tmp_path, monkeypatch, 
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     monkeypatch.chdir(tmp_path)
     for one, other in ((tmp_path / first, tmp_path / second), (tmp_path / first, type(tmp_path)(second))):
-        assert is_same_place(one, other) is is_same
-        assert is_same_place(other, one) is is_same
+        assert is_same_path(one, other) is is_same
+        assert is_same_path(other, one) is is_same
 
 
 def test_hard_links_are_one_file(tmp_path):
     (tmp_path / "a").write_text("x")
     os.link(tmp_path / "a", tmp_path / "b")
-    assert is_same_place(tmp_path / "a", tmp_path / "b")
+    assert is_same_path(tmp_path / "a", tmp_path / "b")

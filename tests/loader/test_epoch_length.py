@@ -40,7 +40,7 @@ from fkat_data.datasets import (
     TarDataset,
     TokenBudgetBatchSampler,
 )
-from fkat_data.location import load_kept, save_kept
+from fkat_data.location import load_cached, save_cached
 from fkat_data.samplers import SequenceShardSampler
 
 SIZES = (0, 1, 7, 12, 3, 5)
@@ -357,17 +357,17 @@ def kept_file(cache):
 def test_counts_are_kept_until_the_file_changes(path, cache):
     factory = DataLoaderFactory(JsonDataset)
     assert len(make([str(path)], factory)) == 3
-    wrong = {"json lines a.jsonl": (load_kept(kept_file(cache), 2)[1]["json lines a.jsonl"][0], 30)}
-    save_kept(kept_file(cache), 2, wrong)
+    wrong = {"json lines a.jsonl": (load_cached(kept_file(cache), 2)[1]["json lines a.jsonl"][0], 30)}
+    save_cached(kept_file(cache), 2, wrong)
     assert len(make([str(path)], factory)) == 30  # it is read from there
     for change in (lambda: write_lines(path, "a", 4), lambda: os.utime(path, (2e9 - 1e9, 5)), path.unlink):
         change()
         if not path.exists():
             write_lines(path, "a", 4)
         old(path)
-        save_kept(kept_file(cache), 2, wrong)
+        save_cached(kept_file(cache), 2, wrong)
         assert len(make([str(path)], factory)) == 4
-    assert load_kept(kept_file(cache), 2)[1]["json lines a.jsonl"][1] == 4
+    assert load_cached(kept_file(cache), 2)[1]["json lines a.jsonl"][1] == 4
 
 
 def test_a_file_that_has_changed_just_now_is_counted_each_time(tmp_path, cache):
@@ -381,7 +381,7 @@ def test_a_file_of_counts_that_is_torn_is_made_again(path, cache, content):
     assert len(make([str(path)], DataLoaderFactory(JsonDataset))) == 3
     kept_file(cache).write_text(content)
     assert len(make([str(path)], DataLoaderFactory(JsonDataset))) == 3
-    assert load_kept(kept_file(cache), 2)[1]["json lines a.jsonl"][1] == 3
+    assert load_cached(kept_file(cache), 2)[1]["json lines a.jsonl"][1] == 3
 
 
 def test_counts_that_cannot_be_kept_are_no_error(path, cache):
@@ -404,7 +404,7 @@ def test_a_file_of_a_store_is_counted_again_when_its_version_changes(tmp_path, c
             assert len(make([uri], DataLoaderFactory(JsonDataset))) == size
         assert cache.exists() == is_kept
         if is_kept:
-            assert load_kept(kept_file(cache), 2)[1]["json lines a.jsonl"][1] == size
+            assert load_cached(kept_file(cache), 2)[1]["json lines a.jsonl"][1] == size
 
 
 def test_a_subclass_of_a_dataset_is_opened():

@@ -151,8 +151,8 @@ class CachedSource:
         self._index = DatasetIndex(store)
         self._pattern = "" if pattern is None else pattern.text
         self._is_listed = pattern is not None
-        kept = self.directory / BOOKKEEPING / "generated_index.json"
-        self._generated = GeneratedIndex(store, pattern or FilePattern(""), columns, kept, windowing)
+        path = self.directory / BOOKKEEPING / "generated_index.json"
+        self._generated = GeneratedIndex(store, pattern or FilePattern(""), columns, path, windowing)
 
     @property
     def location(self) -> str:
@@ -165,7 +165,7 @@ class CachedSource:
         path = self.directory / INDEX_NAME
         return path.stat().st_size if path.is_file() else 0
 
-    def kept_bytes(self, entry: ShardEntry) -> int:
+    def cached_bytes(self, entry: ShardEntry) -> int:
         """Return the most bytes that a shard takes in the directory."""
         return entry.raw_bytes + (entry.stored_bytes if entry.compression else 0)
 
@@ -194,7 +194,7 @@ class CachedSource:
             except ShardNotFoundError:
                 raise ShardNotFoundError(missing.shard, f"{NO_DATASET} ({missing.reason})") from None
         except DownloadError as error:
-            if error.is_refused or self._generated.kept() is None:
+            if error.is_refused or self._generated.cached() is None:
                 raise
             return self._read_generated()
 
@@ -206,11 +206,11 @@ class CachedSource:
             made = self._generated.read(self._dataset_version.making)
         except DownloadError as error:
             # A store that refuses is up: the configuration is wrong.
-            kept = None if error.is_refused else self._generated.kept()
-            if kept is None:
+            cached = None if error.is_refused else self._generated.cached()
+            if cached is None:
                 raise
             _logger.warning("using the index of %s kept in %s: %s", self._store.url, self.directory, error)
-            made = kept
+            made = cached
         entries = made.entries(is_in_place=False)
         self._check_apart([*names_of(entries), INDEX_NAME])
 

@@ -23,7 +23,7 @@ from fkat_data.streaming.cache.cache_budget import CacheBudget
 from fkat_data.streaming.cache.cache_directory import make_safe
 from fkat_data.streaming.order.spans import Spanner
 from fkat_data.streaming.reading.cached_source import CachedSource, Evictable, names_of, shared_file
-from fkat_data.streaming.reading.dataset_index import DatasetIndex, GeneratedIndex, kept_path
+from fkat_data.streaming.reading.dataset_index import DatasetIndex, GeneratedIndex, cached_index_path
 from fkat_data.streaming.reading.in_place_source import DecompressedSource, DirectorySource, folder_of
 from fkat_data.streaming.reading.stream import NO_DATASET, FilePattern, ReadCommit, Stream, no_stream, split_name
 from fkat_data.streaming.store.store import open_store
@@ -207,8 +207,8 @@ def _in_place(stream: Stream) -> DirectorySource | _Planned:
     pattern = stream.file_pattern
     if pattern is not None or not (directory / INDEX_NAME).exists():
         location = f"{directory.absolute()}/{pattern.text if pattern else ''}"
-        kept = kept_path(location)
-        generated = GeneratedIndex(store, pattern or FilePattern(""), stream.columns, kept, stream.tokens)
+        path = cached_index_path(location)
+        generated = GeneratedIndex(store, pattern or FilePattern(""), stream.columns, path, stream.tokens)
         try:
             return DirectorySource(directory, generated.read().entries(is_in_place=True), stream.validate_hash)
         except ShardNotFoundError:
@@ -401,15 +401,15 @@ class Catalog:
         return tuple(self.samples_per_shard[start:stop] for start, stop in pairwise(edges))
 
     def _check_limit(self, limit_bytes: int) -> None:
-        kept = [self.source_of(shard).kept_bytes(entry) for shard, entry in enumerate(self.entries)]
-        largest_bytes = max(kept, default=0)
+        sizes = [self.source_of(shard).cached_bytes(entry) for shard, entry in enumerate(self.entries)]
+        largest_bytes = max(sizes, default=0)
         needed_bytes = self.indices_bytes + _SHARDS_AT_LEAST * largest_bytes
         if limit_bytes < needed_bytes:
             raise ConfigurationError(
                 "cache_limit",
                 limit_bytes,
                 f"at least {needed_bytes}: the indices and {_SHARDS_AT_LEAST} times the largest shard, "
-                f"{self.entries[kept.index(largest_bytes)].raw_data.basename} of {largest_bytes} bytes",
+                f"{self.entries[sizes.index(largest_bytes)].raw_data.basename} of {largest_bytes} bytes",
             )
 
 

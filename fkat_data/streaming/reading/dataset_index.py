@@ -1,4 +1,4 @@
-"""A dataset's index: the one in its store, or one that is made of its files and kept."""
+"""A dataset's index: the one in its store, or one that is made of its files and cached."""
 
 import logging
 import os
@@ -19,7 +19,7 @@ from fkat_data.files.stored import file_size
 from fkat_data.files.token_shards import TokenWindowing, check_windowing, index_of
 from fkat_data.folders import say_partitions
 from fkat_data.interruption import suppress
-from fkat_data.location import load_kept, save_kept, user_cache_file
+from fkat_data.location import load_cached, save_cached, user_cache_file
 from fkat_data.streaming.reading.stream import FilePattern
 from fkat_data.streaming.store.client import ListedFile, moment_of
 from fkat_data.streaming.store.directory_client import version_of
@@ -263,14 +263,14 @@ class Generated(NamedTuple):
 class GeneratedIndex:
     """Makes the index of the files of a directory, and keeps it. It pickles.
 
-    The descriptions are kept in one file, with the size and the version of each file. The next reading lists the
+    The descriptions are cached in one file, with the size and the version of each file. The next reading lists the
     directory, describes the files that are new or have changed, and no other.
 
     Args:
         store: The directory.
         pattern: Which of its files.
         columns: The columns to read; None: all.
-        path: Where the descriptions are kept. A missing, torn or unwritable file is no error.
+        path: Where the descriptions are cached. A missing, torn or unwritable file is no error.
         windowing: How tokens become samples; None for files of other formats.
     """
 
@@ -309,9 +309,9 @@ class GeneratedIndex:
             # Another process may have made it meanwhile.
             return self._joined(kind, listed) or self._made(kind, listed)
 
-    def kept(self) -> Generated | None:
-        """Return the index as it was kept, without asking the store; None if there is none."""
-        facts, files = load_kept(self._path, _VERSION) or ({}, [])
+    def cached(self) -> Generated | None:
+        """Return the index as it was cached, without asking the store; None if there is none."""
+        facts, files = load_cached(self._path, _VERSION) or ({}, [])
         return self._generated(facts["format"], [DescribedFile(*file) for file in files]) if files else None
 
     @property
@@ -365,7 +365,7 @@ class GeneratedIndex:
         return [there[name] for name in names if name in there]
 
     def _joined(self, kind: str, listed: Sequence[ListedFile]) -> Generated | None:
-        """Return the kept index if it has every file as it is listed."""
+        """Return the cached index if it has every file as it is listed."""
         files = self._known(kind, listed)
         if any(file is None for file in files):
             return None
@@ -375,10 +375,10 @@ class GeneratedIndex:
         return Generated(kind, files, self._columns, self._url, self._windowing)
 
     def _known(self, kind: str, listed: Sequence[ListedFile]) -> list[DescribedFile | None]:
-        found = self.kept()
-        kept = {file.name: file for file in found.files} if found is not None and found.format == kind else {}
+        found = self.cached()
+        cached = {file.name: file for file in found.files} if found is not None and found.format == kind else {}
         return [
-            known if (known := kept.get(file.name)) is not None and _is_same(known, file) else None for file in listed
+            known if (known := cached.get(file.name)) is not None and _is_same(known, file) else None for file in listed
         ]
 
     def _made(self, kind: str, listed: Sequence[ListedFile]) -> Generated:
@@ -387,7 +387,7 @@ class GeneratedIndex:
         _logger.info("reading the structure of %d of %d files of %s", len(missing), len(listed), self._location)
         described = iter(in_parallel(lambda file: self._described(describing(kind), file), missing, _NUM_THREADS))
         made = self._generated(kind, [next(described) if file is None else file for file in known])
-        save_kept(self._path, _VERSION, made.files, format=kind)
+        save_cached(self._path, _VERSION, made.files, format=kind)
         return made
 
     def _described(self, kind: Any, file: ListedFile) -> DescribedFile:
@@ -399,8 +399,8 @@ class GeneratedIndex:
         return DescribedFile(file.name, file.size_bytes, file.version, stored.version, description)
 
 
-def kept_path(location: str) -> Path:
-    """Return where the index of files that are read in place is kept: below the user's directory of caches.
+def cached_index_path(location: str) -> Path:
+    """Return where the index of files that are read in place is cached: below the user's directory of caches.
 
     Args:
         location: What identifies the files.

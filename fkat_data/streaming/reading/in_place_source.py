@@ -103,8 +103,8 @@ class DirectorySource:
         self._index = index
         self._validated: set[str] = set()
 
-    def kept_bytes(self, entry: ShardEntry) -> int:
-        """Return 0: nothing is kept elsewhere."""
+    def cached_bytes(self, entry: ShardEntry) -> int:
+        """Return 0: the cache has no copy."""
         del entry
         return 0
 
@@ -200,7 +200,7 @@ class DecompressedSource(DirectorySource):
         self._dataset_version = DatasetVersion(folder)
         self._compressed: dict[str, str] = {}
 
-    def kept_bytes(self, entry: ShardEntry) -> int:
+    def cached_bytes(self, entry: ShardEntry) -> int:
         """Return the most bytes that a shard takes in the folder."""
         return entry.raw_bytes if entry.compression else 0
 

@@ -18,7 +18,7 @@ import fkat_data.files.mds  # noqa: F401 # pyright: ignore[reportUnusedImport] -
 from fkat_data.dropped import after_end
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
 from fkat_data.files.formats import DECODED_LIMIT_BYTES, open_shard
-from fkat_data.files.kept import DecodedGroups
+from fkat_data.files.lru_cache import RowGroupCache
 from fkat_data.files.mapping import WatchedFiles, num_maps
 from fkat_data.files.shard import ShardReader
 from fkat_data.interruption import genuine
@@ -34,8 +34,8 @@ from fkat_data.streaming.reading.read_ahead import ReadAhead
 _PART_FREE = 8
 
 
-class KeptReaders:
-    """Open shards by their numbers, in the order of their last use.
+class ReaderPool:
+    """A pool of open shards by their numbers, in the order of their last use.
 
     One thread reads. Any thread may have all be closed, so each method is one operation on a dict at a time. A reader
     in use stays open until its user drops it.
@@ -45,7 +45,7 @@ class KeptReaders:
         self._readers: dict[int, tuple[ShardReader, WatchedFiles, int]] = {}
 
     @classmethod
-    def of_cached_shards(cls) -> "KeptReaders":
+    def of_cached_shards(cls) -> "ReaderPool":
         """Return one whose readers are closed when a cache of this process needs their space, and in forked children."""
         made = cls()
         register_map_owner(made)
@@ -62,8 +62,8 @@ class KeptReaders:
         self._readers[shard] = found
         return found[:2]
 
-    def keep(self, shard: int, reader: ShardReader, files: WatchedFiles, size_bytes: int) -> None:
-        """Keep an open shard, as used now."""
+    def add(self, shard: int, reader: ShardReader, files: WatchedFiles, size_bytes: int) -> None:
+        """Add an open shard, as used now."""
         self._readers[shard] = reader, files, size_bytes
 
     def drop(self, shard: int) -> None:
@@ -115,7 +115,7 @@ _MOST_MAPS = 16384
 #: What a process keeps mapped of a limited cache, and fetches ahead, are these parts of its share of the limit. What is
 #: read together needs at most the last part of new shards. A shard is read before as much was fetched and read since as
 #: evicts it: twice what is fetched ahead and two readings are three quarters.
-_PART_KEPT = 4
+_PART_MAPPED = 4
 _PART_AHEAD = 4
 PART_TOGETHER = 16
 #: Shards that are fetched at a time.
@@ -160,8 +160,8 @@ class OpenShards:
         self._allow_unsafe_types = allow_unsafe_types
         self._arrays: Literal["numpy", "torch"] = arrays
         self._writable = writable
-        self._decoded = DecodedGroups(decoded_limit_bytes)
-        self._readers = _kept_readers(catalog)
+        self._decoded = RowGroupCache(decoded_limit_bytes)
+        self._readers = _reader_pool(catalog)
         self._num_processes = num_processes
         self._touched_s: dict[int, float] = {}
         self._read_ahead: ReadAhead[Any] | None = None
@@ -246,7 +246,7 @@ class OpenShards:
             yield from parts
             return
         # A shard is opened where it is read: one that waits for that must not keep the disk's space.
-        read_ahead = self._read_ahead = ReadAhead(self._fetch, NUM_THREADS, is_kept=is_opened)
+        read_ahead = self._read_ahead = ReadAhead(self._fetch, NUM_THREADS, holds_results=is_opened)
         share_bytes = self._share_bytes()
 
         def needed(part: _Part) -> tuple[list[int], int]:
@@ -362,23 +362,23 @@ class OpenShards:
     def _reader(self, shard: int) -> ShardReader:
         if self._failure is not None:
             raise self._failure
-        kept = self._readers.use(shard)
-        if kept is not None:
-            self._touch(shard, kept[1])
-            return kept[0]
+        found = self._readers.use(shard)
+        if found is not None:
+            self._touch(shard, found[1])
+            return found[0]
         read_ahead = self._read_ahead
         try:
             with reading():
-                if read_ahead and read_ahead.is_kept and not read_ahead.is_closed:
+                if read_ahead and read_ahead.holds_results and not read_ahead.is_closed:
                     read_ahead.take(shard)
-                found, files = self._open(shard)
+                reader, files = self._open(shard)
         except Exception:
             self._failed_shard = shard
             raise
-        self._readers.keep(shard, found, files, self._catalog.entries[shard].raw_bytes)
+        self._readers.add(shard, reader, files, self._catalog.entries[shard].raw_bytes)
         self._touched_s[shard] = time.monotonic()
         self._close_coldest(shard)
-        return found
+        return reader
 
     def _open(self, shard: int) -> tuple[ShardReader, WatchedFiles]:
         """Fetch and open a shard; return it with its files."""
@@ -436,8 +436,8 @@ class OpenShards:
         most_bytes = share_of_disk(source.directory, self._num_processes() if self._num_processes else 1)
         share_bytes = self._share_bytes()
         if share_bytes is not None:
-            kept_bytes = share_bytes // _PART_KEPT
-            most_bytes = kept_bytes if most_bytes is None else min(most_bytes, kept_bytes)
+            mapped_bytes = share_bytes // _PART_MAPPED
+            most_bytes = mapped_bytes if most_bytes is None else min(most_bytes, mapped_bytes)
         self._readers.close_coldest(_MOST_CACHED_OPEN, most_bytes)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -456,11 +456,11 @@ class OpenShards:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         state = {name: value for name, value in state.items() if name != "_registrations"}
-        self.__dict__ |= state | {"_readers": _kept_readers(state["_catalog"])}
+        self.__dict__ |= state | {"_readers": _reader_pool(state["_catalog"])}
 
 
-def _kept_readers(catalog: Catalog) -> KeptReaders:
-    return KeptReaders() if catalog.is_immediate else KeptReaders.of_cached_shards()
+def _reader_pool(catalog: Catalog) -> ReaderPool:
+    return ReaderPool() if catalog.is_immediate else ReaderPool.of_cached_shards()
 
 
 def _joined(groups: list[dict[str, Any]]) -> dict[str, Any] | None:

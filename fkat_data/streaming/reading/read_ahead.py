@@ -24,18 +24,18 @@ class ReadAhead(Generic[_Ready]):
         prepare: Called in a thread with a shard, and with whether to wait for another process. Returns what ``take``
             returns; or None if another process is preparing the shard and it must not wait.
         num_threads: Shards that are prepared at a time.
-        is_kept: Whether results are kept for ``take``; if not, they are dropped, errors too.
+        holds_results: Whether results are kept for ``take``; if not, they are dropped, errors too.
 
     Attributes:
-        is_kept: The same.
+        holds_results: The same.
     """
 
     def __init__(
-        self, prepare: Callable[[int, bool], _Ready | None], num_threads: int, *, is_kept: bool = True
+        self, prepare: Callable[[int, bool], _Ready | None], num_threads: int, *, holds_results: bool = True
     ) -> None:
         self._prepare = prepare
         self._num_threads = num_threads
-        self.is_kept = is_kept
+        self.holds_results = holds_results
         self._lock = threading.Lock()
         self._offered = threading.Condition(self._lock)  # threads wait for a shard that no other process prepares
         self._settled = threading.Condition(self._lock)  # ``take`` waits for a shard in work
@@ -171,7 +171,7 @@ class ReadAhead(Generic[_Ready]):
             elif failure is None and ready is None:
                 self._wanted[shard] = None
                 self._num_refused += 1
-            elif not self.is_kept:
+            elif not self.holds_results:
                 pass
             elif failure is not None:
                 self._failed[shard] = failure

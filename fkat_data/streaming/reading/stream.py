@@ -17,7 +17,7 @@ from fkat_data import arguments
 from fkat_data.distributed import first_value, rank_and_world_size
 from fkat_data.errors import ConfigurationError, RankMismatchError, StateMismatchError
 from fkat_data.files.formats import LISTED_SUFFIXES, listed_format
-from fkat_data.files.stored import is_same_place
+from fkat_data.files.stored import is_same_path
 from fkat_data.files.tar import DecoderName, checked_decode
 from fkat_data.files.token_shards import TokenWindowing, checked_windowing
 from fkat_data.folders import is_shown
@@ -311,7 +311,7 @@ class Stream(Described):
             return None
         local, remote = self.local_directory, self.remote_directory
         if remote is not None:
-            return None if local is None or is_same_place(local, remote) else local
+            return None if local is None or is_same_path(local, remote) else local
         pattern = self.file_pattern
         return local or own_directory(f"{self.remote_location}/{pattern.text}" if pattern else self.remote_location)
 

@@ -16,7 +16,7 @@ from typing import Any, Self, cast
 
 from fkat_data.errors import ConfigurationError
 from fkat_data.files.index import INDEX_NAME
-from fkat_data.files.stored import is_same_place
+from fkat_data.files.stored import is_same_path
 from fkat_data.interruption import suppress
 from fkat_data.location import is_url, resolved
 from fkat_data.streaming.cache.locks import LockFile, Owned
@@ -262,7 +262,7 @@ def cleared_for_parts(
 def _locked(local: str | None, remote: RemoteDirectory | None) -> WriterLock:
     """Return the right to write to both sides."""
     path = None if local is None else Path(local)
-    if path is not None and remote is not None and remote.path is not None and is_same_place(path, remote.path):
+    if path is not None and remote is not None and remote.path is not None and is_same_path(path, remote.path):
         raise ConfigurationError("out", (local, remote.shown), "two different directories")
     if path is not None:
         path.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias, cast
 from urllib.parse import urlsplit
 
 from fkat_data.errors import ConfigurationError, ShardError
-from fkat_data.files.index import FORMATS, INDEX_NAME, parse_index
+from fkat_data.files.index import INDEX_FORMATS, INDEX_NAME, parse_index
 from fkat_data.files.stored import FAMILIES
 from fkat_data.interruption import genuine, suppress
 from fkat_data.location import file_system_of, found_below, is_chain, path_of, replacing
@@ -269,7 +269,7 @@ _PART_NAME = re.compile(r"0\d{5}")
 #: Folders of its attempts to write an item.
 _ATTEMPT_NAME = re.compile(r"\d{6,}\.attempt-[0-9a-f]{8}")
 #: Names of files that a killed writer may have left behind.
-_SHARD_NAME = rf"shard\.\d{{5,}}\.({'|'.join(FORMATS)})(\.meta)?(\.({'|'.join(FAMILIES)}))?"
+_SHARD_NAME = rf"shard\.\d{{5,}}\.({'|'.join(INDEX_FORMATS)})(\.meta)?(\.({'|'.join(FAMILIES)}))?"
 _LEFTOVER_NAME = re.compile(rf"{_SHARD_NAME}|({_SHARD_NAME}|{re.escape(INDEX_NAME)})(\.[0-9a-f]{{16}})?\.tmp")
 
 

@@ -1,4 +1,4 @@
-"""Keep what a process used last: open files, and decoded parts of files."""
+"""Least-recently-used caches of a process: of open files, and of decoded row groups."""
 
 import logging
 import os
@@ -10,17 +10,17 @@ from typing import Any, Generic, TypeVar
 
 from fkat_data import arguments
 
-_Kept = TypeVar("_Kept")
+_T = TypeVar("_T")
 
 
-class _MadeOnce(Generic[_Kept]):
+class _MadeOnce(Generic[_T]):
     """An object that one thread makes, and others wait for."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._made: list[_Kept] = []
+        self._made: list[_T] = []
 
-    def get(self, make: Callable[[], _Kept]) -> _Kept:
+    def get(self, make: Callable[[], _T]) -> _T:
         if not self._made:
             with self._lock:
                 if not self._made:
@@ -28,55 +28,55 @@ class _MadeOnce(Generic[_Kept]):
         return self._made[0]
 
 
-class LastUsed(Generic[_Kept]):
-    """The objects that this process used last, by what identifies them. A forked process, or one that unpickles it, begins with none.
+class LruCache(Generic[_T]):
+    """A thread-safe LRU cache of objects that this process made. A forked process, or one that unpickles it, begins with none.
 
-    Threads may share it: what one of them makes, the others wait for, and nothing is made twice at the same time.
+    What one thread makes, the others wait for, and nothing is made twice at the same time.
 
     Args:
-        num_kept: The most objects to keep.
+        capacity: The most objects that it holds.
     """
 
-    def __init__(self, num_kept: int) -> None:
-        self._num_kept = num_kept
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
         self._lock = threading.Lock()
-        self._kept: OrderedDict[object, _MadeOnce[_Kept]] = OrderedDict()
+        self._entries: OrderedDict[object, _MadeOnce[_T]] = OrderedDict()
         self._process_id = os.getpid()
 
-    def get(self, key: object, make: Callable[[], _Kept]) -> _Kept:
-        """Return an object; make it if it is not kept, after the one that was not used for longest has left.
+    def get(self, key: object, make: Callable[[], _T]) -> _T:
+        """Return an object; make it if it is not there, after the least recently used one has been dropped.
 
         Raises:
             Exception: Whatever ``make`` raises.
         """
         if self._process_id != os.getpid():
             # A forked child shares its parent's file offsets and connections, so it opens its own.
-            self.__init__(self._num_kept)
+            self.__init__(self._capacity)
         with self._lock:
-            place = self._kept.pop(key, None)
-            while len(self._kept) >= self._num_kept:
-                self._kept.popitem(last=False)
-            place = self._kept[key] = _MadeOnce[_Kept]() if place is None else place
-        return place.get(make)
+            entry = self._entries.pop(key, None)
+            while len(self._entries) >= self._capacity:
+                self._entries.popitem(last=False)
+            entry = self._entries[key] = _MadeOnce[_T]() if entry is None else entry
+        return entry.get(make)
 
     def __contains__(self, key: object) -> bool:
-        """Return whether an object is kept, or is being made."""
-        return key in self._kept and self._process_id == os.getpid()
+        """Return whether an object is there, or is being made."""
+        return key in self._entries and self._process_id == os.getpid()
 
-    def __reduce__(self) -> tuple[type["LastUsed[_Kept]"], tuple[int]]:
-        return type(self), (self._num_kept,)
+    def __reduce__(self) -> tuple[type["LruCache[_T]"], tuple[int]]:
+        return type(self), (self._capacity,)
 
 
 _logger = logging.getLogger(__name__)
 
-#: Parsed footers to keep.
+#: Parsed footers to hold.
 _MOST_FOOTERS = 256
 #: After this many row groups were decoded again, a warning says so.
 _NUM_AGAIN = 64
 
 
-class DecodedGroups:
-    """Keeps the decoded row groups of open shards, and parsed footers, as ``LastUsed`` does. Thread-safe.
+class RowGroupCache:
+    """An LRU cache of the decoded row groups of open shards, limited by bytes, and of their parsed footers. Thread-safe.
 
     Args:
         limit_bytes: What the row groups may take together; the latest one stays in any case.
@@ -84,7 +84,7 @@ class DecodedGroups:
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = arguments.integer("limit_bytes", limit_bytes, minimum=1)
-        self._footers: LastUsed[Any] = LastUsed(_MOST_FOOTERS)
+        self._footers: LruCache[Any] = LruCache(_MOST_FOOTERS)
         self._process_id = os.getpid()
         self._groups: OrderedDict[object, tuple[Any, int]] = OrderedDict()  # what was decoded, and its size in bytes
         self._lock = threading.Lock()
@@ -105,16 +105,16 @@ class DecodedGroups:
 
         Args:
             key: What identifies it.
-            decode: Called unless it is kept; returns it, and its size in bytes.
+            decode: Called unless the cache has it; returns it, and its size in bytes.
 
         Raises:
             Exception: Whatever ``decode`` raises.
         """
         with self._locked():
-            kept = self._groups.get(key)
-            if kept is not None:
+            found = self._groups.get(key)
+            if found is not None:
                 self._groups.move_to_end(key)
-                return kept[0]
+                return found[0]
         value, size_bytes = decode()
         with self._locked():
             if key not in self._groups:
@@ -128,7 +128,7 @@ class DecodedGroups:
         return value
 
     def footer(self, key: object, parse: Callable[[], Any]) -> Any:
-        """Return a parsed footer; ``parse`` is called unless it is kept.
+        """Return a parsed footer; ``parse`` is called unless the cache has it.
 
         Raises:
             Exception: Whatever ``parse`` raises.
@@ -136,11 +136,11 @@ class DecodedGroups:
         return self._footers.get(key, parse)
 
     def drop(self, key: object) -> None:
-        """Release a row group; nothing happens if it is not kept."""
+        """Release a row group; nothing happens if the cache has it not."""
         with self._locked():
-            kept = self._groups.pop(key, None)
-            if kept is not None:
-                self._held_bytes -= kept[1]
+            found = self._groups.pop(key, None)
+            if found is not None:
+                self._held_bytes -= found[1]
 
     def _count(self, key: object, size_bytes: int) -> None:
         """Warn once if the same row groups are decoded again and again."""
@@ -156,5 +156,5 @@ class DecodedGroups:
                 size_bytes,
             )
 
-    def __reduce__(self) -> tuple[type["DecodedGroups"], tuple[int]]:
+    def __reduce__(self) -> tuple[type["RowGroupCache"], tuple[int]]:
         return type(self), (self._limit_bytes,)
