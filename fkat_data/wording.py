@@ -71,7 +71,7 @@ def shard_name(shard: Any, shown: Callable[[Any], object] = repr) -> str:
     return getattr(shard, _WORDS) if _has_words(shard) else f"shard {shown(shard)}"
 
 
-def shard_place(shard: Any, epoch: int, shard_index: int) -> str:
+def shard_location(shard: Any, epoch: int, shard_index: int) -> str:
     """Return "(epoch 0, shard index 2)", or only the epoch of what is no shard to the user."""
     return f"(epoch {epoch})" if _has_words(shard) else f"(epoch {epoch}, shard index {shard_index})"
 
@@ -117,7 +117,7 @@ LINE_CHARACTERS = 100
 """The longest line."""
 
 _VALUE_CHARACTERS = 40
-_PLACE_CHARACTERS = 30
+_LOCATION_CHARACTERS = 30
 _CALLABLES = (type, FunctionType, BuiltinFunctionType, MethodType)
 
 
@@ -167,12 +167,12 @@ def without_secrets(location: str) -> str:
     return f"{head}://{rest.split('?')[0].split('#')[0].rpartition('@')[2]}"
 
 
-def place_of(location: object) -> str | None:
+def redacted_location(location: object) -> str | None:
     """Return the end of a path or a URL, without what may be secret in a URL: its user and its query; None for None."""
     if location is None:
         return None
     text = without_secrets(str(location))
-    return text if len(text) <= _PLACE_CHARACTERS else f"…{text[1 - _PLACE_CHARACTERS :]}"
+    return text if len(text) <= _LOCATION_CHARACTERS else f"…{text[1 - _LOCATION_CHARACTERS :]}"
 
 
 def _shown(facts: Callable[[], Iterable[tuple[str, object]]]) -> Iterator[tuple[str, str]]:

@@ -36,7 +36,7 @@ from fkat_data.samplers import (
     ShuffledShardSampler,
 )
 from fkat_data.streaming import LocalDataset, MDSWriter, Stream, StreamingDataLoader, StreamingDataset
-from fkat_data.wording import LINE_CHARACTERS, Described, html_table, place_of
+from fkat_data.wording import LINE_CHARACTERS, Described, html_table, redacted_location
 
 SECRETS = ("hunter2", "signature")
 OPTIONS = {"secret": "hunter2", "key": "signature"}
@@ -220,7 +220,7 @@ def test_html_is_escaped():
 
 
 @pytest.mark.parametrize(
-    ("location", "place"),
+    ("location", "redacted"),
     [
         (None, None),
         ("/data/rows.parquet", "/data/rows.parquet"),
@@ -230,5 +230,5 @@ def test_html_is_escaped():
         ("/" + "a" * 80 + "/rows.parquet", "…" + "a" * 16 + "/rows.parquet"),
     ],
 )
-def test_a_place_is_short_and_has_no_secrets(location, place):
-    assert place_of(location) == place
+def test_a_location_is_short_and_has_no_secrets(location, redacted):
+    assert redacted_location(location) == redacted

@@ -18,7 +18,7 @@ from fkat_data.files.opening import Locations, ReadRange, local_path, locations_
 from fkat_data.files.remote import Span
 from fkat_data.interruption import suppress
 from fkat_data.observe.stages import reading
-from fkat_data.wording import Described, place_of
+from fkat_data.wording import Described, redacted_location
 
 #: Remote files that are opened at a time.
 _NUM_FILES_AT_ONCE = 16
@@ -162,7 +162,7 @@ class DatasetOfFiles(Described):
         self._has_remote = any(local_path(path) is None for path in self.paths)
 
     def _repr_facts(self) -> Iterator[tuple[str, object]]:
-        yield "first_file", place_of(self.paths[0])
+        yield "first_file", redacted_location(self.paths[0])
         yield "num_files", len(self.paths)
 
 

@@ -19,7 +19,7 @@ from fkat_data.errors import (
 )
 from fkat_data.observe.progress import Activity, WaitDisplay, display_for
 from fkat_data.plan.place import Position, Task
-from fkat_data.wording import add_note, shard_name, shard_place
+from fkat_data.wording import add_note, shard_location, shard_name
 from fkat_data.worker.messages import Worker
 from fkat_data.worker.windows import read_left_out
 
@@ -100,7 +100,7 @@ class WaitClock:
             self._waited_s,
             microbatch_index,
             shard_name(task.shard),
-            shard_place(task.shard, task.epoch, task.shard_index),
+            shard_location(task.shard, task.epoch, task.shard_index),
             worker.pid,
             "is working on" if worker.has_begun(task.ticket) else "has not begun",
             num_in_work,

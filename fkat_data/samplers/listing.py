@@ -15,7 +15,7 @@ from fkat_data.location import file_system_of, found_below, is_chain, path_of
 from fkat_data.patterns import literal_where
 from fkat_data.samplers.sequence import SequenceShardSampler, merge_uris
 from fkat_data.store_errors import store_error, store_errors
-from fkat_data.wording import add_note, place_of, without_secrets
+from fkat_data.wording import add_note, redacted_location, without_secrets
 
 
 class FsShardSampler(SequenceShardSampler):
@@ -81,7 +81,7 @@ class FsShardSampler(SequenceShardSampler):
             where = "under it" if recursive else "in it (recursive=False)"
             found = f"all {len(files)} {where} are hidden" if files else f"there are none {where}"
             raise ConfigurationError("uri", text, f"a directory with files that are not hidden; {found}")
-        say_partitions(str(place_of(text)), (file.relative_path for file in chosen))
+        say_partitions(str(redacted_location(text)), (file.relative_path for file in chosen))
         super().__init__(merge_uris(shards, num_uri_merge))
 
 
@@ -184,7 +184,9 @@ def _web_file(file_system: Any, root: str) -> dict[str, dict[str, Any]]:
 
 def _noted(error: FkatDataError, uri: str) -> FkatDataError:
     # A store's client does not say what would help.
-    add_note(error, f"fkat_data: while listing {place_of(uri)!r}; storage_options takes credentials and endpoints")
+    add_note(
+        error, f"fkat_data: while listing {redacted_location(uri)!r}; storage_options takes credentials and endpoints"
+    )
     return error
 
 

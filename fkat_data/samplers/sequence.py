@@ -12,7 +12,7 @@ from fkat_data.interruption import genuine
 from fkat_data.samplers.base import ShardSampler, check_shards, has_own_iteration, is_empty_list, uris_of
 from fkat_data.seeding import preserved_generators, seed_global_generators
 from fkat_data.types import ResplittableSampler, Shard
-from fkat_data.wording import place_of
+from fkat_data.wording import redacted_location
 
 
 class SequenceShardSampler(ShardSampler):
@@ -36,7 +36,7 @@ class SequenceShardSampler(ShardSampler):
         first: Any = self._shards[0]
         yield "num_shards", len(self._shards)
         first = cast("list[Any]", first)[0] if isinstance(first, list) else first
-        yield "first", place_of(first if isinstance(first, str) else repr(first))
+        yield "first", redacted_location(first if isinstance(first, str) else repr(first))
         yield from super()._repr_facts()
 
 

@@ -21,7 +21,7 @@ from fkat_data.streaming.order.spans import Spanner
 from fkat_data.streaming.reading.catalog import Catalog
 from fkat_data.streaming.reading.open_shards import OpenShards, index_tree
 from fkat_data.streaming.reading.stream import Stream
-from fkat_data.wording import Described, place_of
+from fkat_data.wording import Described, redacted_location
 
 _Integers = npt.NDArray[np.int64]
 
@@ -205,7 +205,7 @@ class LocalDataset(Described, SampleAccess, Dataset[Any]):
         return self._catalog
 
     def _repr_facts(self) -> Iterator[tuple[str, object]]:
-        yield "local", place_of(self.local)
+        yield "local", redacted_location(self.local)
         yield "split", self.split
         yield "num_samples", self._catalog.num_samples
         yield "num_shards", len(self._catalog.entries)

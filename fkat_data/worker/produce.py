@@ -19,7 +19,7 @@ from fkat_data.sample_errors import early_end
 from fkat_data.seeding import ShardStreams
 from fkat_data.transport.digest import digest_of
 from fkat_data.types import Shard
-from fkat_data.wording import add_note, notes_of, shard_name, shard_place
+from fkat_data.wording import add_note, notes_of, shard_location, shard_name
 from fkat_data.worker.batches import (
     IndexedProduction,
     NumberedBatches,
@@ -455,7 +455,7 @@ def name_place(error: BaseException, task: Task, index: int, *, is_open: bool) -
         if note.startswith(_NOTE):
             return note
     where = f"at microbatch {index} of" if is_open else "while opening"
-    note = f"{_NOTE} {where} {shard_name(task.shard)} {shard_place(task.shard, task.epoch, task.shard_index)}"
+    note = f"{_NOTE} {where} {shard_name(task.shard)} {shard_location(task.shard, task.epoch, task.shard_index)}"
     add_note(error, note)
     return note
 

@@ -17,8 +17,8 @@ from fkat_data.interruption import genuine
 from fkat_data.streaming.cache.cache_budget import CacheBudget
 from fkat_data.streaming.cache.cache_directory import CLAIMS
 from fkat_data.streaming.cache.locks import Owned, pauses
+from fkat_data.streaming.cache.mapped_files import MappedFiles
 from fkat_data.streaming.cache.paths import MAKING, parts_of
-from fkat_data.streaming.cache.records import MappedFiles
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _LEAST_ATTEMPTS = 3
@@ -116,7 +116,7 @@ class Cache:
 
     def touch(self, name: str) -> None:
         """Mark a file as used now."""
-        self._directory.recency.touch(name)
+        self._directory.access_times.touch(name)
 
     def remove(self, name: str) -> int:
         """Remove a file; return its size in bytes, 0 if it does not exist.

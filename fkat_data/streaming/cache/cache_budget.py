@@ -13,8 +13,9 @@ from fkat_data.errors import ConfigurationError
 from fkat_data.interruption import genuine
 from fkat_data.streaming.cache.cache_directory import NOT_WRITABLE, CacheDirectory, Temporary
 from fkat_data.streaming.cache.locks import pauses
+from fkat_data.streaming.cache.mapped_files import give_back_idle_maps
 from fkat_data.streaming.cache.paths import MAKING, StoredFile
-from fkat_data.streaming.cache.records import Counts, Ledger, give_back_idle_maps
+from fkat_data.streaming.cache.usage_ledger import Counts, UsageLedger
 
 _logger = logging.getLogger(__name__)
 
@@ -27,7 +28,7 @@ class _Candidate(NamedTuple):
     """A file that may be evicted. The smallest is the coldest.
 
     Attributes:
-        last_use: When it was last used, as ``Recency`` reports it.
+        last_use: When it was last used, as ``AccessTimes`` reports it.
         changed_ns: When it was last changed, by the wall clock.
         name: Its path in the directory.
     """
@@ -59,7 +60,7 @@ class _Stock:
         self._directory = directory
         self._is_evictable = is_evictable
         self._listed = listed
-        self._ledger: Ledger | None = None
+        self._ledger: UsageLedger | None = None
         self._is_whole = False
         self._mapped: dict[str, _Candidate] = {}
         try:
@@ -99,7 +100,7 @@ class _Stock:
             candidate = self._listed[-1]
             if candidate.name in self._mapped or not is_evictable(candidate.name):
                 self._listed.pop()
-            elif candidate.last_use == self._directory.recency.last_use(candidate.name):
+            elif candidate.last_use == self._directory.access_times.last_use(candidate.name):
                 return candidate
             else:
                 # It was used since it was listed. If only such files are left, they are listed again.
@@ -147,7 +148,7 @@ class _Stock:
         files = list(self._directory.files())
         found = sorted(
             (
-                _Candidate(self._directory.recency.last_use(file.name), file.changed_ns, file.name)
+                _Candidate(self._directory.access_times.last_use(file.name), file.changed_ns, file.name)
                 for file in files
                 if file.name not in self._mapped and is_evictable(file.name)
             ),
@@ -372,7 +373,7 @@ def _evict(num_bytes: int, stocks: list[_Stock], spared: tuple[int, str] | None 
     freed_bytes = num_mapped = 0
     has_given_back = False
     while freed_bytes < num_bytes:
-        coldest = [(candidate, place) for place, stock in enumerate(stocks) if (candidate := stock.coldest())]
+        coldest = [(candidate, index) for index, stock in enumerate(stocks) if (candidate := stock.coldest())]
         # What was made last is the hottest: behind it there is no other.
         if not coldest or ((first := min(coldest))[1], first[0].name) == spared:
             break

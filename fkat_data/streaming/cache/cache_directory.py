@@ -16,7 +16,9 @@ from typing import BinaryIO, TypeVar
 
 from fkat_data.errors import ConfigurationError, ShardCorruptError
 from fkat_data.interruption import genuine, suppress
+from fkat_data.streaming.cache.access_times import AccessTimes
 from fkat_data.streaming.cache.locks import SHORTEST_PAUSE_S, LockFile, Owned, locked
+from fkat_data.streaming.cache.mapped_files import MappedFiles
 from fkat_data.streaming.cache.paths import (
     BOOKKEEPING,
     MAKING,
@@ -30,7 +32,7 @@ from fkat_data.streaming.cache.paths import (
     parts_of,
     reserved_bytes,
 )
-from fkat_data.streaming.cache.records import Ledger, MappedFiles, Recency
+from fkat_data.streaming.cache.usage_ledger import UsageLedger
 
 #: In ``BOOKKEEPING``: one lock's file for each file in the making.
 CLAIMS = "claims"
@@ -89,7 +91,7 @@ class CacheDirectory:
     Attributes:
         given: The directory as the caller passed it.
         path: Where the files are: the same, or this node's folder in it if other nodes may see it.
-        recency: When its files were last used.
+        access_times: When its files were last used.
         mapped_files: Which of its files the processes of the node have mapped.
 
     Raises:
@@ -107,7 +109,7 @@ class CacheDirectory:
         self.resolved: str = str(self.path.resolve())
         # Other users may put files into such a directory: only this user's count.
         self._is_open = bool(self.path.stat().st_mode & stat.S_IWOTH)
-        self.recency: Recency = Recency(self.path / BOOKKEEPING / "recency")
+        self.access_times: AccessTimes = AccessTimes(self.path / BOOKKEEPING / "recency")
         self.mapped_files: MappedFiles = MappedFiles(self.path / BOOKKEEPING / "mapped")
         try:
             self.prepare()
@@ -163,7 +165,7 @@ class CacheDirectory:
         with self.ledger() as ledger:
             return self._remove(name, ledger) or 0
 
-    def evict(self, name: str, ledger: Ledger) -> int | None:
+    def evict(self, name: str, ledger: UsageLedger) -> int | None:
         """Remove a file that no process of the node has mapped.
 
         Args:
@@ -178,15 +180,15 @@ class CacheDirectory:
         """
         return self._remove(name, ledger, is_kept_if_mapped=True)
 
-    def ledger(self) -> Ledger:
+    def ledger(self) -> UsageLedger:
         """Lock the directory's files and return the record of what they take. All that adds or removes files has it.
 
         Raises:
             OSError: The directory is not writable.
         """
-        return locked(partial(self._opened, Ledger, "budget"))
+        return locked(partial(self._opened, UsageLedger, "budget"))
 
-    def _remove(self, name: str, ledger: Ledger, *, is_kept_if_mapped: bool = False) -> int | None:
+    def _remove(self, name: str, ledger: UsageLedger, *, is_kept_if_mapped: bool = False) -> int | None:
         *folders, last = parts_of(name)
         try:
             with opened_folder(self.path, folders) as folder:
@@ -199,7 +201,7 @@ class CacheDirectory:
                         os.unlink(last, dir_fd=folder)
         except genuine(FileNotFoundError):
             return 0
-        self.recency.forget(name)
+        self.access_times.forget(name)
         return found.st_size
 
     def move_in(self, temporary: Path, name: str) -> None:

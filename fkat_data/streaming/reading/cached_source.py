@@ -18,8 +18,8 @@ from fkat_data.streaming.cache.cache import Cache
 from fkat_data.streaming.cache.cache_budget import CacheBudget
 from fkat_data.streaming.cache.cache_directory import NOT_WRITABLE
 from fkat_data.streaming.cache.dataset_version import DatasetVersion
+from fkat_data.streaming.cache.mapped_files import give_back_idle_maps
 from fkat_data.streaming.cache.paths import BOOKKEEPING
-from fkat_data.streaming.cache.records import give_back_idle_maps
 from fkat_data.streaming.reading.dataset_index import DatasetIndex, FoundIndex, GeneratedIndex, digest_of
 from fkat_data.streaming.reading.stream import NO_DATASET, FilePattern, ReadCommit
 from fkat_data.streaming.store.store import Store
@@ -38,9 +38,9 @@ def shared_file(first: Path, first_names: Iterable[str], second: Path, second_na
         second_names: Paths of files in it, which need not exist.
     """
     ours, theirs = _by_folder(first, first_names), _by_folder(second, second_names)
-    for place in ours.keys() & theirs.keys():
-        last_names = {name.rpartition("/")[2] for name in theirs[place]}
-        for name in ours[place]:
+    for folder in ours.keys() & theirs.keys():
+        last_names = {name.rpartition("/")[2] for name in theirs[folder]}
+        for name in ours[folder]:
             if name.rpartition("/")[2] in last_names:
                 return name
     return None
@@ -370,8 +370,8 @@ class CachedSource:
 
     def _label(self, report: str) -> str:
         """Return what the directory records beside a version: a digest of where it is from, and what the store reports."""
-        place = str(self._remote or self.location).encode()
-        return f"{blake2s(place, digest_size=8).hexdigest()} {report}"
+        location = str(self._remote or self.location).encode()
+        return f"{blake2s(location, digest_size=8).hexdigest()} {report}"
 
     def _note_commit(self, version: str) -> None:
         revision, commit = self._store.revision

@@ -27,7 +27,7 @@ from fkat_data.streaming.reading.dataset_index import DatasetIndex, GeneratedInd
 from fkat_data.streaming.reading.in_place_source import DecompressedSource, DirectorySource, folder_of
 from fkat_data.streaming.reading.stream import NO_DATASET, FilePattern, ReadCommit, Stream, no_stream, split_name
 from fkat_data.streaming.store.store import open_store
-from fkat_data.wording import add_note, place_of
+from fkat_data.wording import add_note, redacted_location
 
 #: Seconds after which a directory that is read in place does not answer.
 _LONGEST_LOOK_S = 60.0
@@ -140,7 +140,7 @@ def _cache_directories(streams: Sequence[Stream]) -> list[Path | None]:
     """
     originals = [stream.remote_directory for stream in streams]
     originals += [stream.local_directory for stream in streams if stream.cache_directory is None]
-    read = {_place(directory) for directory in originals if directory is not None}
+    read = {_directory_identity(directory) for directory in originals if directory is not None}
     known: dict[object, tuple[Path, object]] = {}
     found: list[Path | None] = []
     for stream in streams:
@@ -152,15 +152,17 @@ def _cache_directories(streams: Sequence[Stream]) -> list[Path | None]:
             # Below the shared temporary directory, the owner of the folder in between could replace this one.
             make_safe(directory.parent)
         make_safe(directory)
-        if _place(directory) in read:
+        if _directory_identity(directory) in read:
             raise ConfigurationError(
                 "local", str(directory), "another directory: a stream reads it as the original of its data"
             )
         remote = (
-            stream.remote_location.rstrip("/") if stream.remote_directory is None else _place(stream.remote_directory)
+            stream.remote_location.rstrip("/")
+            if stream.remote_directory is None
+            else _directory_identity(stream.remote_directory)
         )
         origin = remote, stream.file_pattern
-        known_directory, known_origin = known.setdefault(_place(directory), (directory, origin))
+        known_directory, known_origin = known.setdefault(_directory_identity(directory), (directory, origin))
         if known_origin != origin:
             raise ConfigurationError(
                 "local", str(directory), "another directory for each remote: their files would overwrite each other"
@@ -169,7 +171,7 @@ def _cache_directories(streams: Sequence[Stream]) -> list[Path | None]:
     return found
 
 
-def _place(path: Path) -> object:
+def _directory_identity(path: Path) -> object:
     """Return what two paths have in common if they lead to one directory."""
     try:
         return directory_key(path)
@@ -278,7 +280,7 @@ class Catalog:
         sources, cache_budget = sources_of(streams)
         self.sources: list[ShardSource] = sources
         self.cache_budget: CacheBudget | None = cache_budget
-        self._locations = [place_of(stream.remote_location or stream.local_directory) for stream in streams]
+        self._locations = [redacted_location(stream.remote_location or stream.local_directory) for stream in streams]
         self.entries: list[ShardEntry] = []
         per_stream: list[list[ShardEntry]] = []
         for stream, source in zip(streams, self.sources, strict=True):

@@ -15,8 +15,8 @@ from fkat_data.streaming.cache.cache import Cache
 from fkat_data.streaming.cache.cache_budget import CacheBudget
 from fkat_data.streaming.cache.cache_directory import CacheDirectory, make_safe
 from fkat_data.streaming.cache.dataset_version import DatasetVersion, remove_if_unused
+from fkat_data.streaming.cache.mapped_files import give_back_idle_maps
 from fkat_data.streaming.cache.paths import BOOKKEEPING
-from fkat_data.streaming.cache.records import give_back_idle_maps
 from fkat_data.streaming.reading.cached_source import Evictable
 from fkat_data.streaming.reading.dataset_index import DatasetIndex, FoundIndex
 from fkat_data.streaming.reading.stream import ReadCommit, own_directory

@@ -26,7 +26,7 @@ from fkat_data.observe.stages import reading
 from fkat_data.registry import Registrations
 from fkat_data.sample_errors import note_misfit
 from fkat_data.streaming.cache.locks import pauses
-from fkat_data.streaming.cache.records import register_map_owner
+from fkat_data.streaming.cache.mapped_files import register_map_owner
 from fkat_data.streaming.reading.catalog import Catalog
 from fkat_data.streaming.reading.read_ahead import ReadAhead
 

@@ -26,7 +26,7 @@ from fkat_data.location import path_of, resolved
 from fkat_data.patterns import compiled, literal_where, may_be_above, unescaped, wildcard_at
 from fkat_data.streaming.order.weights import StreamWeight
 from fkat_data.streaming.store.store import open_store
-from fkat_data.wording import Described, place_of
+from fkat_data.wording import Described, redacted_location
 
 #: For messages: why a directory is no dataset.
 NO_DATASET = (
@@ -187,7 +187,7 @@ class Stream(Described):
             alone.
         keep_zip: Whether compressed files stay after they are decompressed.
         storage_options: The options of fsspec's file system for ``remote``, such as ``key``, ``secret`` and
-            ``endpoint_url``. Its library looks up the others in its usual places.
+            ``endpoint_url``. Its library looks up the others in its usual locations.
         columns: The columns to read; None: all. Of Parquet files, no other column is fetched or decoded. Of tar files:
             extensions, ``__key__`` and ``__url__``; None: all but ``__url__``.
         decode: How members of tar files are decoded: a decoder for all, such as ``"bytes"``, or decoders for
@@ -316,8 +316,8 @@ class Stream(Described):
         return local or own_directory(f"{self.remote_location}/{pattern.text}" if pattern else self.remote_location)
 
     def _repr_facts(self) -> Iterator[tuple[str, object]]:
-        yield "remote", place_of(self.remote)
-        yield "local", place_of(self.local)
+        yield "remote", redacted_location(self.remote)
+        yield "local", redacted_location(self.local)
         yield "split", self.split
         yield "proportion", self.proportion
         yield "repeat", self.repeat

@@ -176,19 +176,19 @@ class HubClient:
         self._opener = opener
         self._location = opener.location
         self._commit_lock = asyncio.Lock()
-        self._places: dict[tuple[str, str], _HubFile] = {}
+        self._found_files: dict[tuple[str, str], _HubFile] = {}
         # At one commit, nothing changes.
         self._versions: dict[tuple[str, bool], str] = {}
 
     def open(self, name: str, start: int, version: str, timeout_s: float, stop: int | None = None) -> Body:
         """Request a file; see ``Client``. The version of a range states the commit, too."""
         until_s = time.monotonic() + timeout_s
-        place, commit = in_loop(self._session.loop, self._found(name, version), timeout_s)
-        found = place.version if stop is None else f"{place.version}@{commit}"
+        file, commit = in_loop(self._session.loop, self._found(name, version), timeout_s)
+        found = file.version if stop is None else f"{file.version}@{commit}"
         # The same content of another commit is the same version.
-        found = version if version.partition("@")[0] == place.version else found
+        found = version if version.partition("@")[0] == file.version else found
         left_s = max(0.0, until_s - time.monotonic())
-        return in_loop(self._session.loop, self._opened(name, commit, place, found, start, stop), left_s)
+        return in_loop(self._session.loop, self._opened(name, commit, file, found, start, stop), left_s)
 
     def version(self, name: str, timeout_s: float, *, is_timed: bool = False) -> str:
         """Look up a file; see ``Client``. Instead of a time, ``is_timed`` adds a digest of the file's directory."""
@@ -244,15 +244,15 @@ class HubClient:
         pinned = await self._commit()
         commit = version.partition("@")[2] or pinned
         try:
-            return await self._place(name, commit), commit
+            return await self._file(name, commit), commit
         except StatusError as error:
             if commit == pinned or error.status not in _MISSING:
                 raise
         # The history may have been rewritten. The content is compared.
-        return await self._place(name, pinned), pinned
+        return await self._file(name, pinned), pinned
 
-    async def _place(self, name: str, commit: str) -> _HubFile:
-        known = self._places.get((name, commit))
+    async def _file(self, name: str, commit: str) -> _HubFile:
+        known = self._found_files.get((name, commit))
         if known is not None and known.until_s > time.monotonic():
             return known
         url = self._endpoint + self._location.file_url(name, commit)
@@ -266,26 +266,26 @@ class HubClient:
             is_hub = _origin(target) == _origin(self._endpoint)
             version = _plain(headers.get("X-Linked-ETag") or headers.get("ETag") or "")
             if not headers.get("Location") or not is_hub or headers.get("X-Linked-ETag"):
-                place = _HubFile(target, is_hub, version, time.monotonic() + _REDIRECT_S)
-                self._places[name, commit] = place
-                return place
+                file = _HubFile(target, is_hub, version, time.monotonic() + _REDIRECT_S)
+                self._found_files[name, commit] = file
+                return file
             # A repository that was renamed.
             url = target
         raise TransferError(f"the hub redirects more than {_MOST_REDIRECTS} times")
 
     async def _opened(
-        self, name: str, commit: str, place: _HubFile, version: str, start: int, stop: int | None
+        self, name: str, commit: str, file: _HubFile, version: str, start: int, stop: int | None
     ) -> WebBody:
-        headers = {**(self._headers if place.is_hub else {}), **range_header(start, stop)}
-        response = await self._session.send("GET", place.url, headers)
+        headers = {**(self._headers if file.is_hub else {}), **range_header(start, stop)}
+        response = await self._session.send("GET", file.url, headers)
         try:
             if response.status not in (200, 206):
                 # A signed URL may have expired: the next attempt asks the hub again.
-                self._places.pop((name, commit), None)
+                self._found_files.pop((name, commit), None)
                 if response.status in _RANGE_FAILED:
                     raise ChangedError(f"status {response.status} for bytes from {start:,}")
-                if not place.is_hub and 400 <= response.status < 500 and response.status != 429:
-                    raise TransferError(f"status {response.status} from {urlsplit(place.url).hostname}")
+                if not file.is_hub and 400 <= response.status < 500 and response.status != 429:
+                    raise TransferError(f"status {response.status} from {urlsplit(file.url).hostname}")
                 raise self._error(response)
             return WebBody(self._session.loop, response, version)
         except BaseException:
@@ -293,9 +293,9 @@ class HubClient:
             raise
 
     async def _version(self, name: str, is_timed: bool) -> str:
-        place = await self._place(name, await self._commit())
+        file = await self._file(name, await self._commit())
         if not is_timed:
-            return place.version
+            return file.version
         folder = self._location.path(name).rpartition("/")[0]
         digest, url = blake2s(digest_size=16), ""
         while True:
@@ -304,7 +304,7 @@ class HubClient:
                 if item["path"] not in _NO_DATA:
                     digest.update(f"{item['path']}\n{_oid(item)}\n".encode())
             if not url:
-                return joined_version(place.version, digest.hexdigest())
+                return joined_version(file.version, digest.hexdigest())
 
     async def _page(self, folder: str, url: str, *, is_recursive: bool) -> tuple[list[dict[str, Any]], str]:
         """Return a page of a folder's files, and the URL of the next page; "" if it is the last."""

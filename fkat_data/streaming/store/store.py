@@ -348,7 +348,7 @@ def open_store(
     Args:
         url: A directory: a path, or a URL that fsspec opens, such as ``s3://bucket/directory``.
         storage_options: The options of fsspec's file system for the URL. Its library looks up the others in its usual
-            places: the environment, ``~/.aws``, and so on.
+            locations: the environment, ``~/.aws``, and so on.
         num_retries: How often a failed attempt is followed by another one.
         timeout_s: Seconds that an attempt may take for each 64 MiB.
 

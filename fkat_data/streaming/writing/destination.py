@@ -21,11 +21,11 @@ from fkat_data.interruption import suppress
 from fkat_data.location import is_url, resolved
 from fkat_data.streaming.cache.locks import LockFile, Owned
 from fkat_data.streaming.writing.directories import (
+    Directory,
     LocalDirectory,
-    Place,
     RemoteDirectory,
+    directory_of,
     parts_in,
-    place_of,
     remove_dataset,
     remove_parts,
 )
@@ -59,15 +59,15 @@ LOCK_NAME = ".fkat_data.writing"
 
 
 class WriterLock:
-    """The exclusive right to write to one or more places, from the constructor to ``close``.
+    """The exclusive right to write to one or more directories, from the constructor to ``close``.
 
-    Each place has a lock in this node's temporary directory. A local directory also has one of its own, so that it
-    excludes writers on other nodes where the file system has locks across nodes. A place that cannot have a lock, such
+    Each directory has a lock in this node's temporary directory. A local directory also has one of its own, so that it
+    excludes writers on other nodes where the file system has locks across nodes. A directory that cannot have a lock, such
     as a directory on a file system without locks, has none.
 
     Args:
-        shown: The place, for messages.
-        keys: A text for each place, equal for equal places.
+        shown: The directory, for messages.
+        keys: A text for each directory, equal for equal directories.
         directory: The local directory, which exists; None if there is none.
 
     Raises:
@@ -82,7 +82,7 @@ class WriterLock:
                     # What cannot be removed, as its directory is gone or read-only, is no lock once it is closed.
                     held.enter_context(suppress(OSError))
                     if not held.enter_context(Owned(partial(LockFile, path))).try_take():
-                        raise ConfigurationError("out", shown, "a place that no other writer is writing to")
+                        raise ConfigurationError("out", shown, "a directory that no other writer is writing to")
             self._held = held.pop_all()
 
     def close(self) -> None:
@@ -281,27 +281,27 @@ def _clear_local(directory: Path, *, exist_ok: bool) -> None:
 
 def _clear_remote(directory: RemoteDirectory, *, exist_ok: bool, has_parts: bool = False) -> None:
     directory.check()
-    place = place_of(directory)
+    target = directory_of(directory)
     if has_parts:
-        _clear_parts(place, directory.shown, exist_ok=exist_ok)
+        _clear_parts(target, directory.shown, exist_ok=exist_ok)
     elif exist_ok:
-        remove_dataset(place, directory.shown)
+        remove_dataset(target, directory.shown)
     else:
-        _refuse_index(place, directory.shown)
+        _refuse_index(target, directory.shown)
 
 
-def _clear_parts(place: Place, shown: str, *, exist_ok: bool) -> None:
+def _clear_parts(directory: Directory, shown: str, *, exist_ok: bool) -> None:
     if exist_ok:
-        remove_dataset(place, shown)
-        remove_parts(place, shown)
+        remove_dataset(directory, shown)
+        remove_parts(directory, shown)
         return
-    _refuse_index(place, shown)
-    for name in parts_in(place):
-        _refuse_index(place.below(name), f"{shown}/{name}")
+    _refuse_index(directory, shown)
+    for name in parts_in(directory):
+        _refuse_index(directory.below(name), f"{shown}/{name}")
 
 
-def _refuse_index(place: Place, shown: str) -> None:
-    if place.has(INDEX_NAME):
+def _refuse_index(directory: Directory, shown: str) -> None:
+    if directory.has(INDEX_NAME):
         raise FileExistsError(f"{shown!r} already has a dataset; pass exist_ok=True to replace it")
 
 

@@ -1,6 +1,6 @@
 """Where a dataset is written: a directory of this machine, or one on any file system that fsspec supports.
 
-And how a dataset that is there goes before another one takes its place.
+And how a dataset that is there goes before another one replaces it.
 """
 
 import contextlib
@@ -115,7 +115,7 @@ class RemoteDirectory:
         if not is_chain(url):
             remote.check_scheme(argument, scheme, self.shown)
         if scheme in _READ_ONLY:
-            raise ConfigurationError(argument, self.shown, f"a place that can be written to, unlike {scheme}://")
+            raise ConfigurationError(argument, self.shown, f"a directory that can be written to, unlike {scheme}://")
         if scheme in ("s3", "s3a"):
             options = remote.with_endpoint(options)
         self.path = path
@@ -255,12 +255,12 @@ class RemoteDirectory:
 
     @contextlib.contextmanager
     def _named(self, name: str = "") -> Generator[None]:
-        """Note the place on what the file system raises: its own error names neither that nor what helps."""
+        """Note the path on what the file system raises: its own error names neither that nor what helps."""
         try:
             yield
         except genuine(Exception) as error:
-            place = f"{self.shown}/{name}".rstrip("/")
-            add_note(error, f"fkat_data: of {place}; storage_options takes credentials and endpoints")
+            path = f"{self.shown}/{name}".rstrip("/")
+            add_note(error, f"fkat_data: of {path}; storage_options takes credentials and endpoints")
             raise
 
 
@@ -273,30 +273,30 @@ _SHARD_NAME = rf"shard\.\d{{5,}}\.({'|'.join(INDEX_FORMATS)})(\.meta)?(\.({'|'.j
 _LEFTOVER_NAME = re.compile(rf"{_SHARD_NAME}|({_SHARD_NAME}|{re.escape(INDEX_NAME)})(\.[0-9a-f]{{16}})?\.tmp")
 
 
-Place: TypeAlias = LocalDirectory | RemoteDirectory
+Directory: TypeAlias = LocalDirectory | RemoteDirectory
 
 
-def place_of(remote: RemoteDirectory) -> Place:
+def directory_of(remote: RemoteDirectory) -> Directory:
     """Return a writer's remote directory; the directory itself if it is on this machine."""
     return remote if remote.path is None else LocalDirectory(remote.path)
 
 
-def remove_dataset(place: Place, shown: str) -> None:
+def remove_dataset(directory: Directory, shown: str) -> None:
     """Remove a dataset and what a killed writer has left. Other files stay.
 
     The index goes before the files that it names, so that a partial dataset never looks complete.
 
     Args:
-        place: Where it is.
-        shown: That place, for messages.
+        directory: Where it is.
+        shown: The same, for messages.
 
     Raises:
         FileExistsError: The index is another program's.
         Exception: A file cannot be removed. This is the file system's error.
     """
     named: list[str] = []
-    if place.has(INDEX_NAME):
-        content = place.read(INDEX_NAME)
+    if directory.has(INDEX_NAME):
+        content = directory.read(INDEX_NAME)
         if not _is_index(content):
             raise FileExistsError(
                 f"{shown}/{INDEX_NAME} is not the index of a dataset of shards, so exist_ok=True does not replace it: "
@@ -307,15 +307,15 @@ def remove_dataset(place: Place, shown: str) -> None:
             named = [info.basename for entry in entries for pair in entry.files for info in pair if info]
         folders = {str(PurePosixPath(name).parent) for name in named} - {"."}
         # A part without an index is not merged again, and the whole does not need it.
-        place.remove(f"{folder}/{INDEX_NAME}" for folder in sorted(folders))
-        place.remove([INDEX_NAME])
-    files, _ = place.listed()
-    place.remove(dict.fromkeys([*named, *(name for name in files if _LEFTOVER_NAME.fullmatch(name))]))
+        directory.remove(f"{folder}/{INDEX_NAME}" for folder in sorted(folders))
+        directory.remove([INDEX_NAME])
+    files, _ = directory.listed()
+    directory.remove(dict.fromkeys([*named, *(name for name in files if _LEFTOVER_NAME.fullmatch(name))]))
 
 
-def parts_in(place: Place) -> list[str]:
+def parts_in(directory: Directory) -> list[str]:
     """Return the names of the folders that ``write_parallel`` has made, complete or not."""
-    return sorted(name for name in place.listed()[1] if _PART_NAME.fullmatch(name) or is_attempt(name))
+    return sorted(name for name in directory.listed()[1] if _PART_NAME.fullmatch(name) or is_attempt(name))
 
 
 def is_attempt(name: str) -> bool:
@@ -323,33 +323,33 @@ def is_attempt(name: str) -> bool:
     return _ATTEMPT_NAME.fullmatch(name) is not None
 
 
-def remove_parts(place: Place, shown: str) -> None:
+def remove_parts(directory: Directory, shown: str) -> None:
     """Remove the parts that ``write_parallel`` has left in a directory.
 
     Args:
-        place: The directory.
+        directory: The directory.
         shown: The same, for messages.
 
     Raises:
         FileExistsError: The index of a part is another program's.
         Exception: A file cannot be removed. This is the file system's error.
     """
-    for name in parts_in(place):
+    for name in parts_in(directory):
         if is_attempt(name):
-            remove_attempt(place, name)
+            remove_attempt(directory, name)
         else:
-            remove_dataset(place.below(name), f"{shown}/{name}")
-            place.remove([f"{name}/{INDEX_NAME}"])
+            remove_dataset(directory.below(name), f"{shown}/{name}")
+            directory.remove([f"{name}/{INDEX_NAME}"])
 
 
-def remove_attempt(place: Place, name: str) -> None:
+def remove_attempt(directory: Directory, name: str) -> None:
     """Remove the folder of an attempt to write a part. All files in it are the attempt's.
 
     Raises:
         Exception: A file cannot be removed. This is the file system's error.
     """
-    files, _ = place.below(name).listed()
-    place.remove(f"{name}/{file}" for file in [*files, INDEX_NAME])
+    files, _ = directory.below(name).listed()
+    directory.remove(f"{name}/{file}" for file in [*files, INDEX_NAME])
 
 
 def _is_index(content: bytes) -> bool:

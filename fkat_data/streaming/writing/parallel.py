@@ -12,12 +12,12 @@ from fkat_data.files.index import INDEX_NAME
 from fkat_data.registry import Registrations
 from fkat_data.streaming.writing.destination import cleared_for_parts
 from fkat_data.streaming.writing.directories import (
+    Directory,
     LocalDirectory,
-    Place,
     RemoteDirectory,
+    directory_of,
     is_attempt,
     parts_in,
-    place_of,
     remove_attempt,
 )
 from fkat_data.streaming.writing.merge import IndexLocation, merge_index
@@ -46,8 +46,8 @@ class PartFolders:
     @property
     def shown(self) -> str:
         """The directory without secrets, for messages."""
-        place = self._places()[-1]
-        return place.shown if isinstance(place, RemoteDirectory) else str(place.root)
+        directory = self._directories()[-1]
+        return directory.shown if isinstance(directory, RemoteDirectory) else str(directory.root)
 
     def attempt(self, number: int) -> str:
         """Return the name of a new folder for an attempt to write an item. No other attempt has it."""
@@ -66,7 +66,7 @@ class PartFolders:
         """
         try:
             # Network file systems answer from memory whether a file exists, but not when it is opened.
-            self._places()[-1].read(INDEX_NAME)
+            self._directories()[-1].read(INDEX_NAME)
         except (FileNotFoundError, NotADirectoryError):
             return False
         return True
@@ -77,8 +77,8 @@ class PartFolders:
         Raises:
             Exception: A file cannot be removed. This is the file system's error.
         """
-        for place in self._places():
-            remove_attempt(place, name)
+        for directory in self._directories():
+            remove_attempt(directory, name)
 
     def settle(self, name: str) -> str:
         """Give the folder of an attempt the name of its item, if folders can be renamed; return its name.
@@ -89,7 +89,9 @@ class PartFolders:
             OSError: The folder cannot be renamed.
         """
         item = name.partition(".")[0]
-        roots = [None if isinstance(place, RemoteDirectory) else place.root for place in self._places()]
+        roots = [
+            None if isinstance(directory, RemoteDirectory) else directory.root for directory in self._directories()
+        ]
         if any(root is None or (root / item).exists() for root in roots):
             return name
         for root in roots:
@@ -103,19 +105,19 @@ class PartFolders:
         Raises:
             Exception: A file cannot be removed. This is the file system's error.
         """
-        for place in self._places():
-            for name in parts_in(place):
+        for directory in self._directories():
+            for name in parts_in(directory):
                 if is_attempt(name) and name not in kept:
-                    remove_attempt(place, name)
+                    remove_attempt(directory, name)
 
-    def _places(self) -> list[Place]:
+    def _directories(self) -> list[Directory]:
         """Return the local side and the remote one, which decides about the whole."""
-        places: list[Place] = []
+        directories: list[Directory] = []
         if self.local is not None:
-            places.append(LocalDirectory(Path(self.local)))
+            directories.append(LocalDirectory(Path(self.local)))
         if self.remote is not None:
-            places.append(place_of(RemoteDirectory(self.remote, "out", self.storage_options)))
-        return places
+            directories.append(directory_of(RemoteDirectory(self.remote, "out", self.storage_options)))
+        return directories
 
 
 _Item = TypeVar("_Item")

@@ -23,7 +23,7 @@ from fkat_data.files.index import TEXT_ENCODINGS
 from fkat_data.files.stored import HASHES, checked_compression, compress, extension_of, hash_of
 from fkat_data.machine import required
 from fkat_data.streaming.writing.destination import Destination
-from fkat_data.wording import Described, place_of
+from fkat_data.wording import Described, redacted_location
 
 DEFAULT_SIZE_LIMIT = 1 << 26
 
@@ -136,7 +136,7 @@ class ShardWriter(Described, ABC):
 
     def _repr_facts(self) -> Iterable[tuple[str, object]]:
         return [
-            ("out", place_of(self._destination.shown)),
+            ("out", redacted_location(self._destination.shown)),
             ("samples", self.num_samples),
             ("shards", len(self.shards)),
             ("is_finished", not self._is_open),

@@ -149,7 +149,7 @@ WRONG_ARGUMENTS = [
     ({"out": ("a", "b", "c")}, "out = ('a', 'b', 'c')"),
     ({"out": ("s3://a", "b")}, "out = ('s3://a', 'b')"),
     ({"out": "nosuch://a"}, "out = 'nosuch://a'"),
-    ({"out": "http://host/a"}, "out = 'http://host/a': expected a place that can be written to"),
+    ({"out": "http://host/a"}, "out = 'http://host/a': expected a directory that can be written to"),
 ]
 
 

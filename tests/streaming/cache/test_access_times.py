@@ -2,12 +2,12 @@
 
 import os
 
-from fkat_data.streaming.cache.records import Recency
+from fkat_data.streaming.cache.access_times import AccessTimes
 
 
 def test_a_use_goes_into_its_table_though_another_thread_replaces_the_table_meanwhile(tmp_path, monkeypatch):
-    recency = Recency(tmp_path / "table")
-    recency.touch("a")
+    times = AccessTimes(tmp_path / "table")
+    times.touch("a")
     read, meanwhile = os.pread, []
 
     def read_and_replace(descriptor, size, offset):
@@ -15,13 +15,13 @@ def test_a_use_goes_into_its_table_though_another_thread_replaces_the_table_mean
         if not meanwhile:
             meanwhile.append(None)
             (tmp_path / "table").unlink()
-            recency.touch("b")
+            times.touch("b")
             # It would get the number of a descriptor that had been closed too early.
             meanwhile.append((tmp_path / "of another").open("wb"))
         return content
 
     monkeypatch.setattr(os, "pread", read_and_replace)
-    recency.touch("c")
+    times.touch("c")
     meanwhile[1].close()
     assert (tmp_path / "of another").stat().st_size == 0
-    assert recency.last_use("b") > 0
+    assert times.last_use("b") > 0
