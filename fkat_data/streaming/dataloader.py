@@ -17,7 +17,7 @@ from fkat_data.streaming.loader_plan import (
     num_wanted_batches,
     wanted_batches,
 )
-from fkat_data.streaming.reading.stream import check_merged
+from fkat_data.streaming.reading.pinned_commits import check_merged
 from fkat_data.streaming.user_iterator import UserIteratorBatches, UserIteratorPlan
 from fkat_data.worker.settings import current_worker
 

@@ -38,7 +38,8 @@ from fkat_data.streaming.order.weights import StreamWeight
 from fkat_data.streaming.properties import DatasetProperties
 from fkat_data.streaming.reading.catalog import Catalog
 from fkat_data.streaming.reading.open_shards import OpenShards
-from fkat_data.streaming.reading.stream import Stream, check_ranks, check_saved, given_streams, saved_commits
+from fkat_data.streaming.reading.pinned_commits import check_ranks, check_saved, saved_commits
+from fkat_data.streaming.reading.stream import Stream, given_streams
 from fkat_data.streaming.sample_access import SampleAccess
 from fkat_data.streaming.user_iterator import DeliveryTracker, UserIteratorBatches, UserIteratorPlan
 from fkat_data.wording import Described

@@ -26,7 +26,7 @@ from fkat_data.streaming.epoch.rank_batches import BatchGroup, PickedSamples, Ra
 from fkat_data.streaming.epoch.shared_resume import ResumePoint
 from fkat_data.streaming.reading.catalog import COMMON_COLUMNS
 from fkat_data.streaming.reading.open_shards import own_array
-from fkat_data.streaming.reading.stream import check_saved, saved_commits
+from fkat_data.streaming.reading.pinned_commits import check_saved, saved_commits
 from fkat_data.worker.fetch import call_collate
 from fkat_data.worker.windows import Window
 

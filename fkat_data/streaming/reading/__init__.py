@@ -1,14 +1,15 @@
-"""Samples of streams by their numbers.
+"""Access to the samples of streams by their numbers.
 
-A ``Stream`` says where shards are; its source fetches them (``cached_source``) or reads them in place
+A ``Stream`` says where shards are (``file_pattern``, ``pinned_commits``); its source fetches them (``cached_source``) or reads them in place
 (``in_place_source``); a ``Catalog`` numbers the shards of all streams; ``OpenShards`` opens them and reads their rows,
 while ``ReadAhead`` prepares those that follow. Begin with ``OpenShards``.
 """
 
 from fkat_data.streaming.reading.catalog import Catalog, sources_of
+from fkat_data.streaming.reading.file_pattern import NO_DATASET, FilePattern, no_stream, split_location
 from fkat_data.streaming.reading.open_shards import NUM_THREADS, PART_TOGETHER, OpenShards
 from fkat_data.streaming.reading.read_ahead import ReadAhead
-from fkat_data.streaming.reading.stream import NO_DATASET, FilePattern, Stream, no_stream, split_location
+from fkat_data.streaming.reading.stream import Stream
 
 __all__ = [
     "NO_DATASET",

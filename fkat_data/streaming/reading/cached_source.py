@@ -21,7 +21,8 @@ from fkat_data.streaming.cache.dataset_version import DatasetVersion
 from fkat_data.streaming.cache.mapped_files import give_back_idle_maps
 from fkat_data.streaming.cache.paths import BOOKKEEPING
 from fkat_data.streaming.reading.dataset_index import DatasetIndex, FoundIndex, GeneratedIndex, digest_of
-from fkat_data.streaming.reading.stream import NO_DATASET, FilePattern, ReadCommit
+from fkat_data.streaming.reading.file_pattern import NO_DATASET, FilePattern
+from fkat_data.streaming.reading.pinned_commits import PinnedCommit
 from fkat_data.streaming.store.store import Store
 
 
@@ -147,7 +148,7 @@ class CachedSource:
         self._dataset_version = DatasetVersion(directory)
         self.directory: Path = self._cache.directory
         self.map_register: MapRegister | None = self._cache.mapped_files
-        self.read_commit: ReadCommit | None = None
+        self.read_commit: PinnedCommit | None = None
         self._index = DatasetIndex(store)
         self._pattern = "" if pattern is None else pattern.text
         self._is_listed = pattern is not None
@@ -272,7 +273,7 @@ class CachedSource:
                 self._discard(compressed.basename)
         return self.directory
 
-    def confirm(self, entry: ShardEntry) -> None:
+    def check_unchanged(self, entry: ShardEntry) -> None:
         """Do nothing: the files of the directory are of one version while this process uses it."""
 
     def touch(self, entry: ShardEntry) -> None:
@@ -377,7 +378,7 @@ class CachedSource:
         revision, commit = self._store.revision
         if commit:
             location = f"{self.location}/{self._pattern}".rstrip("/")
-            self.read_commit = ReadCommit(location, revision, commit, version)
+            self.read_commit = PinnedCommit(location, revision, commit, version)
 
     def _names_before(self, names: list[str]) -> list[str]:
         """Return the names of the files of an earlier index and of the present one: none of them may stay."""

@@ -24,8 +24,10 @@ from fkat_data.streaming.cache.cache_directory import make_safe
 from fkat_data.streaming.order.spans import Spanner
 from fkat_data.streaming.reading.cached_source import CachedSource, Evictable, names_of, shared_file
 from fkat_data.streaming.reading.dataset_index import DatasetIndex, GeneratedIndex, cached_index_path
+from fkat_data.streaming.reading.file_pattern import NO_DATASET, FilePattern, no_stream, split_name
 from fkat_data.streaming.reading.in_place_source import DecompressedSource, DirectorySource, folder_of
-from fkat_data.streaming.reading.stream import NO_DATASET, FilePattern, ReadCommit, Stream, no_stream, split_name
+from fkat_data.streaming.reading.pinned_commits import PinnedCommit
+from fkat_data.streaming.reading.stream import Stream
 from fkat_data.streaming.store.store import open_store
 from fkat_data.wording import add_note, redacted_location
 
@@ -307,7 +309,7 @@ class Catalog:
             self.cache_budget.limit_bytes = cache_limit
 
     @property
-    def commits(self) -> list[ReadCommit | None]:
+    def commits(self) -> list[PinnedCommit | None]:
         """What each stream is read of, if its store has commits; else None."""
         return [source.read_commit for source in self.sources]
 

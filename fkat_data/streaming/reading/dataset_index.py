@@ -20,7 +20,7 @@ from fkat_data.files.token_shards import TokenWindowing, check_windowing, index_
 from fkat_data.folders import say_partitions
 from fkat_data.interruption import suppress
 from fkat_data.location import load_cached, save_cached, user_cache_file
-from fkat_data.streaming.reading.stream import FilePattern
+from fkat_data.streaming.reading.file_pattern import FilePattern
 from fkat_data.streaming.store.client import ListedFile, moment_of
 from fkat_data.streaming.store.directory_client import version_of
 from fkat_data.streaming.store.store import Store, reason_against

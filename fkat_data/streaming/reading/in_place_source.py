@@ -19,7 +19,8 @@ from fkat_data.streaming.cache.mapped_files import give_back_idle_maps
 from fkat_data.streaming.cache.paths import BOOKKEEPING
 from fkat_data.streaming.reading.cached_source import Evictable
 from fkat_data.streaming.reading.dataset_index import DatasetIndex, FoundIndex
-from fkat_data.streaming.reading.stream import ReadCommit, own_directory
+from fkat_data.streaming.reading.pinned_commits import PinnedCommit
+from fkat_data.streaming.reading.stream import own_directory
 
 _logger = logging.getLogger(__name__)
 
@@ -87,7 +88,7 @@ class DirectorySource:
 
     is_immediate: bool = True
     index_bytes = 0
-    read_commit: ReadCommit | None = None
+    read_commit: PinnedCommit | None = None
 
     def __init__(
         self,
@@ -126,7 +127,7 @@ class DirectorySource:
             self._validate(self.directory / raw.basename, raw)
         return self.directory
 
-    def confirm(self, entry: ShardEntry) -> None:
+    def check_unchanged(self, entry: ShardEntry) -> None:
         """Check, once a shard is open, that the index is the one that was read.
 
         Raises:
@@ -240,10 +241,10 @@ class DecompressedSource(DirectorySource):
                 return None
         return self._cache.directory
 
-    def confirm(self, entry: ShardEntry) -> None:
+    def check_unchanged(self, entry: ShardEntry) -> None:
         """Check that the index is the one that was read, if the shard was opened in place."""
         if self._is_in_place(entry):
-            super().confirm(entry)
+            super().check_unchanged(entry)
 
     def touch(self, entry: ShardEntry) -> None:
         """Mark a shard as used now."""

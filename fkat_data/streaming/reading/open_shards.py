@@ -401,7 +401,7 @@ class OpenShards:
                     is_copied=source.map_register is not None or num_maps() > _MOST_MAPS,
                     register=files,
                 )
-                source.confirm(entry)
+                source.check_unchanged(entry)
             except ShardNotFoundError:
                 # Another process has just evicted it, or is about to.
                 if source.is_immediate or (attempt >= _LEAST_FETCHES and time.monotonic() - began_s > _LEAST_WAIT_S):

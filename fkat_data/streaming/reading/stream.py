@@ -1,153 +1,26 @@
-"""A stream: one of the datasets that a ``StreamingDataset`` mixes, and the files that it consists of."""
+"""A stream: one of the datasets that a ``StreamingDataset`` mixes."""
 
 import math
 import os
-import re
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from functools import partial
-from glob import escape
 from hashlib import blake2s
 from pathlib import Path
-from typing import Any, NamedTuple, Self, cast
-from urllib.parse import unquote
+from typing import Any, Self, cast
 
 from fkat_data import arguments
-from fkat_data.distributed import first_value, rank_and_world_size
-from fkat_data.errors import ConfigurationError, RankMismatchError, StateMismatchError
-from fkat_data.files.formats import LISTED_SUFFIXES, listed_format
+from fkat_data.errors import ConfigurationError
 from fkat_data.files.stored import is_same_path
 from fkat_data.files.tar import DecoderName, checked_decode
 from fkat_data.files.token_shards import TokenWindowing, checked_windowing
-from fkat_data.folders import is_shown
-from fkat_data.interruption import genuine
 from fkat_data.location import path_of, resolved
-from fkat_data.patterns import compiled, literal_where, may_be_above, unescaped, wildcard_at
+from fkat_data.patterns import literal_where
 from fkat_data.streaming.order.weights import StreamWeight
+from fkat_data.streaming.reading.file_pattern import FilePattern, split_location
 from fkat_data.streaming.store.store import open_store
 from fkat_data.wording import Described, redacted_location
-
-#: For messages: why a directory is no dataset.
-NO_DATASET = (
-    f"no such file, and no files of a format that needs no index ({LISTED_SUFFIXES}); `fkat-data convert` makes a "
-    "dataset of JSON lines, of other tables and of folders of files, and fkat_data.datasets.JsonDataset reads JSON lines "
-    "as they are"
-)
-
-#: The files of a dataset with an index.
-_OF_DATASET = re.compile(r"index\.json|shard\.\d+\..+")
-#: The schemes of web servers, in whose URLs a question mark begins the query.
-_WEB = ("http", "https")
-
-
-class FilePattern(NamedTuple):
-    """Which files of a directory a stream consists of.
-
-    Attributes:
-        text: The pattern, relative to the directory, as the shell's: ``*``, ``?``, ``[...]``, and ``**`` for folders
-            at any depth; "": all files of a known format, at any depth. Without a wildcard, a file, or all files below
-            a folder of that name. ``[*]``, ``[?]`` and ``[[]`` are no wildcards: they stand for what they enclose.
-    """
-
-    text: str
-
-    @property
-    def name(self) -> str | None:
-        """The file or the folder that is meant; None if there is a wildcard."""
-        return unescaped(self.text) if wildcard_at(self.text) is None else None
-
-    @property
-    def prefix(self) -> str:
-        """What the names of all files begin with."""
-        return unescaped(self.text[: wildcard_at(self.text)])
-
-    def among(self, names: Collection[str]) -> "FilePattern":
-        """Return the pattern without the wildcards that are none, since there are files whose names have them.
-
-        Args:
-            names: The files of the directory that begin with ``prefix``.
-        """
-
-        def exists(part: str) -> bool:
-            return any(name == part or name.startswith(f"{part}/") for name in names)
-
-        return FilePattern(literal_where(self.text, exists))
-
-    def may_be_in(self, folder: str) -> bool:
-        """Return whether files in a folder, or in one below it, may be some of them."""
-        return not self.text or self.name is not None or may_be_above(folder, self.text)
-
-    def matches(self, name: str) -> bool:
-        """Return whether a file is one of them. A wildcard matches no name that begins with a dot or an underscore.
-
-        Args:
-            name: The file, relative to the directory.
-
-        Raises:
-            ConfigurationError: The pattern has an invalid range of letters.
-        """
-        if listed_format(name) is None:
-            return False
-        if not self.text:
-            return is_shown(name)
-        if self.name is not None:
-            below = name.removeprefix(f"{self.name}/")
-            return name == self.name or (below != name and is_shown(below))
-        return compiled(self.text).fullmatch(name) is not None
-
-
-def no_stream(name: str) -> str:
-    """Return why a file is no stream, and what to do, for messages.
-
-    Args:
-        name: The name of a file that exists.
-    """
-    if _OF_DATASET.fullmatch(name):
-        return "a file of a dataset: name its directory, which has the index.json"
-    return (
-        f"a file. A stream is a directory of shards with an index.json, or files that need no index ({LISTED_SUFFIXES}). "
-        "`fkat-data convert` makes shards of JSON lines and of other tables, MDSWriter of any samples; "
-        "fkat_data.datasets.JsonDataset reads JSON lines as they are, and a Dataset of your own any file"
-    )
-
-
-def split_name(location: str) -> tuple[str, str]:
-    """Return the directory and the last name of a location; "" for either one that it does not have."""
-    scheme, separator, path, query = _parts(location)
-    directory, _, name = path.rstrip("/").rpartition("/")
-    return (f"{scheme}{separator}{directory}{query}" if directory else ""), name
-
-
-def _parts(location: str) -> tuple[str, str, str, str]:
-    """Return the scheme, ``://``, the path and the query; "" for what a location does not have."""
-    scheme, separator, rest = location.partition("://")
-    if not separator:
-        return "", "", location, ""
-    path, mark, query = rest.partition("?") if scheme in _WEB else (rest, "", "")
-    return scheme, separator, path, mark + query
-
-
-def split_location(location: str) -> tuple[str, FilePattern] | None:
-    """Return the directory and the pattern of a location that names files; None if it names a directory.
-
-    A location names files if it ends with the suffix of a format that needs no index, such as ``.parquet``. A slash at
-    its end makes it a directory.
-    """
-    scheme, separator, path, query = _parts(location)
-    if listed_format(path) is None:
-        return None
-    if scheme in _WEB:
-        # A web server lists nothing: there are no patterns. Its client percent-encodes the name of a file.
-        directory, slash, name = path.rpartition("/")
-        path = f"{escape(unescaped(directory))}{slash}{escape(unquote(unescaped(name)))}"
-    directory, slash, _ = path[: wildcard_at(path)].rpartition("/")
-    pattern = path[len(directory) + len(slash) :]
-    directory = unescaped(directory)
-    if separator:
-        return (f"{scheme}://{directory}{query}", FilePattern(pattern)) if directory else None
-    return directory or slash or ".", FilePattern(pattern)
-
 
 _DEFAULTS = {
     "split": None,
@@ -441,107 +314,3 @@ def own_directory(location: str) -> Path:
     # By user: a cache refuses the directory of another user.
     name = blake2s(os.fsencode(location), digest_size=16).hexdigest()
     return Path(tempfile.gettempdir()) / f"fkat_data-{os.geteuid()}" / name
-
-
-_FIELD = "commits"
-
-
-_REMEDY = (
-    "the revision moved while they opened it; write the commit in the URL, or open the dataset after "
-    "torch.distributed is initialised"
-)
-
-
-class ReadCommit(NamedTuple):
-    """What a stream is read of.
-
-    Attributes:
-        location: The URL of the stream.
-        revision: The repository, and the branch, tag or commit that the user named.
-        commit: The commit of the revision.
-        content: A digest of the data at that commit. Commits that change other files have the same.
-    """
-
-    location: str
-    revision: str
-    commit: str
-    content: str
-
-
-def check_ranks(commits: Sequence[ReadCommit | None]) -> None:
-    """Check that the ranks of this job read the same data. No rank waits; without torch.distributed nothing is compared.
-
-    Args:
-        commits: Each stream's; None for a stream of another store.
-
-    Raises:
-        RankMismatchError: Another rank reads other data. The message names it, and the commits of both.
-    """
-    for own in filter(None, commits):
-        # A rank that opens the revision from now on reads this commit.
-        first_value(own.revision, own.commit)
-        first = first_value(f"{own.location} of {own.revision}", f"{own.content}\n{own.commit}")
-        if first is None:
-            return
-        content, _, commit = first.value.partition("\n")
-        if content != own.content:
-            raise RankMismatchError(
-                f"the data of {own.location}",
-                f"commit {commit} on rank {first.rank}, commit {own.commit} on rank {rank_and_world_size()[0]}; {_REMEDY}",
-            )
-
-
-def saved_commits(commits: Sequence[ReadCommit | None]) -> tuple[dict[str, str] | None, ...]:
-    """Return the commits as plain values for a state; empty if no stream has one."""
-    if not any(commits):
-        return ()
-    return tuple(None if own is None else {"commit": own.commit, "content": own.content} for own in commits)
-
-
-def check_merged(states: Sequence[Mapping[str, Any]]) -> None:
-    """Check that the states of a job's ranks are of the same data.
-
-    Args:
-        states: Each rank's, in order of rank.
-
-    Raises:
-        RankMismatchError: A rank reads other data than rank 0. The message names it, and the commits of both.
-    """
-    first = states[0].get(_FIELD) or ()
-    for rank, state in enumerate(states):
-        for number, (theirs, own) in enumerate(zip(first, state.get(_FIELD) or (), strict=False)):
-            if theirs is not None and own is not None and theirs["content"] != own["content"]:
-                raise RankMismatchError(
-                    f"the data of stream {number}",
-                    f"commit {theirs['commit']} on rank 0, commit {own['commit']} on rank {rank}; {_REMEDY}",
-                )
-
-
-def check_saved(commits: Sequence[ReadCommit | None], state: Mapping[str, Any]) -> None:
-    """Check that a state was saved over the same data, where both sides know what they read.
-
-    Args:
-        commits: Each stream's.
-        state: The state of a dataset.
-
-    Raises:
-        StateMismatchError: The data of a stream differ.
-    """
-    found: object = state.get(_FIELD) or ()
-    saved: list[Any] = [*cast("Sequence[Any]", found)] if isinstance(found, (list, tuple)) else [found]
-    if saved and len(saved) != len(commits):
-        raise StateMismatchError(_FIELD, state[_FIELD], f"<one for each of {len(commits)} streams>")
-    for number, (then, own) in enumerate(zip(saved, commits, strict=False)):
-        if then is None or own is None:
-            continue
-        try:
-            commit, content = str(then["commit"]), str(then["content"])
-        except genuine(TypeError, KeyError):
-            raise StateMismatchError(f"{_FIELD}[{number}]", then, "<a mapping with commit and content>") from None
-        if content != own.content:
-            raise StateMismatchError(
-                f"{_FIELD}[{number}]",
-                commit,
-                own.commit,
-                f"the data of {own.location} were replaced since; write @{commit} in its URL to read the saved ones",
-            )

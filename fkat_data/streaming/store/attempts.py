@@ -16,9 +16,9 @@ from fkat_data.interruption import genuine, is_interruption
 from fkat_data.streaming.store.client import StatusError, TransferError
 
 #: Client errors that pass: the request took too long, came too early, or was one too many.
-_PASSING_STATUSES = frozenset({408, 409, 412, 416, 423, 425, 429})
+_TRANSIENT_STATUSES = frozenset({408, 409, 412, 416, 423, 425, 429})
 _MISSING_STATUSES = frozenset({404, 410})
-_PASSING_CODES = frozenset(
+_TRANSIENT_CODES = frozenset(
     {
         *("RequestTimeout", "RequestTimeoutException", "SlowDown", "Throttling", "ThrottlingException"),
         *("TooManyRequests", "TooManyRequestsException", "RequestLimitExceeded", "InternalError", "ServiceUnavailable"),
@@ -28,7 +28,7 @@ _PASSING_CODES = frozenset(
 _MISSING_CODES = frozenset({"NoSuchKey", "NoSuchBucket", "NotFound", "NoSuchUpload"})
 #: By name, so that no library needs to be installed.
 _MISSING_NAMES = frozenset({"NotFoundError", "EntryNotFoundError", "RepositoryNotFoundError", "ResourceNotFoundError"})
-_PASSING_NAMES = frozenset(
+_TRANSIENT_NAMES = frozenset(
     {
         *("ClientPayloadError", "ServerDisconnectedError", "IncompleteReadError", "IncompleteRead"),
         # The client could not parse the answer.
@@ -48,14 +48,14 @@ _REFUSED_NAMES = frozenset(
 _REFUSED_TYPES = (PermissionError, TypeError, ValueError, ImportError, AttributeError, LookupError, NotImplementedError)
 
 
-class Outlook(Enum):
-    """What another attempt would bring."""
+class Retryability(Enum):
+    """Whether another attempt may succeed where one failed."""
 
-    PASSING = "passing"
+    TRANSIENT = "transient"
     """It may succeed."""
     MISSING = "missing"
     """The object does not exist."""
-    REFUSED = "refused"
+    PERMANENT = "permanent"
     """It would fail in the same way."""
 
 
@@ -64,12 +64,12 @@ class FailureCause:
     """Why an attempt failed.
 
     Attributes:
-        outlook: What another attempt would bring.
+        retryability: Whether another attempt may succeed.
         text: What happened, in one line. It may contain secrets.
         retry_after_s: Seconds that the server asked the client to wait; None: it did not ask.
     """
 
-    outlook: Outlook
+    retryability: Retryability
     text: str
     retry_after_s: float | None = None
 
@@ -77,9 +77,9 @@ class FailureCause:
 def cause_of(error: BaseException) -> FailureCause:
     """Return the cause of a failed attempt, from the exception that ended it."""
     chain = list(_chain(error))
-    outlook = next((found for link in chain if (found := _outlook(link)) is not None), Outlook.PASSING)
+    retryability = next((found for link in chain if (found := _retryability(link)) is not None), Retryability.TRANSIENT)
     retry_after_s = next((asked_s for link in chain if (asked_s := _retry_after_s(link)) is not None), None)
-    return FailureCause(outlook, _text(chain), retry_after_s)
+    return FailureCause(retryability, _text(chain), retry_after_s)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -91,31 +91,31 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         link = link.__cause__ or link.__context__
 
 
-def _outlook(error: BaseException) -> Outlook | None:
-    """Return the outlook that an exception itself determines; None: look at the exception behind it."""
+def _retryability(error: BaseException) -> Retryability | None:
+    """Return the retryability that an exception itself determines; None: look at its cause."""
     code, status, name = _code(error), _status(error), type(error).__name__
-    outlook: Outlook | None = None
-    if code in _PASSING_CODES or name in _PASSING_NAMES:
-        outlook = Outlook.PASSING
+    retryability: Retryability | None = None
+    if code in _TRANSIENT_CODES or name in _TRANSIENT_NAMES:
+        retryability = Retryability.TRANSIENT
     elif (
         code in _MISSING_CODES
         or status in _MISSING_STATUSES
         or name in _MISSING_NAMES
         or isinstance(error, (FileNotFoundError, NotADirectoryError, IsADirectoryError))
     ):
-        outlook = Outlook.MISSING
+        retryability = Retryability.MISSING
     elif status is not None:
-        refused = 400 <= status < 500 and status not in _PASSING_STATUSES
-        outlook = Outlook.REFUSED if refused else Outlook.PASSING
+        refused = 400 <= status < 500 and status not in _TRANSIENT_STATUSES
+        retryability = Retryability.PERMANENT if refused else Retryability.TRANSIENT
     elif name in _REFUSED_NAMES or (type(error) is OSError and str(error).startswith("Forbidden: ")):
         # gcsfs reports status 403 in words only.
-        outlook = Outlook.REFUSED
+        retryability = Retryability.PERMANENT
     elif isinstance(error, TransferError):
-        outlook = Outlook.PASSING
+        retryability = Retryability.TRANSIENT
     elif isinstance(error, _REFUSED_TYPES) and not (error.__cause__ or error.__context__):
         # A client that trips over a broken answer raises these too, with the connection's error behind them.
-        outlook = Outlook.REFUSED
-    return outlook
+        retryability = Retryability.PERMANENT
+    return retryability
 
 
 def _response(error: BaseException) -> Any:
@@ -304,9 +304,9 @@ def with_attempts(
             raise final or RuntimeError("an attempt failed without an error")
         text = redaction.text(cause.text)
         causes.append((text, time.monotonic() - started_at))
-        if cause.outlook is Outlook.MISSING:
+        if cause.retryability is Retryability.MISSING:
             raise ShardNotFoundError(url, text)
-        is_refused = cause.outlook is Outlook.REFUSED
+        is_refused = cause.retryability is Retryability.PERMANENT
         if is_refused or len(causes) > num_retries:
             raise DownloadError(url, causes, is_refused)
         _log.warning("%s: attempt %d of %d failed (%s)", url, len(causes), num_retries + 1, text)

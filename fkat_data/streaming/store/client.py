@@ -199,8 +199,8 @@ class SlowError(TransferError):
     """Too few bytes arrived in time."""
 
 
-class Pace:
-    """The clock of one attempt. It runs while the caller waits for the store, and stops while the caller writes.
+class TransferClock:
+    """The clock of one attempt to fetch an object. It runs while the caller waits for the store, and stops while the caller writes.
 
     Args:
         timeout_s: Seconds in which the first 64 MiB must arrive; each further 64 MiB may take as long.

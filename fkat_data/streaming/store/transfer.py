@@ -6,7 +6,7 @@ from typing import Any, BinaryIO
 from fkat_data.files.stored import new_hash
 from fkat_data.interruption import genuine
 from fkat_data.streaming.store.attempts import FinalError
-from fkat_data.streaming.store.client import Body, ChangedError, Client, ContentError, Pace, TransferError
+from fkat_data.streaming.store.client import Body, ChangedError, Client, ContentError, TransferClock, TransferError
 
 _HEAD_BYTES = 64
 #: Behind what a server has sent from the first byte on.
@@ -70,25 +70,25 @@ class Transfer:
             FinalError: The target cannot be written.
             Exception: Whatever the client library raises.
         """
-        pace = Pace(timeout_s)
+        clock = TransferClock(timeout_s)
         if self._left is None:
             try:
-                self._fetch_whole(pace)
+                self._fetch_whole(clock)
             except ContentError:
                 self._restart()
                 raise
         while self._left:
-            self._fetch_range(pace, self._left)
+            self._fetch_range(clock, self._left)
         try:
             self._target.flush()
         except genuine(OSError) as error:
             raise FinalError(error) from error
 
-    def _fetch_whole(self, pace: Pace) -> None:
+    def _fetch_whole(self, clock: TransferClock) -> None:
         # Without a version, the rest might belong to another content.
         if not self.version or self._received_bytes == self._size_bytes:
             self._restart()
-        body = pace.opened(
+        body = clock.opened(
             lambda silence_s: self._client.open(self._name, self._received_bytes, self.version, silence_s)
         )
         try:
@@ -96,7 +96,7 @@ class Transfer:
             size_bytes = self._size_bytes if body.size_bytes is None else body.size_bytes
             most_bytes = self._most_bytes if size_bytes is None else size_bytes
             # A server that has sent the announced number of bytes need not close the connection.
-            while self._received_bytes != body.size_bytes and (chunk := pace.next_bytes(body)):
+            while self._received_bytes != body.size_bytes and (chunk := clock.next_bytes(body)):
                 if self._received_bytes + len(chunk) > most_bytes:
                     raise ContentError(f"the store sent more than {most_bytes:,} bytes")
                 self._write(chunk)
@@ -135,9 +135,9 @@ class Transfer:
                 f"size is {body.size_bytes:,} bytes: expected {self._size_bytes:,}, as in the index{sent}"
             )
 
-    def _fetch_range(self, pace: Pace, left: list[tuple[int, int]]) -> None:
+    def _fetch_range(self, clock: TransferClock, left: list[tuple[int, int]]) -> None:
         start, stop = left[0]
-        body = pace.opened(lambda silence_s: self._client.open(self._name, start, self.version, silence_s, stop))
+        body = clock.opened(lambda silence_s: self._client.open(self._name, start, self.version, silence_s, stop))
         try:
             if body.size_bytes not in (None, self._size_bytes):
                 raise ChangedError(
@@ -153,7 +153,7 @@ class Transfer:
                 )
             self.version = body.version
             while start < stop:
-                chunk = pace.next_bytes(body)[: stop - start]
+                chunk = clock.next_bytes(body)[: stop - start]
                 if not chunk:
                     raise TransferError(f"the connection ended before byte {start:,} of a range up to {stop:,}")
                 self._write(chunk)
