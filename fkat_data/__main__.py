@@ -19,7 +19,7 @@ def main() -> None:
         # A file's name may have bytes that are no text, and a terminal may lack characters: they are written out.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        commands = importlib.import_module("fkat_data.tools.commands")
+        commands = importlib.import_module("fkat_data.tools.cli")
     except genuine(ModuleNotFoundError) as error:
         if error.name not in _OF_THE_EXTRA:
             raise

@@ -535,8 +535,8 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         if not found:
             expected = "a microbatch that was just delivered, of a dataset with indices or a stream, in an order of the loader's"
             raise ConfigurationError("provenance", position, expected)
-        places = partial(source_location_of, self.dataset)
-        return [each._replace(places=[places(sample) for sample in each.samples]) for each in found]
+        location_of = partial(source_location_of, self.dataset)
+        return [each._replace(locations=[location_of(sample) for sample in each.samples]) for each in found]
 
     def statistics(self) -> LoaderStatistics:
         """Return what was done since the first iteration, or the newest loaded state; cheap enough for every step."""

@@ -20,13 +20,13 @@ class Provenance(NamedTuple):
 
     Attributes:
         samples: Indices of the samples, in order, without those that were left out; of a stream, their numbers.
-        places: Where the dataset has each of them from: file, row, key; None where it does not say.
+        locations: Where the dataset has each of them from: file, row, key; None where it does not say.
         window: The number of the window whose samples they are; None: the loader cuts none.
         rows: The first of the window's rows in the microbatch, and their end; None for the end: all that follow.
     """
 
     samples: list[Any]
-    places: list[str | None]
+    locations: list[str | None]
     window: int | None = None
     rows: tuple[int, int | None] | None = None
 

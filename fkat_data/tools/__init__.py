@@ -1,6 +1,6 @@
 """Tools for use outside a training job: the command line, conversion, simulation, reports, checks of a resume.
 
-Nothing else in the package imports this one. Begin with ``commands``: each command calls what is exported here, and
+Nothing else in the package imports this one. Begin with ``cli``: each command calls what is exported here, and
 prints it. Each name is imported on its first use.
 
 ```python
@@ -15,12 +15,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fkat_data.tools.commands import app
+    from fkat_data.tools.checkpoint_position import positions_in, read_checkpoint
+    from fkat_data.tools.cli import app
     from fkat_data.tools.conversion import convert
     from fkat_data.tools.doctor import examine
     from fkat_data.tools.report import page
     from fkat_data.tools.resume_check import ResumeReport, verify_resume
-    from fkat_data.tools.saved_place import places_in, read_checkpoint
     from fkat_data.tools.simulate import simulate_dataset
     from fkat_data.tools.traced_run import read_run
 
@@ -30,7 +30,7 @@ __all__ = [
     "convert",
     "examine",
     "page",
-    "places_in",
+    "positions_in",
     "read_checkpoint",
     "read_run",
     "simulate_dataset",
@@ -38,13 +38,13 @@ __all__ = [
 ]
 
 _MODULES = {
-    "app": "commands",
+    "app": "cli",
     "convert": "conversion",
     "examine": "doctor",
     "page": "report",
     "read_run": "traced_run",
     **dict.fromkeys(("ResumeReport", "verify_resume"), "resume_check"),
-    **dict.fromkeys(("places_in", "read_checkpoint"), "saved_place"),
+    **dict.fromkeys(("positions_in", "read_checkpoint"), "checkpoint_position"),
     "simulate_dataset": "simulate",
 }
 

@@ -51,7 +51,7 @@ def convert(
             natural order; so are those in its folders alone, if nothing else is there. Otherwise every file below it
             is a sample. Hidden files, and what is written beside data, are left out (``FsShardSampler`` has the rule).
             What exists is meant as it is written, also if it looks like a pattern.
-        out: The dataset's place, as for ``MDSWriter``.
+        out: The dataset's directory, as for ``MDSWriter``.
         kind: One of ``KINDS``; None: by file name.
         columns: Encodings that replace those inferred from the data. An inferred number keeps every value: of
             separated values, a later ``007`` is an error, and a chosen ``int`` takes it for 7.
@@ -80,8 +80,8 @@ def convert(
     allows_nulls = arguments.choice("nulls", nulls, ("refuse", "json")) == "json"
     num_workers = arguments.integer("num_workers", num_workers, minimum=1)
     # A string is a sequence of strings, too.
-    places = [paths] if isinstance(paths, (str, Path)) else paths
-    sources = [source for place in places for source in sources_of(place, kind, num_workers, columns or ())]
+    locations = [paths] if isinstance(paths, (str, Path)) else paths
+    sources = [source for location in locations for source in sources_of(location, kind, num_workers, columns or ())]
     if not sources:
         raise ConfigurationError("paths", paths, "at least one file")
     chosen = _chosen(sources, columns or {}, only, allows_nulls)
@@ -125,23 +125,23 @@ def sources_of(
     """
     if kind is not None:
         arguments.choice("kind", kind, KINDS)
-    place = machine_path("paths", path, "files or directories of this machine")
-    if place.is_dir():
-        tables = [] if kind == "folder" else _tables_below(place, kind)
+    root = machine_path("paths", path, "files or directories of this machine")
+    if root.is_dir():
+        tables = [] if kind == "folder" else _tables_below(root, kind)
         if not tables and kind not in (None, "folder"):
-            reason = f"no file in it has a name of the kind {kind}; {place}/* takes all of its files for that"
-            raise ShardNotFoundError(str(place), reason)
+            reason = f"no file in it has a name of the kind {kind}; {root}/* takes all of its files for that"
+            raise ShardNotFoundError(str(root), reason)
         if not tables:
             num_parts = 1 if num_workers == 1 else num_workers * _PARTS_FOR_EACH_WORKER
-            return list(FolderSource.parts_of(str(place), num_parts))
-        return [_source(str(place / name), kind or _kind_of(name), given) for name in tables]
-    pattern = literal_where(str(place), os.path.lexists)
+            return list(FolderSource.parts_of(str(root), num_parts))
+        return [_source(str(root / name), kind or _kind_of(name), given) for name in tables]
+    pattern = literal_where(str(root), os.path.lexists)
     if wildcard_at(pattern) is None:
-        file = str(place) if place.exists() else unescaped(pattern)
+        file = str(root) if root.exists() else unescaped(pattern)
         return [_source(file, kind or _kind_of(file), given)]
     files = _matching(pattern)
     if not files:
-        raise ShardNotFoundError(str(place), "no file matches")
+        raise ShardNotFoundError(str(root), "no file matches")
     return [_source(file, kind or _kind_of(file), given) for file in files]
 
 
@@ -166,19 +166,19 @@ def files_of_lines(path: Path) -> list[str]:
     return files if {_kind_of(file) for file in files} == {"jsonl"} else []
 
 
-def _tables_below(place: Path, kind: str | None) -> list[str]:
+def _tables_below(root: Path, kind: str | None) -> list[str]:
     """Return the tables below a directory, in natural order; none if it is one of samples.
 
     Those in its folders are taken if they are of a kind that it has itself, or if there is nothing but tables.
     """
-    names = data_names(name for name, _ in files_below(str(place)))
+    names = data_names(name for name, _ in files_below(str(root)))
     kinds = {name: found for name in names if (found := _kind_of(name)) is not None and kind in (None, found)}
     own = {kinds[name] for name in kinds if "/" not in name}
     if own:
         kinds = {name: found for name, found in kinds.items() if found in own}
     elif kind is None and len(kinds) < len(names):
         return []
-    say_partitions(str(place), kinds)
+    say_partitions(str(root), kinds)
     return sorted(kinds, key=natural_key)
 
 
@@ -252,7 +252,7 @@ def _rows_of(columns: Mapping[str, str], is_whole: bool, source: RowSource) -> I
         yield sample
 
 
-def _check_names(names: Iterable[str], columns: Mapping[str, str], place: str) -> None:
+def _check_names(names: Iterable[str], columns: Mapping[str, str], location: str) -> None:
     for name in names:
         if name not in columns:
             error = SampleError(
@@ -261,7 +261,7 @@ def _check_names(names: Iterable[str], columns: Mapping[str, str], place: str) -
                 f"one of the columns that the first rows have ({', '.join(map(repr, columns))}): pass nulls='json' to "
                 "look for columns in all rows, or name the columns to keep with only",
             )
-            error.add_note(place)
+            error.add_note(location)
             raise error
 
 

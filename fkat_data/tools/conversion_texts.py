@@ -111,8 +111,8 @@ class JsonLinesSource(RowSource):
         for number, row in enumerate(self._objects(), start=1):
             for name, encoding in numbers.items():
                 if not is_kept(row.get(name), encoding):
-                    place = f"row {number} (from 1)"
-                    raise unlike_others(self.name, place, name, encoding, row[name], "'json'} keeps all values")
+                    location = f"row {number} (from 1)"
+                    raise unlike_others(self.name, location, name, encoding, row[name], "'json'} keeps all values")
             yield {**absent, **row}
 
     def _objects(self) -> Generator[dict[str, Any]]:
@@ -124,18 +124,20 @@ class JsonLinesSource(RowSource):
             yield cast("dict[str, Any]", row)
 
 
-def unlike_others(file: str, place: str, column: str, encoding: str, value: object, keeps: str) -> ConfigurationError:
+def unlike_others(
+    file: str, location: str, column: str, encoding: str, value: object, keeps: str
+) -> ConfigurationError:
     """Return the error of a value that the encoding of its column, which other rows have suggested, would change.
 
     Args:
         file: The file.
-        place: The row.
+        location: The row.
         column: The column.
         encoding: Its encoding.
         value: The value.
         keeps: The encoding that would keep the value, and what else there is to say of it; "": the user has chosen one.
     """
-    found = f"{place} of {file} has {value!r}"[:_LONGEST_REASON]
+    found = f"{location} of {file} has {value!r}"[:_LONGEST_REASON]
     if not keeps:
         return ConfigurationError("columns", column, f"texts of {encoding}, as you have chosen; {found}")
     expected = f"values of {encoding}, as other rows suggest; {found}: columns={{{column!r}: {keeps}"
@@ -182,7 +184,7 @@ class SeparatedSource(RowSource):
 
     def names(self) -> Iterable[str]:
         """Return the names in the header."""
-        with self._errors(_Place()):
+        with self._errors(_RowCounter()):
             return list(self._reader().fieldnames or ())
 
     def rows(self, columns: Mapping[str, str]) -> Iterator[dict[str, Any]]:
@@ -201,9 +203,9 @@ class SeparatedSource(RowSource):
                 try:
                     values[name] = parse(row[name])
                 except ValueError as error:
-                    place = f"row {number} (from 1, without the header)"
+                    location = f"row {number} (from 1, without the header)"
                     keeps = "" if name in self._given else "'str'} keeps all texts of the column"
-                    raise unlike_others(self.name, place, name, columns[name], row[name], keeps) from error
+                    raise unlike_others(self.name, location, name, columns[name], row[name], keeps) from error
             yield values
 
     def _parser(self, name: str, encoding: str) -> Callable[[str], Any]:
@@ -217,13 +219,13 @@ class SeparatedSource(RowSource):
         return parser_of(encoding, exact_int, as_float)
 
     def _texts(self, chosen: Collection[str]) -> Generator[dict[str, str]]:
-        place = _Place()
-        with self._errors(place):
+        counter = _RowCounter()
+        with self._errors(counter):
             reader = self._reader()
             self._check_names([name for name in reader.fieldnames or () if not chosen or name in chosen])
-            place.next(reader)
+            counter.next(reader)
             for number, row in enumerate(reader, start=1):
-                place.next(reader)
+                counter.next(reader)
                 found = cast("dict[str | None, str | None]", row)
                 if None in found or None in found.values():
                     named = f"row {number} (from 1, without the header)"
@@ -236,15 +238,15 @@ class SeparatedSource(RowSource):
         return csv.DictReader(_lines_of(self.name), delimiter=self._separator, strict=True)
 
     @contextmanager
-    def _errors(self, place: "_Place") -> Generator[None]:
+    def _errors(self, counter: "_RowCounter") -> Generator[None]:
         try:
             yield
         except csv.Error as error:
             if "field limit" in str(error):
                 limit = f"a value has more than {_LONGEST_FIELD:,} characters"
-                raise beyond_limit(self.name, place.text, limit) from error
+                raise beyond_limit(self.name, counter.text, limit) from error
             advice = "a value that begins with a quote ends with one, and each quote within it is doubled"
-            raise ShardCorruptError(self.name, f"{place.text}: {error}; {advice}", place.text) from error
+            raise ShardCorruptError(self.name, f"{counter.text}: {error}; {advice}", counter.text) from error
 
     def _check_names(self, names: Sequence[str]) -> None:
         for name, count in Counter(names).items():
@@ -253,8 +255,8 @@ class SeparatedSource(RowSource):
                 raise ConfigurationError("paths", self.name, expected)
 
 
-class _Place:
-    """Where the next row of separated values begins."""
+class _RowCounter:
+    """The number of the next row of separated values, and the line in which it begins, in words."""
 
     def __init__(self) -> None:
         self.text = "the header"

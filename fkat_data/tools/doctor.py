@@ -1,4 +1,4 @@
-"""Examine this machine, its installed packages, places for a cache, and what a configured loader would do here."""
+"""Examine this machine, its installed packages, directories for a cache, and what a configured loader would do here."""
 
 import importlib
 import os
@@ -69,7 +69,7 @@ def examine(
 
     Args:
         make_loader: Makes a loader to look at; None: only the machine is examined.
-        directories: Places for a cache to look at.
+        directories: Directories for a cache to look at.
         root: Where the kernel's files are.
     """
     groups = root / "sys/fs/cgroup", root / "proc/self/cgroup"
@@ -82,9 +82,9 @@ def examine(
         *_accelerators(text_of(root / "proc/driver/nvidia/version")),
     ]
     found = {"versions": list(_versions()), "machine": machine}
-    places = [finding for directory in directories for finding in _of_storage(directory)]
-    if places:
-        found["storage"] = places
+    storage = [finding for directory in directories for finding in _of_storage(directory)]
+    if storage:
+        found["storage"] = storage
     if make_loader is not None:
         found["configuration"] = _of_configuration(make_loader)
     return found
@@ -308,17 +308,17 @@ def _of_storage(directory: Path, wanted_bytes: int | None = None) -> list[Findin
         wanted_bytes: What a run would keep there; None: not known.
     """
     subject = f"cache {directory}"
-    place = directory
-    while not os.path.exists(place) and place != place.parent:  # noqa: PTH110 - pathlib raises below a closed folder
-        place = place.parent
-    if not place.is_dir():
-        return [Finding(subject, Level.WRONG, f"{place} is not a directory", "Choose another `local`.")]
-    if not os.access(place, os.W_OK | os.X_OK):
+    path = directory
+    while not os.path.exists(path) and path != path.parent:  # noqa: PTH110 - pathlib raises below a closed folder
+        path = path.parent
+    if not path.is_dir():
+        return [Finding(subject, Level.WRONG, f"{path} is not a directory", "Choose another `local`.")]
+    if not os.access(path, os.W_OK | os.X_OK):
         change = "Choose a directory that this user may write to. One with every shard in it may stay read-only."
         return [Finding(subject, Level.ADVICE, "cannot be written to", change)]
-    findings = [_of_file_system(subject, file_system_of(place)), _of_room(subject, place, wanted_bytes)]
+    findings = [_of_file_system(subject, file_system_of(path)), _of_room(subject, path, wanted_bytes)]
     try:
-        with tempfile.TemporaryFile(dir=place):
+        with tempfile.TemporaryFile(dir=path):
             pass
     except OSError as error:
         findings.append(Finding(subject, Level.WRONG, f"no file can be made: {error}", "Choose another `local`."))
@@ -335,8 +335,8 @@ def _of_file_system(subject: str, kind: int) -> Finding:
     return Finding(subject, Level.OK, "is on a file system of this machine alone")
 
 
-def _of_room(subject: str, place: Path, wanted_bytes: int | None) -> Finding:
-    free_bytes = psutil.disk_usage(str(place)).free
+def _of_room(subject: str, path: Path, wanted_bytes: int | None) -> Finding:
+    free_bytes = psutil.disk_usage(str(path)).free
     found = f"{readable_bytes(free_bytes)} free"
     if wanted_bytes is not None and wanted_bytes > free_bytes:
         change = f"Set cache_limit below {readable_bytes(free_bytes)}, or choose a larger disk."

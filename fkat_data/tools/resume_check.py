@@ -133,7 +133,7 @@ def verify_resume(
     timeout_s: float | None = None,
     progress: ProgressCallback | None = None,
 ) -> ResumeReport:
-    """Stop and resume at random places, and compare every microbatch with an uninterrupted run.
+    """Stop and resume at random positions, and compare every microbatch with an uninterrupted run.
 
     It records a run in worker processes and a run in process, and compares them. Then it loads states from these runs
     into new loaders, through ``torch.save`` and ``torch.load(weights_only=True)``, in both modes and with other
@@ -190,8 +190,8 @@ def verify_resume(
             diagnosis = _diagnosed(recorder, bases, repeat, *differing)
     return ResumeReport(
         num_microbatches=len(reference.microbatches),
-        num_epochs=reference.microbatches[-1].place.epoch + 1,
-        num_shards=len({delivered.place[:2] for delivered in reference.microbatches}),
+        num_epochs=reference.microbatches[-1].position.epoch + 1,
+        num_shards=len({delivered.position[:2] for delivered in reference.microbatches}),
         settings=tuple(base.setting for base in bases),
         divergence=other.divergence,
         trials=tuple(trials),
@@ -204,12 +204,12 @@ def _trials(
     recorder: RunRecorder, bases: list[RecordedRun], num_trials: int, draws: np.random.Generator
 ) -> Iterator[tuple[Trial, RecordedRun | None]]:
     reference = bases[0]
-    places = np.arange(1, len(reference.microbatches))
-    if not len(places):
+    positions = np.arange(1, len(reference.microbatches))
+    if not len(positions):
         return
-    # Every place comes once before any place comes twice.
-    rounds = -(-num_trials // len(places))
-    stops = np.concatenate([draws.permutation(places) for _ in range(rounds)])[:num_trials].tolist()
+    # Every position comes once before any position comes twice.
+    rounds = -(-num_trials // len(positions))
+    stops = np.concatenate([draws.permutation(positions) for _ in range(rounds)])[:num_trials].tolist()
     # Resumes in the other mode come first: if time is short, they prove most.
     pairs = [(saved, bases[index - distance]) for distance in (1, 0) for index, saved in enumerate(bases)]
     for number, stop in enumerate(stops):

@@ -304,9 +304,9 @@ def _cause_in_resume(
 def _is_reordered(reference: RecordedRun, other: RecordedRun, findings: list[str]) -> bool:
     """Return whether the rest of an epoch holds the same microbatches in a different order."""
     expected = list(reference.microbatches[other.first :])
-    epoch = expected[0].place.epoch
+    epoch = expected[0].position.epoch
     digests = [
-        [delivered.digest for delivered in run if delivered.place.epoch == epoch]
+        [delivered.digest for delivered in run if delivered.position.epoch == epoch]
         for run in (expected, other.microbatches)
     ]
     is_reordered = digests[0] != digests[1] and Counter(digests[0]) == Counter(digests[1])

@@ -44,7 +44,7 @@ class Setting(NamedTuple):
         return text
 
 
-class RecordedPlace(NamedTuple):
+class RecordedPosition(NamedTuple):
     """A microbatch's position in the order. All numbers count from 0.
 
     Attributes:
@@ -65,12 +65,12 @@ class Delivered(NamedTuple):
     """One microbatch of a run.
 
     Attributes:
-        place: Its position.
+        position: Its position.
         digest: The digest of its content.
         copy: A copy of the microbatch, in a tuple; empty if none was kept.
     """
 
-    place: RecordedPlace
+    position: RecordedPosition
     digest: str
     copy: tuple[Microbatch, ...]
 
@@ -81,22 +81,22 @@ class Divergence:
 
     Attributes:
         index: The number of microbatches before it since the start of the first epoch.
-        expected_place: Its position in the first run.
-        found_place: Its position in the second run; None: that run has no more microbatches.
+        expected_position: Its position in the first run.
+        found_position: Its position in the second run; None: that run has no more microbatches.
         difference: The first difference within it; None if no copy of the first run's microbatch was kept.
     """
 
     index: int
-    expected_place: RecordedPlace
-    found_place: RecordedPlace | None
+    expected_position: RecordedPosition
+    found_position: RecordedPosition | None
     difference: Difference | None
 
     def __str__(self) -> str:
-        text = f"microbatch {self.index} of the run ({self.expected_place})"
-        if self.found_place is None:
+        text = f"microbatch {self.index} of the run ({self.expected_position})"
+        if self.found_position is None:
             return f"{text}: missing"
-        if self.found_place != self.expected_place:
-            text += f", delivered as {self.found_place}"
+        if self.found_position != self.expected_position:
+            text += f", delivered as {self.found_position}"
         return f"{text}: {self.difference or 'different digest'}"
 
 
@@ -213,9 +213,9 @@ class RunRecorder:
             shards = loader.local_state_dict()["fingerprint"].get("shards")
             if state is not None:
                 loader.load_state_dict(torch.load(io.BytesIO(state), weights_only=True))
-            for place, microbatch in _endless(loader):
+            for position, microbatch in _endless(loader):
                 kept, size_bytes = _copied(microbatch, left_bytes)
-                found = Delivered(place, digest(microbatch), kept)
+                found = Delivered(position, digest(microbatch), kept)
                 left_bytes -= size_bytes
                 if reference is not None and divergence is None:
                     index = first + len(microbatches)
@@ -231,7 +231,7 @@ class RunRecorder:
         is_short = count is not None and len(microbatches) < count and not is_cut
         if reference is not None and divergence is None and is_short:
             index = first + len(microbatches)
-            divergence = Divergence(index, reference.microbatches[index].place, None, None)
+            divergence = Divergence(index, reference.microbatches[index].position, None, None)
         return RecordedRun(setting, first, tuple(microbatches), states, divergence, is_cut, shards)
 
     def _loader(self, setting: Setting) -> ShardedDataLoader:
@@ -241,12 +241,12 @@ class RunRecorder:
         return cast("ShardedDataLoader[Any]", loader)
 
 
-def _endless(loader: ShardedDataLoader) -> Iterator[tuple[RecordedPlace, Microbatch]]:
+def _endless(loader: ShardedDataLoader) -> Iterator[tuple[RecordedPosition, Microbatch]]:
     """Yield the microbatches of one epoch after another, until an epoch has none."""
     while True:
-        before, num_before = _place(loader), loader.statistics().delivered
+        before, num_before = _position(loader), loader.statistics().delivered
         for microbatch in loader:
-            after = _place(loader)
+            after = _position(loader)
             # After a shard's last microbatch, the loader's state points to the next shard or the next epoch.
             yield (after._replace(microbatch=after.microbatch - 1) if after.microbatch else before), microbatch
             before = after
@@ -254,15 +254,15 @@ def _endless(loader: ShardedDataLoader) -> Iterator[tuple[RecordedPlace, Microba
             return
 
 
-def _place(loader: ShardedDataLoader) -> RecordedPlace:
+def _position(loader: ShardedDataLoader) -> RecordedPosition:
     state = loader.local_state_dict()
-    return RecordedPlace(state["epoch"], state["index"] + 1, state["microbatch"])
+    return RecordedPosition(state["epoch"], state["index"] + 1, state["microbatch"])
 
 
 def _is_enough(microbatches: list[Delivered], count: int | None) -> bool:
     if count is not None:
         return len(microbatches) >= count
-    in_first_epoch = sum(1 for delivered in microbatches if delivered.place.epoch == 0)
+    in_first_epoch = sum(1 for delivered in microbatches if delivered.position.epoch == 0)
     beyond = len(microbatches) - in_first_epoch
     return len(microbatches) >= _DEFAULT_NUM_MICROBATCHES or beyond >= max(2, in_first_epoch // 4)
 
@@ -286,4 +286,4 @@ def _divergence(index: int, expected: Delivered, found: Delivered, microbatch: M
     if expected.digest == found.digest:
         return None
     difference = first_difference(expected.copy[0], microbatch) if expected.copy else None
-    return Divergence(index, expected.place, found.place, difference)
+    return Divergence(index, expected.position, found.position, difference)

@@ -107,7 +107,7 @@ class Needs:
         self._chunk = batches_per_chunk
 
     def by_epoch(self, num_steps: int | None, num_epochs: int | None) -> Iterator[list[Part]]:
-        """Yield the parts of each epoch from a place on, for a number of steps or epochs.
+        """Yield the parts of each epoch from a position on, for a number of steps or epochs.
 
         Raises:
             ConfigurationError: An epoch cannot be planned.

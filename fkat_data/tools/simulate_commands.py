@@ -16,9 +16,9 @@ from fkat_data.arguments import count_of, size_bytes_of
 from fkat_data.errors import ConfigurationError
 from fkat_data.files.index import INDEX_NAME
 from fkat_data.streaming.dataset import StreamingDataset
-from fkat_data.tools.composition import Config, Key, Nodes, Overrides, Ranks, streaming_dataset
+from fkat_data.tools.console import exit_on_failure, long_work, say, terminal
+from fkat_data.tools.hydra_config import Config, Key, Nodes, Overrides, Ranks, streaming_dataset
 from fkat_data.tools.play import Simulation
-from fkat_data.tools.presentation import exit_on_failure, long_work, say, terminal
 from fkat_data.tools.simulate import simulate_dataset
 from fkat_data.wording import readable_bytes, readable_duration
 

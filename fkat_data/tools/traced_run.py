@@ -143,15 +143,15 @@ def _tracks(events: list[dict[str, Any]]) -> list[Track]:
     threads = {
         (event["pid"], event["tid"]): event["args"]["name"] for event in events if event["name"] == "thread_name"
     }
-    spans_of: dict[tuple[int, int], list[Span]] = {place: [] for place in threads}
+    spans_of: dict[tuple[int, int], list[Span]] = {track: [] for track in threads}
     for event in events:
         if event.get("ph") == "X":
-            place = event["pid"], event["tid"]
+            track = event["pid"], event["tid"]
             span = Span(event["name"], event["at_s"], 1e-6 * event["dur"], _about(event.get("args", {})))
-            spans_of.setdefault(place, []).append(span)
+            spans_of.setdefault(track, []).append(span)
     tracks: list[Track] = []
-    for place, spans in spans_of.items():
-        process, thread = str(processes.get(place[0], f"process {place[0]}")), threads.get(place, "")
+    for track, spans in spans_of.items():
+        process, thread = str(processes.get(track[0], f"process {track[0]}")), threads.get(track, "")
         is_trainer = thread == "training loop"
         is_inline = not is_trainer and process.startswith("trainer")
         tracks.append(Track(f"{process}: {thread}" if is_inline else process, is_trainer, sorted(spans, key=_began)))

@@ -102,15 +102,15 @@ def test_a_state_of_another_packing_is_refused(name, value):
     ("samples", "fields", "words"),
     [
         ([[1], [1, 2, 3]], ["tokens"], "3 tokens at position 1"),
-        ([{"a": [1]}], ["tokens"], "place 0"),
-        ([{"tokens": [1], "labels": [1, 2]}], ["tokens", "labels"], "place 0"),
-        ([[1]], ["tokens", "labels"], "place 0"),
-        ([{"tokens": [[1]]}], ["tokens"], "place 0"),
+        ([{"a": [1]}], ["tokens"], "position 0"),
+        ([{"tokens": [1], "labels": [1, 2]}], ["tokens", "labels"], "position 0"),
+        ([[1]], ["tokens", "labels"], "position 0"),
+        ([{"tokens": [[1]]}], ["tokens"], "position 0"),
         (["a text"], ["tokens"], "'tokens' at position 0"),
         ([torch.tensor([1], dtype=torch.uint16)], ["tokens"], "padding = -100.*uint16.*'tokens'"),
         ([{"position_ids": [1]}], ["position_ids"], "that packing adds"),
     ],
 )
-def test_samples_that_cannot_be_packed_are_named_by_their_place(samples, fields, words):
+def test_samples_that_cannot_be_packed_are_named_by_their_position(samples, fields, words):
     with pytest.raises(ConfigurationError, match=words):
         Pack(2, fields=fields, padding={fields[0]: -100})(samples)

@@ -81,7 +81,7 @@ def test_a_stream_names_its_samples_shards_and_rows(processes, tmp_path, num_wor
             for batch in loader:
                 (found,) = loader.provenance()
                 assert found.samples == batch["number"].tolist()
-                assert all(place.startswith("row ") and ".mds" in place for place in found.places)
+                assert all(location.startswith("row ") and ".mds" in location for location in found.locations)
 
 
 def test_where_nothing_says_the_samples_an_error_does():

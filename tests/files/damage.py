@@ -87,7 +87,7 @@ def change_a_field(draw, directory):
         index = json.loads(path.read_bytes())
     except ValueError:
         return "nothing: the index was damaged before"
-    places = list(places_in(index))
+    places = list(positions_in(index))
     if not places:
         return "nothing: the index is empty"
     container, key, name = draw.choice(places)
@@ -105,11 +105,11 @@ def change_a_field(draw, directory):
     return f"{how} {name}"
 
 
-def places_in(value, name=""):
+def positions_in(value, name=""):
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, inner in list(items):
         yield value, key, f"{name}.{key}"
-        yield from places_in(inner, f"{name}.{key}")
+        yield from positions_in(inner, f"{name}.{key}")
 
 
 def change_a_number(draw, directory):

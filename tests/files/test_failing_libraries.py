@@ -16,7 +16,7 @@ from fkat_data.errors import FkatDataError, ShardCorruptError, ShardError
 from fkat_data.files.verification import first_samples, verify_dataset
 from fkat_data.streaming import StreamingDataset
 from fkat_data.tools import convert
-from fkat_data.tools.dataset_commands import stored_datasets
+from fkat_data.tools.dataset_cli import stored_datasets
 
 ROWS = rows(40)
 

@@ -28,7 +28,7 @@ from fkat_data.samplers import FsShardSampler
 from fkat_data.streaming import Stream, StreamingDataset
 from fkat_data.streaming.writing import MDSWriter, merge_index, write_parallel
 from fkat_data.tools import convert
-from fkat_data.tools.dataset_commands import index_file
+from fkat_data.tools.dataset_cli import index_file
 
 ROWS = rows(40)
 LINES = json_lines(ROWS)

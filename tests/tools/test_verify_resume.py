@@ -55,7 +55,7 @@ def test_data_that_are_no_function_of_the_position_part_without_a_stop(dataset, 
     assert not report.is_exact
     assert report.diagnosis.cause.name == cause
     assert report.trials == ()
-    assert report.divergence.expected_place == report.divergence.found_place == (0, 0, 0)
+    assert report.divergence.expected_position == report.divergence.found_position == (0, 0, 0)
     assert report.divergence.difference.path == "['draw']"
     assert report.divergence.difference.element == (0, 3)
     assert report.diagnosis.cause in str(report)

@@ -19,13 +19,13 @@ from fkat_data import __version__, arguments
 from fkat_data.errors import ConfigurationError
 from fkat_data.location import machine_path
 from fkat_data.streaming.audit import Coverage
-from fkat_data.tools.composition import Config, Key, Nodes, Overrides, Ranks, loader_maker, streaming_dataset
-from fkat_data.tools.dataset_commands import dataset_app
+from fkat_data.tools.checkpoint_position import CheckpointPosition, positions_in, read_checkpoint
+from fkat_data.tools.console import exit_on, exit_on_failure, long_work, printable, progress_bar, say, terminal
+from fkat_data.tools.dataset_cli import dataset_app
 from fkat_data.tools.doctor import Finding, Level, examine, worst_of
-from fkat_data.tools.presentation import exit_on, exit_on_failure, long_work, printable, progress_bar, say, terminal
+from fkat_data.tools.hydra_config import Config, Key, Nodes, Overrides, Ranks, loader_maker, streaming_dataset
 from fkat_data.tools.report import page
 from fkat_data.tools.resume_check import ResumeReport, verify_resume
-from fkat_data.tools.saved_place import SavedPlace, places_in, read_checkpoint
 from fkat_data.tools.simulate_commands import simulate_app
 from fkat_data.tools.traced_run import read_run
 
@@ -144,9 +144,9 @@ def verify_resume_command(
 ) -> None:
     """Check that a loader resumes exactly.
 
-    It stops and resumes a configuration's loader at random places, and compares it with an uninterrupted run.
+    It stops and resumes a configuration's loader at random positions, and compares it with an uninterrupted run.
 
-    Exit code 0: every resume was exact, bit for bit. 1: some were not; the output names the place and the likely
+    Exit code 0: every resume was exact, bit for bit. 1: some were not; the output names the position and the likely
     cause. 2: the configuration or the data do not work, so nothing was verified.
     """
     console = terminal()
@@ -242,9 +242,9 @@ def explain_command(
     """Show which samples a global batch has, or where a checkpoint's loaders stand.
 
     Of a configuration, it shows the stream, shard and row of every sample on all ranks, and needs no log of the run. Of a
-    checkpoint, it shows each rank's place, what is left of its epoch, and which numbers of ranks can load it.
+    checkpoint, it shows each rank's position, what is left of its epoch, and which numbers of ranks can load it.
 
-    Exit code 0: shown. 2: the configuration does not work, the run has no such batch, or the checkpoint has no place.
+    Exit code 0: shown. 2: the configuration does not work, the run has no such batch, or the checkpoint has no position.
     """
     if Path(source).suffix not in {".yaml", ".yml"}:
         _explain_checkpoint(source, is_trusted=trusted)
@@ -269,21 +269,21 @@ def explain_command(
 def _explain_checkpoint(path: str, *, is_trusted: bool) -> None:
     console = terminal()
     with exit_on_failure(console, "cannot explain the checkpoint"):
-        places = list(places_in(read_checkpoint(path, is_trusted=is_trusted)))
-        if not places:
+        positions = list(positions_in(read_checkpoint(path, is_trusted=is_trusted)))
+        if not positions:
             raise ConfigurationError("checkpoint", path, "a file with what state_dict() of a loader has returned")
-    for place in places:
-        _show_place(console, place)
+    for position in positions:
+        _show_position(console, position)
 
 
-def _show_place(console: Console, place: SavedPlace) -> None:
-    title = f"{place.where}: {place.loader}" if place.where else place.loader
+def _show_position(console: Console, position: CheckpointPosition) -> None:
+    title = f"{position.where}: {position.loader}" if position.where else position.loader
     table = Table("rank", "epoch", "step", "left of the epoch", title=printable(title))
-    for rank in place.ranks:
+    for rank in position.ranks:
         of_all = "all" if rank.rank is None else str(rank.rank)
         table.add_row(of_all, str(rank.epoch), "" if rank.step is None else str(rank.step), rank.left)
     console.print(table)
-    for line in (f"loads on {place.loads_on}", *place.notes):
+    for line in (f"loads on {position.loads_on}", *position.notes):
         say(console, line)
 
 

@@ -36,8 +36,8 @@ from fkat_data.folders import without_sidecars
 from fkat_data.location import machine_path
 from fkat_data.streaming.reading import NO_DATASET, Stream, no_stream, sources_of
 from fkat_data.streaming.writing import IndexLocation, merge_index
+from fkat_data.tools.console import exit_on_failure, long_work, printable, progress_bar, say, terminal
 from fkat_data.tools.conversion import KINDS, Kind, convert, files_of_lines
-from fkat_data.tools.presentation import exit_on_failure, long_work, printable, progress_bar, say, terminal
 from fkat_data.wording import readable_bytes
 
 _DAMAGED = 1
@@ -243,7 +243,7 @@ def named_function(option: str, name: str) -> Callable[[Any], Any]:
 
 @dataset_app.command("merge-index")
 def merge_index_command(
-    places: Annotated[
+    paths: Annotated[
         list[str], typer.Argument(help="OUT, to merge everything below it, or the parts in their order, then OUT.")
     ],
     natural_order: Annotated[bool, typer.Option(help="If no parts are named, sort 2/ before 10/, or as text.")] = True,
@@ -253,7 +253,7 @@ def merge_index_command(
     Exit code 0: written. 2: failed; an existing index is unchanged.
     """
     console = terminal()
-    *parts, out = places
+    *parts, out = paths
     with exit_on_failure(console, "nothing was merged"), long_work(console, f"merging indices into {out}"):
         indices: Sequence[IndexLocation] = parts
         if indices:

@@ -1,4 +1,4 @@
-"""What the states of loaders in a checkpoint say: where each rank stands, what it has left, and who can go on from there.
+"""The positions of loaders that a checkpoint has: how far each rank is, what it has left, and who can go on from there.
 
 Everything here follows from the saved values: no loader is made, and nothing is downloaded.
 """
@@ -22,11 +22,11 @@ from fkat_data.wording import counted
 _ANY = "any number of ranks"
 
 
-class RankPlace(NamedTuple):
-    """Where a rank stands.
+class RankPosition(NamedTuple):
+    """How far a rank is.
 
     Attributes:
-        rank: Its number; None: the place is that of all ranks.
+        rank: Its number; None: the position is that of all ranks.
         epoch: The epoch of its next microbatch.
         step: Microbatches of that epoch that it had before; None: the state counts samples instead.
         left: What it has left of the epoch, in words.
@@ -38,20 +38,20 @@ class RankPlace(NamedTuple):
     left: str
 
 
-class SavedPlace(NamedTuple):
-    """What one state says.
+class CheckpointPosition(NamedTuple):
+    """The position in a saved state of a loader.
 
     Attributes:
         where: Its keys in the checkpoint; empty: the checkpoint is the state.
         loader: The class of loader or dataset that saved it.
-        ranks: The ranks' places.
+        ranks: The ranks' positions.
         loads_on: Which numbers of ranks can load it.
         notes: What else it says.
     """
 
     where: str
     loader: str
-    ranks: tuple[RankPlace, ...]
+    ranks: tuple[RankPosition, ...]
     loads_on: str
     notes: tuple[str, ...] = ()
 
@@ -66,18 +66,18 @@ def read_checkpoint(path: str | os.PathLike[str], *, is_trusted: bool = False) -
     Raises:
         ConfigurationError: There is no file, none that can be read, or one that would have to run code.
     """
-    place = Path(path)
-    if not place.exists():
+    root = Path(path)
+    if not root.exists():
         raise ConfigurationError("checkpoint", str(path), "a file, or a folder of files")
-    if place.is_file():
-        return {"": _content(place, is_trusted=is_trusted)}
-    files = sorted(file for file in place.iterdir() if file.suffix in _SUFFIXES)
+    if root.is_file():
+        return {"": _content(root, is_trusted=is_trusted)}
+    files = sorted(file for file in root.iterdir() if file.suffix in _SUFFIXES)
     if not files:
         raise ConfigurationError("checkpoint", str(path), f"a folder with a file that ends with {', '.join(_SUFFIXES)}")
     return {file.name: _content(file, is_trusted=is_trusted) for file in files}
 
 
-def places_in(checkpoint: object, where: str = "") -> Iterator[SavedPlace]:
+def positions_in(checkpoint: object, where: str = "") -> Iterator[CheckpointPosition]:
     """Yield what each loader's state in a checkpoint says, however deep it lies in mappings and sequences.
 
     Raises:
@@ -96,7 +96,7 @@ def places_in(checkpoint: object, where: str = "") -> Iterator[SavedPlace]:
     else:
         return
     for name, part in parts:
-        yield from places_in(part, f"{where}.{name}" if where else str(name))
+        yield from positions_in(part, f"{where}.{name}" if where else str(name))
 
 
 _SUFFIXES = (".pt", ".pth", ".ckpt", ".pkl", ".bin", ".json")
@@ -117,10 +117,10 @@ def _content(file: Path, *, is_trusted: bool) -> Any:
         raise ConfigurationError("checkpoint", str(file), expected) from error
 
 
-def _of_shards(where: str, state: Mapping[str, Any]) -> SavedPlace:
+def _of_shards(where: str, state: Mapping[str, Any]) -> CheckpointPosition:
     ranks = read(state)
-    places = tuple(
-        RankPlace(
+    positions = tuple(
+        RankPosition(
             each.dp_rank if each.dp_rank is not None else rank, each.position.epoch, each.position.step, _shards(each)
         )
         for rank, each in enumerate(ranks)
@@ -137,11 +137,11 @@ def _of_shards(where: str, state: Mapping[str, Any]) -> SavedPlace:
         num_ranks = len(ranks) if None in dp_ranks else len(dp_ranks)
         loads_on = f"{counted(num_ranks, 'rank')}: the sampler did not split its shards"
     notes = tuple(
-        f"rank {place.rank} skipped {counted(len(each.skipped), 'shard')}: {', '.join(map(str, each.skipped))}"
-        for place, each in zip(places, ranks, strict=True)
-        if each.skipped
+        f"rank {each.rank} skipped {counted(len(saved.skipped), 'shard')}: {', '.join(map(str, saved.skipped))}"
+        for each, saved in zip(positions, ranks, strict=True)
+        if saved.skipped
     )
-    return SavedPlace(where, "ShardedDataLoader", places, loads_on, notes + _resplits(ranks[0].layers))
+    return CheckpointPosition(where, "ShardedDataLoader", positions, loads_on, notes + _resplits(ranks[0].layers))
 
 
 def _resplits(layers: Sequence[Any]) -> tuple[str, ...]:
@@ -156,7 +156,7 @@ def _shards(rank: Place) -> str:
     return f"{max(0, rank.num_shards - position.shard)} of {counted(rank.num_shards, 'shard')}{begun}"
 
 
-def _of_data_loader(where: str, state: Mapping[str, Any]) -> SavedPlace:
+def _of_data_loader(where: str, state: Mapping[str, Any]) -> CheckpointPosition:
     states: Sequence[Mapping[str, Any]] = state.get("all_rank_states", [state])
     first = states[0]
     is_distributed = "distributed" in first.get("sampler", {})
@@ -164,13 +164,13 @@ def _of_data_loader(where: str, state: Mapping[str, Any]) -> SavedPlace:
     if is_distributed:
         num_ranks = int(first["sampler"]["distributed"]["num_replicas"])
     of_all = bool(state.get("gathered")) or (len(states) == 1 and is_distributed)
-    places: list[RankPlace] = []
+    positions: list[RankPosition] = []
     for index, each in enumerate(states):
         # One state of ranks that are in step stands for all of them.
         ranks: Sequence[int | None] = range(num_ranks) if of_all else [index if len(states) > 1 else None]
-        places += [RankPlace(rank, each["epoch"], each["step"], _batches(each, rank)) for rank in ranks]
+        positions += [RankPosition(rank, each["epoch"], each["step"], _batches(each, rank)) for rank in ranks]
     if "stream" in first:
-        return next(places_in(first["stream"], where))._replace(loader="DataLoader")
+        return next(positions_in(first["stream"], where))._replace(loader="DataLoader")
     if "all_strands" in first:
         num_strands, found = first["all_strands"], {each for one in states for each in one["strand_numbers"]}
         loads_on = f"1 to {counted(num_strands, 'rank')}, as many as there are strands"
@@ -189,7 +189,7 @@ def _of_data_loader(where: str, state: Mapping[str, Any]) -> SavedPlace:
     else:
         size = max(len(states), num_ranks)
         loads_on = f"{counted(size, 'rank')}; merge_state_dicts() of each one's local_state_dict() loads on {_ANY}"
-    return SavedPlace(where, "DataLoader", tuple(places), loads_on, _resplits(first.get("resplits", ())))
+    return CheckpointPosition(where, "DataLoader", tuple(positions), loads_on, _resplits(first.get("resplits", ())))
 
 
 def _batches(state: Mapping[str, Any], rank: int | None) -> str:
@@ -205,13 +205,13 @@ def _batches(state: Mapping[str, Any], rank: int | None) -> str:
     return f"{counts[0]} of {counted(counts[1], 'microbatch')}"
 
 
-def _of_stream(where: str, state: Mapping[str, Any]) -> SavedPlace:
+def _of_stream(where: str, state: Mapping[str, Any]) -> CheckpointPosition:
     epoch_size = state.get("fingerprint", {}).get("epoch_size")
     done = state["sample_in_epoch"]
     left = f"all after {counted(done, 'sample')} of all ranks together"
     if epoch_size is not None:
         left = f"{max(0, epoch_size - done)} of {counted(epoch_size, 'sample')}, of all ranks together"
-    return SavedPlace(where, "StreamingDataset", (RankPlace(None, state["epoch"], None, left),), _ANY)
+    return CheckpointPosition(where, "StreamingDataset", (RankPosition(None, state["epoch"], None, left),), _ANY)
 
 
 #: The fields by which a state is known, and what explains it.

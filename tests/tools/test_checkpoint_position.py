@@ -10,7 +10,7 @@ from torch.utils.data import DistributedSampler, Sampler
 from walks import begun
 
 from fkat_data import DataLoader, ShardedDataLoader, samplers
-from fkat_data.tools import places_in, read_checkpoint
+from fkat_data.tools import positions_in, read_checkpoint
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "states" / "version_1"
 
@@ -30,10 +30,10 @@ def test_each_state_that_was_ever_saved_is_explained():
     paths = sorted(GOLDEN.rglob("*.*"))
     assert paths
     for path in paths:
-        places = list(places_in(read_checkpoint(path)))
-        assert places or path.name == "labelled.json" or path.with_suffix(".pt").exists(), path
-        assert all(place.loads_on and place.ranks for place in places), path
-        assert all(rank.epoch >= 0 and rank.left for place in places for rank in place.ranks), path
+        positions = list(positions_in(read_checkpoint(path)))
+        assert positions or path.name == "labelled.json" or path.with_suffix(".pt").exists(), path
+        assert all(position.loads_on and position.ranks for position in positions), path
+        assert all(rank.epoch >= 0 and rank.left for position in positions for rank in position.ranks), path
 
 
 def test_a_checkpoint_says_where_its_loaders_stand_and_who_can_load_them(tmp_path):
@@ -52,14 +52,14 @@ def test_what_the_program_says_is_left_is_what_comes(tmp_path):
         loader.deal_out(3, 1)
         loader.load_state_dict(state)
         num_left = sum(1 for _ in loader)
-        (place,) = places_in({"": state})
+        (position,) = positions_in({"": state})
         if num_delivered:
-            assert place.ranks[0].left == f"{num_left} of 4 microbatches", num_delivered
+            assert position.ranks[0].left == f"{num_left} of 4 microbatches", num_delivered
 
 
 def test_one_rank_alone_says_what_is_missing():
-    (place,) = places_in(dealt(0, 2, 1))
-    assert place.loads_on.startswith("2 ranks; merge_state_dicts()")
+    (position,) = positions_in(dealt(0, 2, 1))
+    assert position.loads_on.startswith("2 ranks; merge_state_dicts()")
 
 
 class OwnRanks(Sampler):
@@ -73,13 +73,13 @@ class OwnRanks(Sampler):
 def test_one_rank_says_whether_its_state_is_of_all():
     loader = DataLoader(range(20), 2, sampler=DistributedSampler(range(20), 2, 1), seed=1)
     begun(loader, 3)
-    (place,) = places_in(loader.state_dict())
-    assert [(each.rank, each.step) for each in place.ranks] == [(0, 3), (1, 3)]
-    assert place.loads_on == "any number of ranks"
+    (position,) = positions_in(loader.state_dict())
+    assert [(each.rank, each.step) for each in position.ranks] == [(0, 3), (1, 3)]
+    assert position.loads_on == "any number of ranks"
     loader = DataLoader(range(20), 2, sampler=OwnRanks(1), seed=1)
     begun(loader, 3)
-    (place,) = places_in(loader.state_dict())
-    assert place.loads_on.startswith("rank 1; merge_state_dicts()")
+    (position,) = positions_in(loader.state_dict())
+    assert position.loads_on.startswith("rank 1; merge_state_dicts()")
 
 
 def test_shards_are_counted_by_rank(tmp_path):
@@ -93,12 +93,12 @@ def test_shards_are_counted_by_rank(tmp_path):
             states.append(loader.local_state_dict())
     (tmp_path / "state.json").write_text(json.dumps(states[1]))
     assert "each with its own state" in said(tmp_path / "state.json")
-    (place,) = places_in(ShardedDataLoader.merge_state_dicts(states))
-    assert [rank.left for rank in place.ranks] == [
+    (position,) = positions_in(ShardedDataLoader.merge_state_dicts(states))
+    assert [rank.left for rank in position.ranks] == [
         "2 of 2 shards, the first of them from microbatch 1 on",
         "1 of 2 shards, the first of them from microbatch 1 on",
     ]
-    assert place.loads_on == "any number of ranks"
+    assert position.loads_on == "any number of ranks"
 
 
 class Code:
