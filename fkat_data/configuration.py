@@ -69,9 +69,9 @@ def instantiate(config: DictConfig | ListConfig | Mapping[str, Any]) -> Any:
         if cause is None:
             raise
         # The last line of Hydra's message is the path in the configuration, except at its root.
-        place = str(error).splitlines()[-1]
-        if place.startswith("full_key:"):
-            add_note(cause, f"in the configuration, {place}")
+        key_line = str(error).splitlines()[-1]
+        if key_line.startswith("full_key:"):
+            add_note(cause, f"in the configuration, {key_line}")
         raise cause from cause.__cause__
 
 

@@ -14,7 +14,7 @@ import torch
 
 from fkat_data.errors import StaleIteratorError
 from fkat_data.interruption import is_interruption
-from fkat_data.plan.place import START, Position
+from fkat_data.plan.position import START, Position
 from fkat_data.tracebacks import fold
 from fkat_data.types import Microbatch
 from fkat_data.wording import counted

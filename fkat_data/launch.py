@@ -30,7 +30,7 @@ _adopted_group: tuple[int, int] | None = None
 
 @dataclass(frozen=True)
 class Launch:
-    """What is known about this process's place in its job.
+    """What is known about this process's rank in its job.
 
     Attributes:
         world_size: Number of ranks in the job.
@@ -80,7 +80,7 @@ def adopt_group(group: tuple[int, int] | None) -> None:
 
 
 def current_launch() -> Launch:
-    """Return what is known about this process's place in its job.
+    """Return what is known about this process's rank in its job.
 
     Raises:
         ConfigurationError: An environment variable is invalid, or contradicts another one or the process group.
@@ -89,7 +89,7 @@ def current_launch() -> Launch:
 
 
 def launch_of(environment: Mapping[str, str], group: tuple[int, int] | None = None) -> Launch:
-    """Return what environment variables and a process group say about a process's place in its job.
+    """Return what environment variables and a process group say about a process's rank in its job.
 
     Args:
         environment: Environment variables.

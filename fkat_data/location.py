@@ -207,7 +207,7 @@ def found_below(file_system: Any, root: str, maxdepth: int | None = None) -> dic
     Raises:
         Exception: What listing a folder raises, but for one below that is gone by then.
     """
-    from fsspec.asyn import AsyncFileSystem  # noqa: PLC0415 - only remote places need it
+    from fsspec.asyn import AsyncFileSystem  # noqa: PLC0415 - only remote locations need it
     from fsspec.spec import AbstractFileSystem  # noqa: PLC0415 - as above
 
     kind, of_async = cast("tuple[Any, Any]", (type(file_system), AsyncFileSystem))

@@ -72,7 +72,7 @@ _OCTAL = re.compile(r"\\([0-7]{3})")
 
 
 def path_in_file_system(path: str) -> str:
-    """Return the file system that a path is on, and the path in it: the same for all places where it is mounted.
+    """Return the file system that a path is on, and the path in it: the same for all directories where it is mounted.
 
     Args:
         path: An absolute path without links.

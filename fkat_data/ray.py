@@ -16,7 +16,7 @@ from fkat_data import arguments
 from fkat_data.errors import ConfigurationError
 from fkat_data.interruption import genuine
 from fkat_data.worker.inheritance import import_paths
-from fkat_data.worker.remote import PlaceLost
+from fkat_data.worker.remote import RemoteWorkerLost
 from fkat_data.worker.remote_maker import RemoteMaker, Reply
 
 try:
@@ -115,15 +115,16 @@ class Actors:
         )
         return f"an actor needs {' and '.join(several)} on one node"
 
-    def living(self, places: "list[_Actor | None]") -> "list[_Actor | None]":
+    def living(self, handles: "list[_Actor | None]") -> "list[_Actor | None]":
         """Return the actors, with None for those that are known to be gone: with a node, all that it had."""
-        asked = [None if place is None else place.answer() for place in places]
+        asked = [None if handle is None else handle.answer() for handle in handles]
         there = [each for each in asked if each is not None]
         answered: set[Any] = (
             set(_RAY.wait(there, num_returns=len(there), timeout=_LONGEST_LOOK_S)[0]) if there else set()
         )
         return [
-            None if each in answered and _is_error(each) else place for place, each in zip(places, asked, strict=True)
+            None if each in answered and _is_error(each) else handle
+            for handle, each in zip(handles, asked, strict=True)
         ]
 
 
@@ -195,14 +196,14 @@ class _Actor:
         """Return its process and machine, once it has started; at once, if it has said so before.
 
         Raises:
-            PlaceLost: The actor is gone, or does not start.
+            RemoteWorkerLost: The actor is gone, or does not start.
         """
         try:
             self._about = self._about or _RAY.get(self._actor.about.remote(), timeout=self._wanted.start_timeout_s)
             return cast("tuple[int, str]", self._about)
         except genuine(TimeoutError):
             limit = f"within {self._wanted.start_timeout_s:g} s (start_timeout_s)"
-            raise PlaceLost(f"it did not start {limit}: {self._wanted.shortage()}") from None
+            raise RemoteWorkerLost(f"it did not start {limit}: {self._wanted.shortage()}") from None
         except genuine(_RAY.exceptions.RayError) as error:
             raise self._gone(error) from error
 
@@ -212,7 +213,7 @@ class _Actor:
         """Return what a method returns; call ``sent`` when it is asked for, and ``meanwhile`` every second from there on.
 
         Raises:
-            PlaceLost: The actor is gone, or what it has made.
+            RemoteWorkerLost: The actor is gone, or what it has made.
         """
         reference = getattr(self._actor, method).remote(*given)
         sent()
@@ -220,13 +221,13 @@ class _Actor:
             while meanwhile is not None and not _RAY.wait([reference], timeout=_LOOK_S)[0]:
                 meanwhile()
                 if not _RAY.is_initialized():  # to wait on would start another cluster
-                    raise PlaceLost("Ray was shut down")
+                    raise RemoteWorkerLost("Ray was shut down")
             return _RAY.get(reference)
         except genuine(_RAY.exceptions.RayError) as error:
             raise self._gone(error) from error
 
-    def _gone(self, error: Exception) -> PlaceLost:
-        return PlaceLost(f"{type(error).__name__}: {error}{self._last_words()}")
+    def _gone(self, error: Exception) -> RemoteWorkerLost:
+        return RemoteWorkerLost(f"{type(error).__name__}: {error}{self._last_words()}")
 
     def _last_words(self) -> str:
         """Return what the actor wrote to stderr in the end, if its node is there and it was not ended."""

@@ -48,7 +48,7 @@ class Registry(Generic[_T]):
         if self._has_own(name):
             raise ConfigurationError("name", name, f"a name that no {self._kind} of this package has")
         present = self._named.get(name, make)
-        if present is not make and _place(present) != _place(make):
+        if present is not make and _qualified_name(present) != _qualified_name(make):
             raise ConfigurationError("name", name, f"a name that no other {self._kind} has; {present!r} has this one")
         self._named[name] = make
 
@@ -76,7 +76,7 @@ def _adopt(entries: dict[str, dict[str, Any]]) -> Registrations:
     return Registrations()
 
 
-def _place(make: object) -> object:
+def _qualified_name(make: object) -> object:
     """Return where a class or function is defined; for any other object the object itself."""
     name = getattr(make, "__qualname__", None)
     return make if name is None else (getattr(make, "__module__", None), name)

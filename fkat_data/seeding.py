@@ -79,7 +79,7 @@ def seed_stream(seed: int) -> None:
     """
     if _here.seeds_globals:
         seed_global_generators(seed)
-    enter_place(seed)
+    enter_rng_scope(seed)
 
 
 @contextmanager
@@ -192,7 +192,7 @@ class preserved_generators:  # noqa: N801 - a context, as those of contextlib
         is_kept = self._where_shared or _here.seeds_globals
         kept = _KeptNumpy() if is_kept else None
         generators = (random.getstate(), kept, torch.default_generator.get_state()) if is_kept else None
-        self._states = generators, torch.get_num_threads(), _here.place
+        self._states = generators, torch.get_num_threads(), _here.scope
         if kept is not None:
             kept.forget_normal()
         torch.set_num_threads(1)
@@ -204,8 +204,8 @@ class preserved_generators:  # noqa: N801 - a context, as those of contextlib
         """Restore what the block has begun with, if that was not done."""
         if self._states is None:
             return
-        generators, num_threads, place = self._states
-        _here.place = place
+        generators, num_threads, scope = self._states
+        _here.scope = scope
         torch.set_num_threads(num_threads)
         if generators is not None:
             python_state, kept, torch_state = generators
@@ -249,8 +249,8 @@ class _KeptNumpy:
             self._settle()
             _numpy_random.set_bit_generator(self._generator)  # forgets the normal that the block has left
             if self._drawn[1]:
-                kind, words, place, *_ = cast("tuple[Any, ...]", np.random.get_state())
-                np.random.set_state((kind, words, place, 1, self._drawn[0]))
+                kind, words, index, *_ = cast("tuple[Any, ...]", np.random.get_state())
+                np.random.set_state((kind, words, index, 1, self._drawn[0]))
 
 
 def _numpy_words() -> Any:
@@ -259,9 +259,9 @@ def _numpy_words() -> Any:
     if _numpy_memory[0] is not generator:
         memory = None
         if type(generator) is np.random.MT19937:
-            _, words, place, *_ = cast("tuple[Any, ...]", np.random.get_state())
+            _, words, index, *_ = cast("tuple[Any, ...]", np.random.get_state())
             memory = (ctypes.c_char * (words.nbytes + 4)).from_address(generator.ctypes.state_address)
-            if memory.raw != words.tobytes() + int(place).to_bytes(4, sys.byteorder):
+            if memory.raw != words.tobytes() + int(index).to_bytes(4, sys.byteorder):
                 memory = None
         _numpy_memory[:] = generator, memory
     return _numpy_memory[1]
@@ -282,7 +282,7 @@ def generator_states() -> tuple[object, object, object]:
 
 
 class ItemGenerators:
-    """Random generators of one place, each made when it is first asked for.
+    """Random generators of one scope (an item, or a microbatch), each made when it is first asked for.
 
     Args:
         seed: Seeds all three, from 0 to 2**64 - 1.
@@ -316,73 +316,73 @@ def item_generators() -> ItemGenerators:
 
     The samples of a ``StreamingDataset`` have streams of their own, with or without a ``ShardedDataLoader``: what its
     ``transform``, or a subclass's ``__getitem__``, draws follows from the seed of the shuffle, the epoch and the
-    sample's place in the epoch's order.
+    sample's index in the epoch's order.
 
     Where the items of a microbatch are not made one by one (``__getitems__``, ``batch_size=None``, an iterable
     dataset, a generator), the generators are those of the microbatch. Outside a ``ShardedDataLoader``'s production,
     each call returns others, seeded from torch's global generator: ``torch.manual_seed`` repeats them.
     """
-    place = _here.place
-    if place is None:
+    scope = _here.scope
+    if scope is None:
         return ItemGenerators(int(torch.randint(2**63 - 1, (), device="cpu").item()))
-    if _here.made_for is not place:
-        seed, position = place
+    if _here.made_for is not scope:
+        seed, position = scope
         if position >= 0:
             key = struct.pack("<Q", seed)
             digest = hashlib.blake2b(struct.pack("<Q", position), digest_size=8, key=key, person=b"fkat_data item")
             seed = int.from_bytes(digest.digest(), "little")
-        _here.made, _here.made_for = ItemGenerators(seed), place
+        _here.made, _here.made_for = ItemGenerators(seed), scope
     return _here.made
 
 
 def has_made_generators() -> bool:
-    """Return whether ``item_generators`` was called in this thread since it entered the place where it is."""
-    return _here.place is not None and _here.made_for is _here.place
+    """Return whether ``item_generators`` was called in this thread since it entered its scope."""
+    return _here.scope is not None and _here.made_for is _here.scope
 
 
-def enter_place(seed: int | None, position: int = -1) -> None:
-    """Let ``item_generators`` in this thread give the generators of a place from now on, until it is another one.
+def enter_rng_scope(seed: int | None, position: int = -1) -> None:
+    """Let ``item_generators`` in this thread give the generators of a scope from now on, until it enters another one.
 
     Args:
         seed: The seed of the microbatch's random stream; None: there is none.
-        position: The item's place in the microbatch; -1: the microbatch itself.
+        position: The item's index in the microbatch; -1: the microbatch itself.
     """
-    _here.place = None if seed is None else (seed, position)
+    _here.scope = None if seed is None else (seed, position)
 
 
-def call_at_place(seed: int, position: int, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return what a function returns, called at a place; this thread then goes back to the place where it was.
+def call_in_rng_scope(seed: int, position: int, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return what a function returns, called in a scope; this thread then goes back to the one where it was.
 
     Raises:
         Exception: Whatever the function raises.
     """
-    before, _here.place = _here.place, (seed, position)
+    before, _here.scope = _here.scope, (seed, position)
     try:
         return function(*arguments)
     finally:
-        _here.place = before
+        _here.scope = before
 
 
 def sample_streams(seed: int, epoch: int) -> int:
-    """Return the seed, for ``enter_place``, of an epoch's random streams: one for each place in its order."""
+    """Return the seed, for ``enter_rng_scope``, of an epoch's random streams: one for each index in its order."""
     name = f"{seed}/{epoch}".encode()
     return int.from_bytes(hashlib.blake2b(name, digest_size=8, person=b"fkat_data sample").digest(), "little")
 
 
-def leave_place() -> None:
-    """Let ``item_generators`` in this thread know of no place."""
-    _here.place = None
+def leave_rng_scope() -> None:
+    """Let ``item_generators`` in this thread be in no scope."""
+    _here.scope = None
 
 
 def microbatch_seed() -> int | None:
     """Return the seed of the random stream that this thread makes a microbatch under, or None."""
-    return None if _here.place is None else _here.place[0]
+    return None if _here.scope is None else _here.scope[0]
 
 
 class _Here(threading.local):
     """Where production is, in each thread."""
 
-    place: tuple[int, int] | None = None
+    scope: tuple[int, int] | None = None
     made_for: tuple[int, int] | None = None
     seeds_globals: bool = True
     made = ItemGenerators(0)

@@ -154,6 +154,6 @@ def test_imports_go_down_and_independent_packages_do_not_import_one_another(is_w
 
 
 def test_the_state_is_read_without_unpickling_or_evaluating():
-    for name in ("plan/state.py", "iteration.py", "plan/place.py"):
+    for name in ("plan/state.py", "iteration.py", "plan/position.py"):
         names = {getattr(node, "id", getattr(node, "attr", None)) for node in ast.walk(tree_of(ROOT / name))}
         assert not names & {"pickle", "eval", "exec", "loads"}

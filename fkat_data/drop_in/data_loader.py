@@ -138,7 +138,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
     collate_fn: Any
     generator: torch.Generator | None
     _IterableDataset_len_called: int | None
-    # Whether a loaded place with nothing behind it is where the next epoch begins.
+    # Whether a loaded position with nothing behind it is where the next epoch begins.
     _leaves_empty_rest: bool = True
 
     def __init__(
@@ -274,18 +274,18 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
     @property
     def epoch(self) -> int:
         """The epoch of the next microbatch, from 0."""
-        place = self._known_place()
-        if place is not None:
-            return place["epoch"]
-        return (self._first_place() if self._engine is None else self._epoch_and_step(self._engine))["epoch"]
+        saved = self._known_state()
+        if saved is not None:
+            return saved["epoch"]
+        return (self._initial_state() if self._engine is None else self._epoch_and_step(self._engine))["epoch"]
 
     @property
     def step(self) -> int:
         """Microbatches of that epoch that were delivered before it."""
-        place = self._known_place()
-        if place is not None:
-            return place["step"]
-        return (self._first_place() if self._engine is None else self._epoch_and_step(self._engine))["step"]
+        saved = self._known_state()
+        if saved is not None:
+            return saved["step"]
+        return (self._initial_state() if self._engine is None else self._epoch_and_step(self._engine))["step"]
 
     @property
     def window_functions(self) -> Sequence[WindowFunction]:
@@ -405,8 +405,8 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
                 state can say what it would yield next.
         """
         own = self._local_state()
-        place = own.get("sampler", {})
-        if self._share is not None and self.has_windows and (place.get("window") or place.get("row")):
+        saved = own.get("sampler", {})
+        if self._share is not None and self.has_windows and (saved.get("window") or saved.get("row")):
             own["rank"] = self._share.rank
         return sealed(own)
 
@@ -417,31 +417,31 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         return state
 
     def _whole_state(self) -> dict[str, Any]:
-        place = self._known_place()
-        place = self._own_state() if place is None else place
-        is_at_start = place is self._loaded and not place["step"] and "sampler" in place
-        if is_at_start and not samplers_in(place["sampler"]) and not is_numbered(self.sampler, self.batch_sampler):
+        saved = self._known_state()
+        saved = self._own_state() if saved is None else saved
+        is_at_start = saved is self._loaded and not saved["step"] and "sampler" in saved
+        if is_at_start and not samplers_in(saved["sampler"]) and not is_numbered(self.sampler, self.batch_sampler):
             # The samplers are what it says already, or what the program has set since.
-            place = {**place, "sampler": self._plan_to_begin().state_at(place["epoch"], 0)}
-        return {**place, **self._terms_of_dataset()}
+            saved = {**saved, "sampler": self._plan_to_begin().state_at(saved["epoch"], 0)}
+        return {**saved, **self._terms_of_dataset()}
 
-    def _known_place(self) -> dict[str, Any] | None:
+    def _known_state(self) -> dict[str, Any] | None:
         """Return a state that is not the source's: one that was loaded, or what accelerate's loop has received."""
         if self._loaded is not None:
             return self._loaded
-        return None if self._driven is None else self._driven.place
+        return None if self._driven is None else self._driven.saved
 
     def _own_state(self) -> dict[str, Any]:
-        place = self._first_place() if self._engine is None else self._place_of(self._engine)
-        is_begun = self._engine is not None and place["step"] > 0
+        saved = self._initial_state() if self._engine is None else self._state_of_engine(self._engine)
+        is_begun = self._engine is not None and saved["step"] > 0
         fingerprint = (
             (self._begun_with if is_begun else self._fingerprint())
             | shared_fields(self._share)
-            | resplits_field(self._layers, place["epoch"])
+            | resplits_field(self._layers, saved["epoch"])
         )
         if order := order_of(self.dataset):
             fingerprint["dataset_order"] = order
-        return {"version": STATE_VERSION, "seed": self._known_seed(), **fingerprint, **place}
+        return {"version": STATE_VERSION, "seed": self._known_seed(), **fingerprint, **saved}
 
     @staticmethod
     def merge_state_dicts(local_state_dicts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -468,7 +468,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
                 return
             self._begin()  # samplers go on from this epoch
         if self._driven is not None:
-            self._driven.place = None
+            self._driven.saved = None
         if self._engine is not None and self._engine.step:
             self._engine.end_epoch()
 
@@ -565,7 +565,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
                 dataset = cast("Any", self._plan).copied_dataset(self._engine.position)
                 state.update(dataset=dataset, _stream=dataset)
         if self._driven is not None:
-            state["_driven"] = self._driven.copy()  # its place is another from now on
+            state["_driven"] = self._driven.copy()  # its position is another from now on
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -585,19 +585,19 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         self.device = device
 
     def _load_stream(self, state_dict: Mapping[str, Any], stream: Any) -> None:
-        """Go to a place of a stream: of a state of this class, or of the dataset's own form."""
-        place: Mapping[str, Any] = state_dict
+        """Go to a position of a stream: of a state of this class, or of the dataset's own form."""
+        saved: Mapping[str, Any] = state_dict
         if "stream" in state_dict:
-            place = checked_loader_state(state_dict, self._fingerprint(), self.seed, "stream")["stream"]
-        stream.load_state_dict(place)
-        self._forget_place()
+            saved = checked_loader_state(state_dict, self._fingerprint(), self.seed, "stream")["stream"]
+        stream.load_state_dict(saved)
+        self._forget_state()
 
-    def _forget_place(self) -> None:
+    def _forget_state(self) -> None:
         """Have the next iteration begin where the dataset says."""
         self.close()
         vars(self).update(_is_untouched=False, _loaded=None, _engine=None, _plan=None, _resumed=None)
         if self._driven is not None:
-            self._driven.place = None
+            self._driven.saved = None
 
     def _fingerprint(self) -> dict[str, Any]:
         if self._stream is not None:  # its own state knows which batch sizes it may go on with
@@ -699,12 +699,12 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
             or not (self.num_workers if plan.num_strands is None else plan.num_strands),
         )
         if loaded is not None:
-            engine.go_to(plan.place_of(self._without_length(loaded)))
+            engine.go_to(plan.read_state(self._without_length(loaded)))
         made_with, shipped = settable_of(self), self._shipment_digest()
         vars(self).update(_engine=engine, _plan=plan, _made_with=made_with, _shipped=shipped)
         return engine
 
-    def _place_of(self, engine: Engine[Microbatch_co]) -> dict[str, Any]:
+    def _state_of_engine(self, engine: Engine[Microbatch_co]) -> dict[str, Any]:
         plan, position = cast("DatasetPlan", self._plan), engine.position
         epoch, step = plan.epoch_and_step(position)
         return {"epoch": epoch, "step": step, **plan.saved(position)}
@@ -713,8 +713,8 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         epoch, step = cast("DatasetPlan", self._plan).epoch_and_step(engine.position)
         return {"epoch": epoch, "step": step}
 
-    def _first_place(self) -> dict[str, Any]:
-        """Return the place of a loader that was not iterated."""
+    def _initial_state(self) -> dict[str, Any]:
+        """Return the position of a loader that was not iterated."""
         plan = self._new_plan()
         position = plan.first()
         return {"epoch": position.epoch, "step": position.step, **plan.saved(position)}

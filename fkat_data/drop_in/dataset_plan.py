@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from fkat_data.drop_in.states import state_at_epoch
 from fkat_data.errors import StateMismatchError
-from fkat_data.plan.place import START, Place, Position
+from fkat_data.plan.position import START, Position, ResumeState
 from fkat_data.plan.shard_plan import ShardPlan
 
 OTHER_LENGTH = (
@@ -52,7 +52,7 @@ class DatasetPlan(ShardPlan):
         """Return the position of a loader that was not iterated."""
         return START
 
-    def begin(self, position: Position) -> Place | None:
+    def begin(self, position: Position) -> ResumeState | None:
         """Begin an iteration; return where it begins if the plan decides on that, not the engine.
 
         Args:
@@ -71,7 +71,7 @@ class DatasetPlan(ShardPlan):
         return position.epoch, position.step
 
     def made_of(self, position: Position) -> list[Provenance]:
-        """Return what the microbatch at a position that was delivered is made of, without places; none: it is not known."""
+        """Return what the microbatch at a position that was delivered is made of, without locations; none: it is not known."""
         del position
         return []
 
@@ -80,7 +80,7 @@ class DatasetPlan(ShardPlan):
         """Return what a state says of a position, beside its epoch and step."""
 
     @abstractmethod
-    def place_of(self, state: Mapping[str, Any]) -> Place:
+    def read_state(self, state: Mapping[str, Any]) -> ResumeState:
         """Return where an engine goes on after a state.
 
         Raises:
@@ -135,11 +135,11 @@ class IndexPlan(DatasetPlan):
         return {"sampler": self.state_at(position.epoch, position.step)}
 
     def first_microbatch(self, state: Mapping[str, Any]) -> int:
-        """Return where a saved place is in the plan's first task: at its beginning, if each part is a task."""
+        """Return where a saved position is in the plan's first task: at its beginning, if each part is a task."""
         del state
         return 0
 
-    def place_of(self, state: Mapping[str, Any]) -> Place:
+    def read_state(self, state: Mapping[str, Any]) -> ResumeState:
         """Return where an engine goes on after a state."""
         position = Position(state["epoch"], 0, self.first_microbatch(state), state["step"])
-        return Place(position, sampler=dict(state["sampler"]))
+        return ResumeState(position, sampler=dict(state["sampler"]))

@@ -51,12 +51,12 @@ from fkat_data.drop_in.sampler_states import (
     states_of,
 )
 from fkat_data.errors import StateMismatchError
-from fkat_data.plan.place import Piece, Position
+from fkat_data.plan.position import Piece, Position
 from fkat_data.seeding import OwnGenerators
 from fkat_data.worker.batches import NumberedBatches
 
 _PART_SIZE = 32
-# Microbatches behind the newest one whose places are known.
+# Microbatches behind the newest one whose positions are known.
 _MOST_KEPT = 8 * _PART_SIZE
 # Those that draw from the global generators draw when their iteration begins, and not later.
 _OF_TORCH = {
@@ -160,7 +160,7 @@ class DrawnPlan(IndexPlan):
         """Iterate the sampler again when the next iteration begins: its order is what it is by then.
 
         Args:
-            epoch: The epoch of the caller's place.
+            epoch: The epoch of the caller's position.
             step: Microbatches of it that the caller has. What was drawn ahead of them from the samplers is taken back.
         """
         loaded = self._loaded_at(epoch)
@@ -593,7 +593,7 @@ class DrawnPlan(IndexPlan):
         )
 
     def is_over(self, state: Mapping[str, Any]) -> bool:
-        """Return whether an epoch has nothing left at a saved place; if others delivered all before it, for any rank.
+        """Return whether an epoch has nothing left at a saved position; if others delivered all before it, for any rank.
 
         False for samplers that are neither torch's own nor deal themselves out.
         """

@@ -137,7 +137,7 @@ class EpochsOfRanks(AccelerateSide):
         """Return this process's position."""
 
     @abstractmethod
-    def _known_place(self) -> dict[str, Any] | None:
+    def _known_state(self) -> dict[str, Any] | None:
         """Return a state that is not the source's."""
 
     @abstractmethod
@@ -240,7 +240,7 @@ class EpochsOfRanks(AccelerateSide):
         """Give a shuffle the seed that ``deal_out`` gives it, and say in the log what the other loader does not have.
 
         Raises:
-            ConfigurationError: The parts are this rank's already, or the loader has a loaded place.
+            ConfigurationError: The parts are this rank's already, or the loader has a loaded position.
         """
         found = None
         if num_ranks > 1 and (self._stream is not None or self._windowed is not None):
@@ -250,7 +250,9 @@ class EpochsOfRanks(AccelerateSide):
         elif self._share is not None and self._share.num_ranks != num_ranks:
             found = f"a loader that is dealt out to {self._share.num_ranks} ranks, to deal out to {num_ranks}"
         elif self._loaded is not None and self.step:
-            found = f"a loader with a loaded place, microbatch {self.step} of epoch {self.epoch}, which it would lose"
+            found = (
+                f"a loader with a loaded position, microbatch {self.step} of epoch {self.epoch}, which it would lose"
+            )
         if found is not None:
             expected = "accelerator.prepare(loader), which returns this loader and keeps what it is"
             raise ConfigurationError("prepare_data_loader", found, expected)
@@ -258,7 +260,7 @@ class EpochsOfRanks(AccelerateSide):
             self.sampler.seed = gather(self._known_seed())[0]
         _logger.warning(
             "accelerate's prepare_data_loader makes another DataLoader of this one's parts. It delivers the samples of "
-            "rank %d of %d in the same order, but without the place of this one, its device and, where it is torch's, its "
+            "rank %d of %d in the same order, but without the position of this one, its device and, where it is torch's, its "
             "workers. accelerator.prepare(loader) keeps all of them, and loader.deal_out(%d, %d) does",
             *(rank, num_ranks, num_ranks, rank),
         )
@@ -377,7 +379,7 @@ class EpochsOfRanks(AccelerateSide):
         """Go on where the loader stands that Lightning makes this one of: in its next epoch, or at its loaded state."""
         fields = vars(original)
         before: EpochsOfRanks = fields.get("_successor") or original
-        seed, loaded, epoch = before._place_to_go_on_from()
+        seed, loaded, epoch = before._state_to_go_on_from()
         successors = fields.get("_successors") or WeakTable[int, EpochsOfRanks]()
         successors[id(self)] = self
         fields.update(_successor=self, _successors=successors)
@@ -389,7 +391,7 @@ class EpochsOfRanks(AccelerateSide):
         elif epoch and not self._is_iterable and self._stream is None:
             self._go_to(self._start_of(epoch), is_untouched=True)
 
-    def _place_to_go_on_from(self) -> tuple[int | None, dict[str, Any] | None, int]:
+    def _state_to_go_on_from(self) -> tuple[int | None, dict[str, Any] | None, int]:
         """Return the seed, a loaded state within an epoch, and the next epoch."""
         loaded = dict(self._loaded) if self._loaded is not None and self.step else None
         return self._drawn_seed, loaded, self._next_epoch()
@@ -415,7 +417,7 @@ class EpochsOfRanks(AccelerateSide):
         return {"dataset": ordered.state_dict()} if ordered is not None and ordered.is_seed_drawn else {}
 
     def _terms_of_dataset(self) -> dict[str, Any]:
-        """Return the fields of a state that say what of the dataset its places depend on."""
+        """Return the fields of a state that say what of the dataset its positions depend on."""
         saver = self._saver()
         whose = {} if saver is None or saver == (0, 1) else {"saved_by": list(saver)}
         return {**self._order_of_dataset(), **self._terms_of_dealing(), **files_field(self.dataset), **whose}
@@ -482,7 +484,7 @@ class EpochsOfRanks(AccelerateSide):
         """Return the epoch that the next iteration is of: one that was left is over."""
         if self._stream is not None:
             return self.epoch if self._engine is None else self._plan.upcoming(self._engine.position).epoch
-        if self._engine is not None and self._known_place() is None:
+        if self._engine is not None and self._known_state() is None:
             return cast("int", self._engine.next_epoch)
         return self.epoch + (self._loaded is None and self.step > 0)
 
@@ -497,7 +499,7 @@ class EpochsOfRanks(AccelerateSide):
         fields = {"_loaded": state, "_drawn_seed": state["seed"], "_layers": layers_in(state)}
         vars(self).update(_is_untouched=is_untouched, _engine=None, _plan=None, **fields)
         if self._driven is not None:
-            self._driven.place = None
+            self._driven.saved = None
 
     def _resume(self, state: dict[str, Any]) -> None:
         """Go to a loaded state. Lightning sets the epoch of the sampler that it brings after the first microbatch."""

@@ -132,7 +132,7 @@ class EqualEnds:
         """Forget an iteration that was left. A collective.
 
         Raises:
-            RankMismatchError: Ranks have left it at different places.
+            RankMismatchError: Ranks have left it at different positions.
         """
         self._look()
         self._agreed = -1, 0
@@ -153,7 +153,7 @@ class EqualEnds:
             num_certain: Microbatches that this rank is certain to have behind them; 0: its epoch is over.
 
         Raises:
-            RankMismatchError: Ranks are at different places.
+            RankMismatchError: Ranks are at different positions.
         """
         self._look()
         while self._agreed[0] != epoch or self._agreed[1] <= step:
@@ -173,17 +173,17 @@ class EqualEnds:
     def _hear(self, name: _Round) -> bool:
         """Learn what the ranks have said; return False if others end the epoch before this rank's first."""
         found = self._rounds.heard(name)
-        places = [(each[0], each[1]) for each in found]
-        first = min(places)
-        if self._agreed == (-1, 0) and {*places} == {first, (first[0] + 1, 0)}:
+        positions = [(each[0], each[1]) for each in found]
+        first = min(positions)
+        if self._agreed == (-1, 0) and {*positions} == {first, (first[0] + 1, 0)}:
             # A state behind an epoch's last microbatch: where nothing was left, it says that the next one begins.
             if (name[1], name[2]) != first:
                 return False
             self._agreed = first
             return True
-        if len(set(places)) > 1:
+        if len(set(positions)) > 1:
             self._ahead = None
-            per_rank = ", ".join(f"epoch {at[0]} step {at[1]} on rank {rank}" for rank, at in enumerate(places))
+            per_rank = ", ".join(f"epoch {at[0]} step {at[1]} on rank {rank}" for rank, at in enumerate(positions))
             raise RankMismatchError("the microbatches that were delivered", per_rank)
         _, epoch, step, _ = name
         self._agreed = epoch, step + min(each[2] for each in found)
@@ -223,7 +223,7 @@ class DeliveredAlike:
     Args:
         take: Takes this rank's next one, or raises StopIteration.
         ends: Asks the ranks. An iteration begins here, in a collective.
-        place: Returns the epoch, and the microbatches of it before the next one.
+        position: Returns the epoch, and the microbatches of it before the next one.
         num_certain: Returns how many microbatches are certain to come, that which was just taken included.
         cut: Ends the epoch here, and returns what is left out, in words.
         engine: Begins the next epoch where the loaded one is over for all.
@@ -233,7 +233,7 @@ class DeliveredAlike:
         self,
         take: Callable[[], Any],
         ends: EqualEnds,
-        place: Callable[[], tuple[int, int]],
+        position: Callable[[], tuple[int, int]],
         num_certain: Callable[[], int],
         cut: Callable[[], str],
         engine: Any,
@@ -241,25 +241,25 @@ class DeliveredAlike:
         ends.begin()
         self._take = take
         self._ends = ends
-        self._place = place
+        self._position = position
         self._num_certain = num_certain
         self._cut = cut
         self._engine = engine
         self._epoch = self._upcoming = self._agreed_up_to = self._halfway = -1
-        # Whether the next microbatch is the first behind a loaded place within an epoch.
+        # Whether the next microbatch is the first behind a loaded position within an epoch.
         self._is_within = False
 
     def __call__(self) -> Any:
         """Return the next microbatch; raise StopIteration where a rank has none."""
-        here, step = self._place()
+        here, step = self._position()
         if self._epoch < 0:
             self._epoch, self._upcoming, self._is_within = here, step, self._engine.position.step > 0
         if here != self._epoch:
-            step = self._upcoming  # behind an epoch's last microbatch, a place is in the next one
+            step = self._upcoming  # behind an epoch's last microbatch, a position is in the next one
         microbatch, has_one = self._next()
         if step >= self._agreed_up_to or not has_one:
-            # Where nothing was left at a loaded place, the next epoch has begun.
-            is_of_epoch = has_one and self._place()[0] == self._epoch
+            # Where nothing was left at a loaded position, the next epoch has begun.
+            is_of_epoch = has_one and self._position()[0] == self._epoch
             num_agreed = self._ends.agree(self._epoch, step, self._num_certain() if is_of_epoch else 0)
             if not num_agreed and self._is_within:
                 # Nor is anything left for all together: this rank goes on with the next epoch, as the others do.

@@ -26,7 +26,7 @@ _NOBODY: tuple[str, Mapping[str, Any]] = "", {}
 
 
 class DrivenLoop:
-    """A loader's iterations where accelerate drives the loop: one microbatch ahead, and the place of the loop.
+    """A loader's iterations where accelerate drives the loop: one microbatch ahead, and the position of the loop.
 
     Args:
         device: Where microbatches go; None: they stay where they are.
@@ -36,11 +36,11 @@ class DrivenLoop:
     def __init__(self, device: torch.device | None, *, non_blocking: bool) -> None:
         self._device = device
         self._non_blocking = non_blocking
-        self.place: dict[str, Any] | None = None
+        self.saved: dict[str, Any] | None = None
         """The loader's state behind the last microbatch that the loop has received; None: the loader is there."""
 
     def copy(self) -> "DrivenLoop":
-        """Return one for a copy of the loader, which begins at this one's place."""
+        """Return one for a copy of the loader, which begins at this one's position."""
         return DrivenLoop(self._device, non_blocking=self._non_blocking)
 
     def microbatches(
@@ -50,7 +50,7 @@ class DrivenLoop:
 
         Args:
             begin: Begins it.
-            state: Returns the loader's place.
+            state: Returns the loader's position.
             num_in_last_round: Samples that ``gather_for_metrics`` keeps of the last round; 0: all.
         """
         follow = import_module("fkat_data.huggingface.accelerated")
@@ -61,11 +61,11 @@ class DrivenLoop:
         self, follow: Any, begin: Callable[[], Iterator[Any]], state: Callable[[], dict[str, Any]]
     ) -> Iterator[tuple[Any, bool]]:
         placed = ((microbatch, state()) for microbatch in begin())
-        for (microbatch, place), is_last in follow.with_end(placed):
+        for (microbatch, saved), is_last in follow.with_end(placed):
             # Behind the last one, the loader is in its next epoch already.
-            self.place = None if is_last else place
+            self.saved = None if is_last else saved
             yield microbatch, is_last
-        self.place = None
+        self.saved = None
 
 
 class AccelerateSide(ABC):
@@ -99,7 +99,7 @@ class AccelerateSide(ABC):
 
         Raises:
             ConfigurationError: accelerate asks: for ``skip_first_batches``, whose loader would step over batches that come
-                after the place that this one has loaded, or for a ``prepare_data_loader`` that would lose samples.
+                after the position that this one has loaded, or for a ``prepare_data_loader`` that would lose samples.
         """
         function, its_locals = _asking_function(currentframe())
         if function == "prepare_data_loader":
@@ -174,7 +174,7 @@ def caller_of(frame: FrameType | None) -> FrameType | None:
 def _asking_function(frame: FrameType | None) -> tuple[str, Mapping[str, Any]]:
     """Return the name and the variables of accelerate's function that reads the property of this frame, else nothing.
 
-    accelerate's own loaders pass on what they are asked. One without a state of its own has no place to go on from: it
+    accelerate's own loaders pass on what they are asked. One without a state of its own has no position to go on from: it
     may be stepped over.
     """
     caller = caller_of(frame)
@@ -216,7 +216,7 @@ def _hook(loader_of: Callable[[], Any], accelerator_of: Callable[[], Any]) -> Ca
             name = f"dl_state_dict_{index}.bin" if index else "dl_state_dict.bin"
             if each is loader and not (Path(folder) / name).exists():
                 _logger.warning(
-                    "%s has no %s with the place of the %s that was prepared as number %d: this loader stays "
+                    "%s has no %s with the position of the %s that was prepared as number %d: this loader stays "
                     "where it is, and does not resume",
                     folder,
                     name,

@@ -21,7 +21,7 @@ from fkat_data.interruption import genuine
 
 
 class LeftOver:
-    """The items that ranks have left, by their places in the sequence.
+    """The items that ranks have left, by their offsets in the sequence.
 
     Args:
         length: Items of the sequence.
@@ -88,8 +88,8 @@ class LeftOver:
         if num_ranks == len(self._counts):
             begin = first_round * self._round_size + first - before
             return begin, begin + end - first
-        rounds, place = divmod(first - before, num_ranks * self._part_size)
-        part, offset = divmod(place, self._part_size)
+        rounds, within = divmod(first - before, num_ranks * self._part_size)
+        part, offset = divmod(within, self._part_size)
         rank = self._lacking(num_ranks)[part]
         begin = (first_round + rounds) * self._round_size + rank * self._part_size + offset
         return begin, begin + min(end - first, self._part_size - offset)
@@ -146,8 +146,8 @@ class Layer(NamedTuple):
 
     def counts_in(self, epoch: int) -> list[int | None]:
         """Return how many microbatches of an epoch each rank had; None: all."""
-        places = zip(self.epochs, self.counts, strict=True)
-        return [None if own > epoch else count if own == epoch else 0 for own, count in places]
+        positions = zip(self.epochs, self.counts, strict=True)
+        return [None if own > epoch else count if own == epoch else 0 for own, count in positions]
 
 
 def of_epoch(layers: Sequence[Layer], epoch: int) -> list[Layer]:
@@ -166,7 +166,7 @@ def first_step(layers: Sequence[Layer], epoch: int) -> int:
 
 def with_layer(
     layers: Sequence[Layer],
-    places: Sequence[tuple[int, int]],
+    positions: Sequence[tuple[int, int]],
     batch_size: int | None,
     *,
     is_split: bool,
@@ -176,15 +176,15 @@ def with_layer(
 
     Args:
         layers: All re-splits so far.
-        places: The epoch and the step of each rank now.
+        positions: The epoch and the step of each rank now.
         batch_size: Samples of their batches; None: they are single samples, or of any size.
         is_split: Whether each of these ranks got a part of every batch.
         is_by_order: Whether the dataset or the batch sampler deals out.
     """
-    epoch = min(own for own, _ in places)
-    step = max(step for own, step in places if own == epoch)
-    counts = tuple(step - first_step(layers, own) for own, step in places)
-    added = Layer(is_split, batch_size or 1, step, tuple(own for own, _ in places), counts, is_by_order)
+    epoch = min(own for own, _ in positions)
+    step = max(step for own, step in positions if own == epoch)
+    counts = tuple(step - first_step(layers, own) for own, step in positions)
+    added = Layer(is_split, batch_size or 1, step, tuple(own for own, _ in positions), counts, is_by_order)
     matter = tuple(
         layer
         for layer in (*layers, added)
@@ -314,9 +314,9 @@ def _layer(found: Any, batch_size: int) -> Layer:
         is_by_order = bool(found.get("by_order"))
         batch_size = _count(found.get("batch_size", batch_size))  # it could not change in older states
     except genuine(AttributeError, TypeError, KeyError):
-        raise StateMismatchError("resplits", found, "<a place for each rank>", _NOT_A_RESPLIT) from None
+        raise StateMismatchError("resplits", found, "<a position for each rank>", _NOT_A_RESPLIT) from None
     if not epochs or len(epochs) != len(counts):
-        raise StateMismatchError("resplits", found, "<a place for each rank>", _NOT_A_RESPLIT)
+        raise StateMismatchError("resplits", found, "<a position for each rank>", _NOT_A_RESPLIT)
     return Layer(is_split, batch_size, step, epochs, counts, is_by_order)
 
 

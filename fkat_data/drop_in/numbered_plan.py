@@ -14,7 +14,7 @@ from fkat_data.drop_in.layers_of_ranks import Layer, LeftOver, first_step, in_th
 from fkat_data.drop_in.rank_share import RankShare
 from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.permutation import keys_of, permutation, permuted
-from fkat_data.plan.place import Position
+from fkat_data.plan.position import Position
 from fkat_data.worker.batches import NumberedBatches
 
 _PURPOSE = b"fkat DataLoader"
@@ -122,10 +122,10 @@ class SampleOrder(NumberedBatches):
         """Return what comes past the last sample: the epoch's first ones, again and again."""
         found: list[int] = []
         while begin < end:
-            place = begin % self._num_samples
-            stop = min(place + end - begin, self._num_samples)
-            found += self._indices(place, stop)
-            begin += stop - place
+            start = begin % self._num_samples
+            stop = min(start + end - begin, self._num_samples)
+            found += self._indices(start, stop)
+            begin += stop - start
         return found
 
     def _indices(self, first: int, end: int) -> list[Any]:
@@ -148,10 +148,10 @@ class SampleOrder(NumberedBatches):
             return self._block[block_index * _BLOCK_SIZE :]
         if self._block is None or block_index != self._block_index:
             first = block_index * _BLOCK_SIZE
-            places = np.arange(first, min(first + _BLOCK_SIZE, self._num_samples))
+            numbers = np.arange(first, min(first + _BLOCK_SIZE, self._num_samples))
             key = keys_of(np.zeros(1, dtype=np.int64), _PURPOSE, *shuffle)
-            sizes = np.full(len(places), self._num_samples)
-            self._block = permuted(places, sizes, np.repeat(key, len(places)))
+            sizes = np.full(len(numbers), self._num_samples)
+            self._block = permuted(numbers, sizes, np.repeat(key, len(numbers)))
             self._block_index = block_index
         return self._block
 
@@ -297,7 +297,7 @@ class NumberedPlan(IndexPlan):
         return {"num_samples": arguments.num_samples, "shuffle": arguments.shuffle is not None}
 
     def is_over(self, state: Mapping[str, Any]) -> bool:
-        """Return whether an epoch has nothing left at a saved place; if others delivered all before it, for any rank."""
+        """Return whether an epoch has nothing left at a saved position; if others delivered all before it, for any rank."""
         num_samples = self._arguments(state["epoch"]).num_samples
         if state["sampler"].get("num_samples", num_samples) != num_samples:
             return False
@@ -310,7 +310,7 @@ class NumberedPlan(IndexPlan):
         return [Provenance([batch] if self._batch_sampler is None else batch, [])]
 
     def first_microbatch(self, state: Mapping[str, Any]) -> int:
-        """Return where a saved place is in its epoch's shard.
+        """Return where a saved position is in its epoch's shard.
 
         0 for a rank that gets nothing of what others have left: it has one empty iteration, as those that get something
         have one, instead of the next epoch.

@@ -165,7 +165,7 @@ class DataLoaderIterator(EpochIterator, _TORCHS):
         kind = type(cast("object", self._loader))
         name = f"{kind.__module__.partition('.')[0]}.{kind.__name__}"
         raise NotImplementedError(
-            f"an iterator of a {name} cannot be pickled or copied: pickle the loader, and hand its place over "
+            f"an iterator of a {name} cannot be pickled or copied: pickle the loader, and hand its position over "
             "by state_dict() and load_state_dict()"
         )
 
@@ -413,7 +413,7 @@ def check_known(state: Mapping[str, Any], dataset: object) -> None:
 
     Raises:
         ConfigurationError: The dataset's own ``__iter__`` has not yielded one sample for each that it was handed, so that
-            no place in the order says what it would yield next.
+            no position in the order says what it would yield next.
     """
     if state.get("stream", state) is None:
         raise ConfigurationError(

@@ -2,7 +2,7 @@
 
 What such a sampler says between two iterations need not be where its next one begins: some say where the last one was left,
 but begin again, or go on to a further epoch, unless a state was just loaded. What it says within an iteration is where that
-one goes on, or nothing of its place. So an iteration is repeated from within, and compared, before it is relied on.
+one goes on, or nothing of its position. So an iteration is repeated from within, and compared, before it is relied on.
 """
 
 import base64
@@ -226,7 +226,7 @@ def _can_begin_at(sampler: Any, states: Mapping[str, Any], new_generators: Calla
     """Return False if a load of what samplers said before their first iteration would have another one begin.
 
     Some go on to a further epoch unless a state was just loaded. This is tried with a copy: each iteration begins at the
-    same place, or at the one that was said before it.
+    same position, or at the one that was said before it.
     """
 
     def try_it() -> bool:

@@ -1,4 +1,4 @@
-"""A state as it is saved and checked, and from that of some ranks to the place of one: its own, or its part of the rest."""
+"""A state as it is saved and checked, and from that of some ranks to the position of one: its own, or its part of the rest."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -17,8 +17,8 @@ _logger = logging.getLogger(__name__)
 
 # The field of a state that is of all ranks, which were in step.
 _GATHERED = "gathered"
-# What says that ranks are at one place, and in one order.
-_PLACE = ("seed", "epoch", "step", "resplits", "num_ranks", "even_batches", "split_batches")
+# What says that ranks are at one position, and in one order.
+_POSITION_FIELDS = ("seed", "epoch", "step", "resplits", "num_ranks", "even_batches", "split_batches")
 _UNGATHERED = (
     "the state of one rank does not say where the others were. Save what state_dict() returns on every rank, where "
     "torch.distributed is initialised, or what merge_state_dicts() makes of each rank's local_state_dict(): any number of "
@@ -54,7 +54,7 @@ def merged_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return one state for all ranks, from each rank's in their order.
 
     Raises:
-        StateMismatchError: There are none, or they are of a stream at several places.
+        StateMismatchError: There are none, or they are of a stream at several positions.
     """
     if not states:
         raise StateMismatchError("local_state_dicts", 0, "<one for each rank>")
@@ -67,14 +67,14 @@ def merged_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     states = [{name: value for name, value in state.items() if name != "rank"} for state in states]
     if len(states) == 1:
         return states[0]
-    if 1 < states[0].get("num_ranks", 1) <= len(states) and len({_place(state) for state in states}) == 1:
+    if 1 < states[0].get("num_ranks", 1) <= len(states) and len({_position_key(state) for state in states}) == 1:
         return {**states[0], _GATHERED: True}
     return {"version": STATE_VERSION, "all_rank_states": [dict(state) for state in states]}
 
 
-def _place(state: Mapping[str, Any]) -> str:
+def _position_key(state: Mapping[str, Any]) -> str:
     rows = [state["sampler"].get(field) for field in ("window", "row", "left_out", "num_skipped")]
-    return repr([*(state.get(field) for field in _PLACE), checks_in(state["sampler"]), *rows])
+    return repr([*(state.get(field) for field in _POSITION_FIELDS), checks_in(state["sampler"]), *rows])
 
 
 def own_state(
@@ -281,16 +281,16 @@ def _split_again(states: Sequence[dict[str, Any]], num_ranks: int, layout: Layou
     if is_of_windows(base):
         step = max(state["step"] for state in of_ranks if state["epoch"] == epoch)
         rest = windows_of_rest(of_ranks, epoch)
-        own = {name: value for name, value in base.items() if name not in (*_PLACE, _GATHERED)}
+        own = {name: value for name, value in base.items() if name not in (*_POSITION_FIELDS, _GATHERED)}
         return {**own, "seed": base["seed"], "epoch": epoch, "step": step, **layout.fields, "sampler": rest}
-    places = [(state["epoch"], state["step"]) for state in of_ranks]
+    positions = [(state["epoch"], state["step"]) for state in of_ranks]
     is_by_order = "order" in (_dealt_by(base), layout.dealt_by)
     is_split = bool(base.get("split_batches", False))
     how = {"is_split": is_split, "is_by_order": is_by_order}
-    layers, epoch, step = with_layer(layers_in(base), places, base["batch_size"], **how)
+    layers, epoch, step = with_layer(layers_in(base), positions, base["batch_size"], **how)
     if is_by_order and base["sampler"].get("shuffle"):
         _check_seeds(of_ranks)
-    own = {name: value for name, value in base.items() if name not in (*_PLACE, _GATHERED)}
+    own = {name: value for name, value in base.items() if name not in (*_POSITION_FIELDS, _GATHERED)}
     own |= {"seed": base["seed"], "epoch": epoch, "step": step, **layout.fields, **resplits_field(layers, epoch)}
     own["batch_size"] = layout.batch_size
     own["sampler"] = _sampler_of_rest(of_ranks, base, step, layout, is_by_order=is_by_order)
@@ -341,7 +341,7 @@ def _one_of_each(states: Sequence[dict[str, Any]], num_ranks: int) -> list[dict[
     is_of_all = states[0].get(_GATHERED) or _is_samplers(states[0]) or is_at_start
     if num_ranks == 1 or (len(states) == 1 and is_of_all):
         return [dict(states[0]) for _ in range(num_ranks)]
-    by_rank = {state.get("dealt_rank", place): state for place, state in enumerate(states)}
+    by_rank = {state.get("dealt_rank", index): state for index, state in enumerate(states)}
     if _is_samplers(states[0]):
         by_rank = {state["sampler"]["distributed"]["rank"]: state for state in states}
     if len(states) == 1 or set(by_rank) != set(range(num_ranks)):

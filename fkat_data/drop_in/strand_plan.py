@@ -15,13 +15,13 @@ from fkat_data.drop_in.states import state_at_epoch
 from fkat_data.drop_in.worker_side import Snapshot, Strand, is_of_datasets
 from fkat_data.errors import StateMismatchError
 from fkat_data.interruption import genuine
-from fkat_data.plan.place import Piece, Place, Position, Task
+from fkat_data.plan.position import Piece, Position, ResumeState, Task
 from fkat_data.types import Stateful
 from fkat_data.wording import counted
 
 _logger = logging.getLogger(__name__)
 
-# Microbatches are made ahead, and frameworks ask for the place of a batch or two ago.
+# Microbatches are made ahead, and frameworks ask for the position of a batch or two ago.
 _MOST_BEHIND = 4
 
 
@@ -74,8 +74,8 @@ class StrandPlan(DatasetPlan):
             return Piece(self._dp_rank, 0, 0)
         if not self._of_ranks:
             return Piece(self._dp_rank, index, 0)
-        first_rank, place = divmod(self._of_ranks["strand_numbers"][index], self._of_ranks["strands_per_rank"])
-        return Piece(first_rank, place, 0)
+        first_rank, number = divmod(self._of_ranks["strand_numbers"][index], self._of_ranks["strands_per_rank"])
+        return Piece(first_rank, number, 0)
 
     def turns(self, position: Position) -> Sequence[tuple[int, int]]:
         """Return the strands that have something left, and their first microbatches."""
@@ -111,7 +111,7 @@ class StrandPlan(DatasetPlan):
             return take
         begun: list[Position] = []
 
-        def place() -> tuple[int, int]:
+        def reached() -> tuple[int, int]:
             position = engine.position
             begun.extend([] if begun else [position])
             # Ranks that took strands over are at several steps, and go on in step.
@@ -122,7 +122,7 @@ class StrandPlan(DatasetPlan):
             engine.cut_epoch()
             return "one microbatch or more left out on this rank"
 
-        return DeliveredAlike(take, ends, place, lambda: 1 + engine.count_ahead(), cut, engine)
+        return DeliveredAlike(take, ends, reached, lambda: 1 + engine.count_ahead(), cut, engine)
 
     def num_batches(self, epoch: int) -> int:
         """Raise.
@@ -154,7 +154,7 @@ class StrandPlan(DatasetPlan):
             of_ranks = {name: value for name, value in of_ranks.items() if name != "taken_over"}
         return {"num_strands": self.num_strands, "strands": strands, **of_ranks}
 
-    def place_of(self, state: Mapping[str, Any]) -> Place:
+    def read_state(self, state: Mapping[str, Any]) -> ResumeState:
         """Return where an engine goes on after a state.
 
         Raises:
@@ -169,7 +169,7 @@ class StrandPlan(DatasetPlan):
         if self._left(position) != left:
             expected = f"<turns of the strands at step {step}>"
             raise StateMismatchError("strands", strands, expected, "the state is damaged: fkat_data never saves this")
-        return Place(position, sampler={"strands": strands})
+        return ResumeState(position, sampler={"strands": strands})
 
     def load_sampler_state(self, epoch: int, state: Mapping[str, Any] | None) -> None:
         """Remember the saved states of the dataset."""
@@ -181,7 +181,7 @@ class StrandPlan(DatasetPlan):
         for snapshots, saved in zip(self._snapshots, strands, strict=state is not None):
             snapshot = saved["snapshot"]
             if "begun" in saved:
-                self._begun = saved["epoch"], saved["begun"] if _has_place(self._own_dataset) else None
+                self._begun = saved["epoch"], saved["begun"] if _keeps_position(self._own_dataset) else None
                 if saved["begun"] is not None:
                     snapshots.record(saved["epoch"], _loaded(saved["begun"]))
             elif snapshot is not None and snapshot["step"]:
@@ -192,7 +192,7 @@ class StrandPlan(DatasetPlan):
                 snapshots.record(saved["epoch"], _loaded(snapshot))
         if num_again:
             _logger.warning(
-                "making %s again up to the saved place, because the saved state has none of the dataset. A "
+                "making %s again up to the saved position, because the saved state has none of the dataset. A "
                 "dataset with state_dict() and load_state_dict() resumes at once",
                 counted(num_again, "microbatch"),
             )
@@ -205,7 +205,7 @@ class StrandPlan(DatasetPlan):
         found: list[dict[str, Any] | None] = []
         for snapshots in self._snapshots:
             begun = self._snapshot_at_start(snapshots, epoch)
-            if begun is None and self._unsaid_epoch == epoch and _has_place(self._own_dataset):
+            if begun is None and self._unsaid_epoch == epoch and _keeps_position(self._own_dataset):
                 return dict(state)
             found.append(begun)
         return state_at_epoch(state, epoch, found)
@@ -239,8 +239,8 @@ class StrandPlan(DatasetPlan):
 class _Snapshots:
     """A strand's states of the dataset.
 
-    They belong to places. So one that was recorded for a microbatch that did not reach the caller says nothing about
-    the caller's place.
+    They belong to positions. So one that was recorded for a microbatch that did not reach the caller says nothing about
+    the caller's position.
     """
 
     def __init__(self) -> None:
@@ -253,20 +253,20 @@ class _Snapshots:
         return newest[1] if newest is not None and newest[0] == epoch else None
 
     def at(self, epoch: int, step: int) -> Snapshot | None:
-        """Return the newest state at a place or before it, in the same epoch."""
+        """Return the newest state at a position or before it, in the same epoch."""
         known = [snapshot for at, snapshot in self._recorded if at == epoch and snapshot.step <= step]
         return known[-1] if known else None
 
     def record(self, epoch: int, snapshot: Snapshot) -> None:
         """Remember where the dataset can go on in an epoch."""
-        place = epoch, snapshot.step
-        before = [known for known in self._recorded if (known[0], known[1].step) < place]
-        after = [known for known in self._recorded if (known[0], known[1].step) > place]
+        position = epoch, snapshot.step
+        before = [known for known in self._recorded if (known[0], known[1].step) < position]
+        after = [known for known in self._recorded if (known[0], known[1].step) > position]
         begun = [known for known in before[:-_MOST_BEHIND] if known[1].step == 0 and known[0] >= epoch - 1]
         self._recorded = (*begun, *before[-_MOST_BEHIND:], (epoch, snapshot), *after)
 
     def forget_past(self, epoch: int, step: int) -> None:
-        """Forget the states of places past this one."""
+        """Forget the states of positions past this one."""
         self._recorded = tuple(known for known in self._recorded if (known[0], known[1].step) <= (epoch, step))
 
     def abandon(self, epoch: int) -> None:
@@ -290,12 +290,12 @@ def left_in_turns(num_strands: int, num_delivered: int, ended: Iterable[tuple[in
     if not active:
         return {}
     rounds, num_ahead = divmod(num_delivered - sum(left_out.values()), len(active))
-    return {index: rounds + (place < num_ahead) for place, index in enumerate(active)}
+    return {index: rounds + (turn < num_ahead) for turn, index in enumerate(active)}
 
 
 def _first_snapshot(own_dataset: Any) -> dict[str, Any] | None:
     """Return the state of a dataset of this process before an epoch's first microbatch; None: it has none yet."""
-    if not _has_place(own_dataset):
+    if not _keeps_position(own_dataset):
         return None
     try:
         state = own_dataset.state_dict()
@@ -305,7 +305,7 @@ def _first_snapshot(own_dataset: Any) -> dict[str, Any] | None:
     return {"step": 0, "dataset": pickle.loads(pickle.dumps(state)), "iterator": None}
 
 
-def _has_place(own_dataset: Any) -> TypeGuard[Stateful]:
+def _keeps_position(own_dataset: Any) -> TypeGuard[Stateful]:
     """Return whether a dataset of this process stays where an iteration has left it, and can be put elsewhere."""
     return isinstance(own_dataset, Stateful) and not is_of_datasets(own_dataset)
 
@@ -333,7 +333,7 @@ class StrandRanks(NamedTuple):
 
     def numbers(self, num_strands: int) -> list[int]:
         """Return this rank's strands of those of all ranks."""
-        first, end = (place * num_strands // self.num_ranks for place in (self.rank, self.rank + 1))
+        first, end = (rank * num_strands // self.num_ranks for rank in (self.rank, self.rank + 1))
         return [*range(first, end)]
 
 
@@ -343,7 +343,7 @@ def counts_all_ranks(dataset: object) -> bool:
 
 
 def own_strands(states: Sequence[Mapping[str, Any]], ranks: StrandRanks) -> dict[str, Any]:
-    """Return where a rank goes on: at its own place, or with its strands of those of other ranks.
+    """Return where a rank goes on: at its own position, or with its strands of those of other ranks.
 
     Args:
         states: A state, or those of all ranks.

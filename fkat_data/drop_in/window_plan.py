@@ -1,12 +1,12 @@
 """The plan of a loader with a window function: an epoch's order is cut into windows, which are dealt out to ranks.
 
-A window is a task. How many rows it has shows when it is made, so a place is a window and a row of it: the first that
+A window is a task. How many rows it has shows when it is made, so a position is a window and a row of it: the first that
 was not delivered. Where the number of ranks changes, windows that no rank has begun are dealt out again, and those that
 were begun go on at their rows. A state says it so, in the field ``sampler``::
 
     {"num_samples": 5000, "shuffle": True, "window": 3, "row": 17, "begun": [[8, 17], [9, 0]], "layers": [[4, 5]]}
 
-Where samples were left out of a window that was begun, ``left_out``, and a third entry in ``begun``, has their places in
+Where samples were left out of a window that was begun, ``left_out``, and a third entry in ``begun``, has their offsets in
 it, so that its rows are the same when it is made again. Of a stream, it says as well how windows lie in the canonical nodes' parts of the order, and what the order follows from.
 """
 
@@ -24,16 +24,16 @@ from fkat_data.drop_in.layers_of_ranks import distributed_sampler_of
 from fkat_data.drop_in.numbered_plan import EpochShuffle, SampleOrder, is_numbered
 from fkat_data.drop_in.rank_share import RankShare
 from fkat_data.drop_in.sampler_states import FirstBatch
-from fkat_data.drop_in.window_states import DealtWindows, WindowPlace, dealt_windows, place_in
+from fkat_data.drop_in.window_states import DealtWindows, WindowPosition, dealt_windows, window_position_in
 from fkat_data.errors import ConfigurationError, SkippedSamplesError, StateMismatchError
-from fkat_data.plan.place import Piece, Place, Position, Task
+from fkat_data.plan.position import Piece, Position, ResumeState, Task
 from fkat_data.types import plans_batches
 from fkat_data.wording import counted
 from fkat_data.worker.windows import Skipped, Window, read_mark, read_skipped, window_functions_of
 
 _logger = logging.getLogger(__name__)
 
-# Frameworks ask for the place of a batch or two ago, and a microbatch or two are on their way to the device.
+# Frameworks ask for the position of a batch or two ago, and a microbatch or two are on their way to the device.
 _MOST_KEPT = 64
 # More than there are tasks in work.
 _MOST_PLANNED = 256
@@ -219,7 +219,7 @@ class WindowPlan(IndexPlan):
         max_skipped: int | None = None,
     ) -> None:
         self._max_skipped = max_skipped
-        # By epoch and window: places of samples that were left out, here and before a resume; and how many were here.
+        # By epoch and window: offsets of samples that were left out, here and before a resume; and how many were here.
         self._left_out: dict[tuple[int, int], tuple[int, ...]] = {}
         self._skipped: dict[tuple[int, int], int] = {}
         self._order = order
@@ -232,9 +232,9 @@ class WindowPlan(IndexPlan):
         self._followed: Iterator[Window] = iter(())
         self._num_followed = 0
         self._kept: dict[int, Window] = {}
-        # Where the tasks in work begin; places behind microbatches, by epoch and step.
-        self._begin = WindowPlace(0, 0)
-        self._places: dict[tuple[int, int], WindowPlace] = {}
+        # Where the tasks in work begin; positions behind microbatches, by epoch and step.
+        self._begin = WindowPosition(0, 0)
+        self._window_positions: dict[tuple[int, int], WindowPosition] = {}
         self._num_handed_out = 0
         # Microbatches of the same window behind one, by the step after it.
         self._num_behind: dict[int, int] = {}
@@ -264,9 +264,9 @@ class WindowPlan(IndexPlan):
     def begin_at(self, position: Position) -> Position:
         """Return where tasks begin for a position: with the window of the first row that was not delivered."""
         self._go_to(position.epoch)
-        self._begin = self._place_at(position)
+        self._begin = self._window_position(position)
         self._kept.clear()
-        self._places[position.epoch, position.step] = self._begin
+        self._window_positions[position.epoch, position.step] = self._begin
         self._num_handed_out = position.step
         return Position(position.epoch, self._begin.window, 0, position.step)
 
@@ -309,24 +309,24 @@ class WindowPlan(IndexPlan):
         return Piece(0, self._windows[index][0], 0)
 
     def mark(self, task: Task, num_made: int, mark: bytes) -> None:
-        """Remember the place behind a microbatch."""
+        """Remember the position behind a microbatch."""
         del num_made
         row, num_behind, skipped = read_mark(mark)
         self._leave_out(task, skipped)
         self._num_handed_out += 1
         self._num_behind[self._num_handed_out] = num_behind
-        place = WindowPlace(task.shard_index + 1, 0)
+        at = WindowPosition(task.shard_index + 1, 0)
         if row >= 0:
             left_out = self._left_out.get((task.epoch, task.shard_index), ())
-            place = WindowPlace(task.shard_index, row, left_out)
-        self._places[task.epoch, self._num_handed_out] = place
-        while len(self._places) > _MOST_KEPT:
-            del self._places[next(iter(self._places))]
+            at = WindowPosition(task.shard_index, row, left_out)
+        self._window_positions[task.epoch, self._num_handed_out] = at
+        while len(self._window_positions) > _MOST_KEPT:
+            del self._window_positions[next(iter(self._window_positions))]
         self._num_behind.pop(self._num_handed_out - _MOST_KEPT, None)
 
     def made_of(self, position: Position) -> list[Provenance]:
         """Return the windows whose rows a microbatch has, and their samples."""
-        first, last = (self._places.get((position.epoch, position.step + behind)) for behind in (0, 1))
+        first, last = (self._window_positions.get((position.epoch, position.step + behind)) for behind in (0, 1))
         if first is None or last is None or position.epoch != self._epoch:
             return []
         samples_of = self._order.samples(self._epoch, self._terms)
@@ -335,7 +335,7 @@ class WindowPlan(IndexPlan):
             number, first_row, _ = self._windows[index]
             rows = max(first_row, first.row if index == first.window else 0), last.row if index == last.window else None
             left_out = self._left_out.get((self._epoch, index), ())
-            samples = [sample for place, sample in enumerate(samples_of(number)) if place not in left_out]
+            samples = [sample for offset, sample in enumerate(samples_of(number)) if offset not in left_out]
             found.append(Provenance(samples, [], number, rows))
         return found
 
@@ -355,20 +355,20 @@ class WindowPlan(IndexPlan):
         if window not in self._skipped:  # else another microbatch says it, or it is made again
             self.num_skipped_samples += len(skipped)
             self._skipped = {key: count for key, count in self._skipped.items() if key[0] == task.epoch}
-            self._left_out = {key: places for key, places in self._left_out.items() if key[0] == task.epoch}
+            self._left_out = {key: offsets for key, offsets in self._left_out.items() if key[0] == task.epoch}
             self._skipped[window] = len(skipped)
-            self._left_out[window] = tuple(place for place, _, _ in skipped)
+            self._left_out[window] = tuple(offset for offset, _, _ in skipped)
             for _, number, reason in skipped:
                 _logger.warning("sample %s of epoch %d is left out: %s", number, task.epoch, reason)
-        num_skipped = self._num_skipped(task.epoch, WindowPlace(task.shard_index + 1, 0))
+        num_skipped = self._num_skipped(task.epoch, WindowPosition(task.shard_index + 1, 0))
         num_skipped += self._loaded_at(task.epoch).get("skipped_before", 0)
         if num_skipped > self._max_skipped:
             last = f"sample {skipped[-1].number}: {skipped[-1].reason}"
             raise SkippedSamplesError(task.epoch, num_skipped, self._max_skipped, last)
 
-    def _num_skipped(self, epoch: int, place: WindowPlace) -> int:
-        """Return how many samples were left out of this rank's windows before a place, those of a begun one too."""
-        saved, end = self._loaded_at(epoch), place.window + (place.row > 0)
+    def _num_skipped(self, epoch: int, at: WindowPosition) -> int:
+        """Return how many samples were left out of this rank's windows before a position, those of a begun one too."""
+        saved, end = self._loaded_at(epoch), at.window + (at.row > 0)
         counts = (count for (of, number), count in self._skipped.items() if of == epoch and number < end)
         return saved.get("num_skipped", 0) + sum(counts)
 
@@ -376,7 +376,7 @@ class WindowPlan(IndexPlan):
         """Return what takes microbatches as long as every rank has one."""
         ends = None if self._share is None else self._ends.get()
 
-        def place() -> tuple[int, int]:
+        def reached() -> tuple[int, int]:
             position = engine.position
             return position.epoch, position.step
 
@@ -384,42 +384,42 @@ class WindowPlan(IndexPlan):
             return 1 + max(self._num_behind.get(engine.position.step + 1, 0), engine.count_ahead())
 
         def cut() -> str:
-            num_windows = len(self._windows) - self._place_at(engine.position).window
+            num_windows = len(self._windows) - self._window_position(engine.position).window
             left = f"{counted(num_certain(), 'microbatch')} or more of {counted(num_windows, 'window')}"
             engine.cut_epoch()
             return f"{left} left out on this rank"
 
-        return take if ends is None else DeliveredAlike(take, ends, place, num_certain, cut, engine)
+        return take if ends is None else DeliveredAlike(take, ends, reached, num_certain, cut, engine)
 
     def state_at(self, epoch: int, step: int) -> dict[str, Any]:
         """Return what the rest of an epoch depends on."""
-        place = self._place_at(Position(epoch, 0, 0, step))
+        at = self._window_position(Position(epoch, 0, 0, step))
         terms = self._terms if epoch == self._epoch else self._order.terms(epoch, self._loaded_at(epoch) or None)
-        begun = self._order.drawn(epoch, self._num_begun(epoch, place))
-        state = {**terms, **begun, "window": place.window, "row": place.row, **self._split_of(epoch)}
-        if place.left_out:
-            state["left_out"] = list(place.left_out)
+        begun = self._order.drawn(epoch, self._num_begun(epoch, at))
+        state = {**terms, **begun, "window": at.window, "row": at.row, **self._split_of(epoch)}
+        if at.left_out:
+            state["left_out"] = list(at.left_out)
         if self._max_skipped is not None:
-            state["num_skipped"] = self._num_skipped(epoch, place)
+            state["num_skipped"] = self._num_skipped(epoch, at)
         return state
 
-    def _num_begun(self, epoch: int, place: WindowPlace) -> int:
-        """Return up to which window of the whole epoch this rank needs its order before a place."""
-        last = place.window - (not place.row)
+    def _num_begun(self, epoch: int, at: WindowPosition) -> int:
+        """Return up to which window of the whole epoch this rank needs its order before a position."""
+        last = at.window - (not at.row)
         return self._windows[last].number + 1 if epoch == self._epoch and 0 <= last < len(self._windows) else 0
 
-    def _place_at(self, position: Position) -> WindowPlace:
-        place = self._places.get((position.epoch, position.step))
-        if place is not None:
-            return place
+    def _window_position(self, position: Position) -> WindowPosition:
+        at = self._window_positions.get((position.epoch, position.step))
+        if at is not None:
+            return at
         saved = self._loaded_at(position.epoch)
         if saved and position.step == saved.get("step", 0):
-            return place_in(saved)
+            return window_position_in(saved)
         if position.step:
             # Never the epoch's beginning instead: rows would come again in silence.
-            hint = f"ask for a place before {_MOST_KEPT} more microbatches are delivered"
-            raise StateMismatchError("step", position.step, "<a place that is known>", hint)
-        return WindowPlace(0, 0)
+            hint = f"ask for a position before {_MOST_KEPT} more microbatches are delivered"
+            raise StateMismatchError("step", position.step, "<a position that is known>", hint)
+        return WindowPosition(0, 0)
 
     def _split_of(self, epoch: int) -> dict[str, Any]:
         """Return what a state says of ranks before, in an epoch that they had begun."""
@@ -444,18 +444,18 @@ class WindowPlan(IndexPlan):
         self._kept.clear()
         self._epoch = epoch
 
-    def place_of(self, state: Mapping[str, Any]) -> Place:
+    def read_state(self, state: Mapping[str, Any]) -> ResumeState:
         """Return where an engine goes on after a state."""
         sampler = {**state["sampler"], "step": state["step"]}
-        return Place(Position(state["epoch"], sampler["window"], 0, state["step"]), sampler=sampler)
+        return ResumeState(Position(state["epoch"], sampler["window"], 0, state["step"]), sampler=sampler)
 
     def load_sampler_state(self, epoch: int, state: Mapping[str, Any] | None) -> None:
-        """Go on with a saved place."""
+        """Go on with a saved position."""
         super().load_sampler_state(epoch, state)
         self._kept.clear()
         self._left_out.clear()
         self._skipped.clear()
-        self._places.clear()
+        self._window_positions.clear()
         self._num_behind.clear()
 
     def epoch_again(self, state: Mapping[str, Any]) -> dict[str, Any]:

@@ -53,13 +53,13 @@ class Spread(NamedTuple):
         parts = _windows(self, window_size)[2]
         if self.num_nodes == 1 or self.num_parts % self.num_nodes:
             return np.arange(len(parts))
-        places = np.arange(len(parts)) % (self.num_nodes * self.ranks_per_node) // self.ranks_per_node
+        slots = np.arange(len(parts)) % (self.num_nodes * self.ranks_per_node) // self.ranks_per_node
         nodes = parts % self.num_nodes
         found = np.full(len(parts), -1, np.int64)
         for node in range(self.num_nodes):
-            own_places, own = np.flatnonzero(places == node), np.flatnonzero(nodes == node)
-            count = min(len(own_places), len(own))
-            found[own_places[:count]] = own[:count]
+            own_slots, own = np.flatnonzero(slots == node), np.flatnonzero(nodes == node)
+            count = min(len(own_slots), len(own))
+            found[own_slots[:count]] = own[:count]
         found[found < 0] = np.setdiff1d(np.arange(len(parts)), found)
         return found
 
@@ -82,13 +82,13 @@ def _windows(spread: Spread, window_size: int) -> tuple[_Integers, _Integers, _I
     return starts, stops, parts
 
 
-class WindowPlace(NamedTuple):
+class WindowPosition(NamedTuple):
     """The first row that was not delivered.
 
     Attributes:
         window: The window, among those of this rank.
         row: The row of it.
-        left_out: Places of the samples that were left out of that window, if rows of it were delivered.
+        left_out: Offsets of the samples that were left out of that window, if rows of it were delivered.
     """
 
     window: int
@@ -102,7 +102,7 @@ class BegunWindow(NamedTuple):
     Attributes:
         number: The window's, in the whole epoch.
         row: The first row of it that was not delivered.
-        left_out: As of a ``WindowPlace``.
+        left_out: As of a ``WindowPosition``.
     """
 
     number: int
@@ -151,16 +151,16 @@ class DealtWindows:
             raise IndexError(f"window {index} of {len(self)}")
         if index < len(self._begun):
             return self._begun[index]
-        place = (index - len(self._begun)) * self._num_ranks + self._rank
-        place = in_the_first(self._rests, place, place + 1)[0][0]
-        return BegunWindow(place if self._numbers is None else int(self._numbers[place]), 0)
+        number = (index - len(self._begun)) * self._num_ranks + self._rank
+        number = in_the_first(self._rests, number, number + 1)[0][0]
+        return BegunWindow(number if self._numbers is None else int(self._numbers[number]), 0)
 
-    def left_at(self, place: WindowPlace) -> tuple[list[BegunWindow], int]:
-        """Return the begun windows that this rank has left at a place, and how many of the others it has had."""
-        begun = self._begun[place.window :]
-        num_had = max(0, place.window - len(self._begun))
-        if place.row and place.window < len(self):
-            window = BegunWindow(self[place.window].number, place.row, place.left_out)
+    def left_at(self, position: WindowPosition) -> tuple[list[BegunWindow], int]:
+        """Return the begun windows that this rank has left at a position, and how many of the others it has had."""
+        begun = self._begun[position.window :]
+        num_had = max(0, position.window - len(self._begun))
+        if position.row and position.window < len(self):
+            window = BegunWindow(self[position.window].number, position.row, position.left_out)
             if begun:
                 begun[0] = window
             else:
@@ -216,12 +216,12 @@ def windows_of_rest(of_ranks: Sequence[Mapping[str, Any]], epoch: int) -> dict[s
     for rank, state in enumerate(of_ranks):
         windows = windows_of({**base, "num_ranks": len(of_ranks)}, rank)
         own = state["sampler"]
-        place = place_in(own) if state["epoch"] == epoch else WindowPlace(len(windows), 0)
-        left, num_had = windows.left_at(place)
+        position = window_position_in(own) if state["epoch"] == epoch else WindowPosition(len(windows), 0)
+        left, num_had = windows.left_at(position)
         begun += left
         counts.append(num_had)
-    of_place = ("window", "row", "left_out", "begun", "layers")
-    rest = {name: value for name, value in sampler.items() if name not in of_place}
+    of_position = ("window", "row", "left_out", "begun", "layers")
+    rest = {name: value for name, value in sampler.items() if name not in of_position}
     if "window_orders" in rest:
         orders = (each["sampler"]["window_orders"] for each in of_ranks if each["epoch"] == epoch)
         rest["window_orders"] = sorted({tuple(order) for each in orders for order in each})
@@ -240,6 +240,6 @@ def windows_at_start(sampler: Mapping[str, Any]) -> dict[str, Any]:
     return {**start, "num_skipped": 0} if "num_skipped" in start else start
 
 
-def place_in(saved: Mapping[str, Any]) -> WindowPlace:
-    """Return the place that a state says, in the field ``sampler``."""
-    return WindowPlace(saved["window"], saved["row"], tuple(saved.get("left_out", ())))
+def window_position_in(saved: Mapping[str, Any]) -> WindowPosition:
+    """Return the position that a state says, in the field ``sampler``."""
+    return WindowPosition(saved["window"], saved["row"], tuple(saved.get("left_out", ())))

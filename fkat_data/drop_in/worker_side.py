@@ -78,7 +78,7 @@ def _sources(value: object) -> Iterator[object]:
 
 
 class Snapshot(NamedTuple):
-    """An iterable dataset's own state at a place of its strand.
+    """An iterable dataset's own state at a position of its strand.
 
     Attributes:
         step: Microbatches of the epoch before it.
@@ -127,7 +127,7 @@ class DatasetMemory:
         self._replaced: list[Any] = []
 
     def leave_end(self, dataset: Any, *, is_resumed: bool) -> None:
-        """Note that the dataset is about to be iterated; ``is_resumed``: from a place within an epoch."""
+        """Note that the dataset is about to be iterated; ``is_resumed``: from a position within an epoch."""
         self.ended = None
         if is_resumed and self.begun is None and isinstance(dataset, Stateful):
             # An older state does not say how its epoch began: if it is left, the next one begins as the dataset came here.

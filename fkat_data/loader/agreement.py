@@ -16,7 +16,7 @@ from fkat_data.arguments import integer
 from fkat_data.distributed import Exchange, group_ranks, is_initialized, named_ranks, rank_and_world_size
 from fkat_data.errors import ConfigurationError, RankMismatchError
 from fkat_data.interruption import genuine
-from fkat_data.plan.place import Position
+from fkat_data.plan.position import Position
 from fkat_data.plan.shard_plan import ElasticShardPlan, ShardPlan
 from fkat_data.types import ResplittableSampler
 
@@ -95,7 +95,7 @@ class RankAgreement:
         self._digest = 0
         self._num_delivered = 0
         # Where the last microbatch was counted, and what was counted before it: an interrupted call counts it again.
-        self._place: Position | None = None
+        self._position: Position | None = None
         self._before = 0, 0
         self._exchanged_at: Position | None = None
 
@@ -115,7 +115,7 @@ class RankAgreement:
         if not self._is_due:
             return
         self._digest = self._num_delivered = 0
-        self._place = self._exchanged_at = None
+        self._position = self._exchanged_at = None
         self._finish()
         _compare(self._world, {"seed": self._identity.seed, **shared_facts(self._plan)})
         if self._replicas is not None:
@@ -134,9 +134,9 @@ class RankAgreement:
         """
         if self._replicas is None:
             return
-        if position != self._place:
+        if position != self._position:
             self._before = self._digest, self._num_delivered
-            self._place = position
+            self._position = position
         digest_before, num_before = self._before
         self._digest = zlib.crc32(_U32.pack(digest), digest_before)
         self._num_delivered = num_before + 1
@@ -202,7 +202,7 @@ def shared_facts(plan: ShardPlan) -> dict[str, int | str | None]:
     """Return what the plans of all data-parallel ranks must have alike, by name."""
     if not isinstance(plan, ElasticShardPlan):
         return {"dp_size": None, "all shards": None}
-    # In a very large job, some ranks' shards stand for all: lists that differ rarely differ in one place alone.
+    # In a very large job, some ranks' shards stand for all: lists that differ rarely differ in one shard alone.
     some = {*range(0, plan.dp_size, max(1, plan.dp_size // _MOST_RANKS)), plan.dp_size - 1}
     digests = [plan.for_rank(plan.dp_size, dp_rank, 0).digest(0) for dp_rank in sorted(some)]
     return {"dp_size": plan.dp_size, "all shards": ",".join(map(str, digests))}

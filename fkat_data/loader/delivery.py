@@ -20,7 +20,7 @@ from fkat_data.loader.agreement import RankAgreement
 from fkat_data.loader.observation import DeliveryProgress, Observation
 from fkat_data.loader.prefetch import Arrival, HungStartError, Prefetcher, Raised, ShardEnd
 from fkat_data.observe.sink import EventSink
-from fkat_data.plan.place import Position
+from fkat_data.plan.position import Position
 from fkat_data.seeding import microbatch_seed
 from fkat_data.types import Microbatch
 

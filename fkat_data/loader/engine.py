@@ -23,7 +23,7 @@ from fkat_data.loader.shard_lengths import ShardLengths
 from fkat_data.loader.worker_pool import WorkerPool, WorkerPoolSettings
 from fkat_data.observe.sink import EventSink
 from fkat_data.observe.statistics import LoaderStatistics
-from fkat_data.plan.place import Place, Position, ShardTerms
+from fkat_data.plan.position import Position, ResumeState, ShardTerms
 from fkat_data.plan.shard_plan import ShardPlan
 from fkat_data.types import Microbatch, Microbatch_co
 
@@ -119,7 +119,7 @@ class Engine(Generic[Microbatch_co]):
         self._iterations = Iterations("loader")
         self._is_handed_out = False
         # Where a load is going to: an interrupted call has left it to the next one.
-        self._loading: Place | None = None
+        self._loading: ResumeState | None = None
         # For a loader that is dropped without close(). Not at exit: a process that ends takes its workers with it.
         if settings.workers.kind is not None:
             after_end(self, self.pool.kill)
@@ -248,17 +248,17 @@ class Engine(Generic[Microbatch_co]):
         self._delivery.go_on_behind_epoch()
         self._cursor.pass_epoch()
 
-    def go_to(self, place: Place) -> None:
-        """Go to another place, where the next iteration begins; an iteration under way ends."""
+    def go_to(self, resume_state: ResumeState) -> None:
+        """Go to another position, where the next iteration begins; an iteration under way ends."""
         self._finish_loading()
-        self._loading = place
+        self._loading = resume_state
         self._finish_loading()
 
-    def leave_for(self, place: Place) -> None:
+    def leave_for(self, resume_state: ResumeState) -> None:
         """Go to the start of an epoch that the plan has decided on, or to the rest of one that was loaded."""
-        if place.position.epoch != self.position.epoch:
+        if resume_state.position.epoch != self.position.epoch:
             self.leave_early()
-        self.go_to(place)
+        self.go_to(resume_state)
 
     def leave_early(self) -> None:
         """Log that the next iteration leaves out the rest of an epoch, if one is under way."""
@@ -267,13 +267,13 @@ class Engine(Generic[Microbatch_co]):
             self._iterations.leave(position.epoch, position.step)
 
     @property
-    def place(self) -> Place:
+    def resume_state(self) -> ResumeState:
         """Where the caller stands, with what is known here: the position, the skipped tasks, and the begun one's terms."""
         position = self.position
         terms = self._prefetcher.terms(position) or ShardTerms()
         skipped = self._prefetcher.skips.shards(position.epoch)
         num_left_out = self._prefetcher.sample_skips.count(position)
-        return Place(position, skipped=skipped, num_left_out=num_left_out, **terms._asdict())
+        return ResumeState(position, skipped=skipped, num_left_out=num_left_out, **terms._asdict())
 
     def statistics(self) -> LoaderStatistics:
         """Return what was done so far; cheap enough for every step."""
@@ -304,18 +304,18 @@ class Engine(Generic[Microbatch_co]):
         self._is_handed_out = False
 
     def _finish_loading(self) -> None:
-        """Go to the place that is being loaded, if there is one."""
-        place = self._loading
-        if place is None:
+        """Go to the state that is being loaded, if there is one."""
+        resume_state = self._loading
+        if resume_state is None:
             return
         self._stop()
-        self.plan.adopt(place)
+        self.plan.adopt(resume_state)
         if self._agreement is not None:
             self._agreement.demand()
-        self._prefetcher.load_terms(place.position, ShardTerms(place.batching, place.files))
-        self._prefetcher.skips.load(place.position.epoch, place.skipped)
-        self._prefetcher.sample_skips.load(place.position, place.num_left_out)
-        self._cursor.load(place.position)
+        self._prefetcher.load_terms(resume_state.position, ShardTerms(resume_state.batching, resume_state.files))
+        self._prefetcher.skips.load(resume_state.position.epoch, resume_state.skipped)
+        self._prefetcher.sample_skips.load(resume_state.position, resume_state.num_left_out)
+        self._cursor.load(resume_state.position)
         self._loading = None
 
     def _stop(self) -> None:

@@ -14,7 +14,7 @@ from fkat_data.loader.recovery import NOT_THE_SHARDS, Recovery
 from fkat_data.loader.shard_lengths import ShardLengths
 from fkat_data.loader.worker_pool import WorkerPool, WorkerPoolSettings
 from fkat_data.observe.sink import EventSink
-from fkat_data.plan.place import Piece, Task
+from fkat_data.plan.position import Piece, Task
 from fkat_data.plan.shard_plan import ShardPlan
 from fkat_data.types import Shard
 from fkat_data.worker.batches import ShardCount
@@ -32,7 +32,7 @@ _ADVICE = (
 )
 
 
-class _ShardPlace(NamedTuple):
+class _EpochShard(NamedTuple):
     shard_index: int
     shard: Shard
     piece: Piece | None
@@ -43,7 +43,7 @@ class EpochLength:
 
     A ``DataLoaderFactory`` counts what it can without opening a shard. The rest is opened by the factory in worker
     processes that end when all is counted, each shard under its own random stream: if nothing is drawn meanwhile, its
-    number holds for all epochs, otherwise for this place in this epoch.
+    number holds for all epochs, otherwise for this shard in this epoch.
 
     Args:
         plan: Says which shards an epoch has.
@@ -63,7 +63,7 @@ class EpochLength:
         self._delivered: Mapping[str, int] = lengths.found
         self._recovery = recovery
         self._counted: Mapping[str, int] = lengths.stated
-        # Of one epoch: by the place whose random stream has decided.
+        # Of one epoch: by the shard whose random stream has decided.
         self._drawn: dict[tuple[int, Piece | None, int], int] = {}
         self._reason = ""
         self._lengths: dict[int, int] = {}
@@ -78,9 +78,9 @@ class EpochLength:
         num_shards = self._plan.num_shards(epoch)
         if num_shards is None:
             raise TypeError("the number of microbatches is not known: the sampler does not say how many shards it has")
-        places = [self._place(epoch, index) for index in range(num_shards)]
-        numbers = self._numbers(epoch, places)
-        delivered_before = sum(place.piece.first_microbatch for place in places if place.piece is not None)
+        entries = [self._entry(epoch, index) for index in range(num_shards)]
+        numbers = self._numbers(epoch, entries)
+        delivered_before = sum(entry.piece.first_microbatch for entry in entries if entry.piece is not None)
         self._lengths[epoch] = self._plan.first_step(epoch) + sum(numbers) - delivered_before
         return self._lengths[epoch]
 
@@ -99,70 +99,70 @@ class EpochLength:
                 )
                 return
 
-    def _place(self, epoch: int, index: int) -> _ShardPlace:
+    def _entry(self, epoch: int, index: int) -> _EpochShard:
         shard = self._plan.shard(epoch, index)
         assert shard is not None  # noqa: S101 - the epoch has that many
-        return _ShardPlace(index, shard, self._plan.piece(epoch, index))
+        return _EpochShard(index, shard, self._plan.piece(epoch, index))
 
-    def _numbers(self, epoch: int, places: Sequence[_ShardPlace]) -> list[int]:
+    def _numbers(self, epoch: int, entries: Sequence[_EpochShard]) -> list[int]:
         count = getattr(self._factory, "num_microbatches", None)
         if callable(count):
             return [
-                arguments.integer("num_microbatches(shard)", count(place.shard), minimum=0)
-                if (known := self._delivered.get(repr(place.shard))) is None
+                arguments.integer("num_microbatches(shard)", count(entry.shard), minimum=0)
+                if (known := self._delivered.get(repr(entry.shard))) is None
                 else known
-                for place in places
+                for entry in entries
             ]
         if isinstance(self._factory, DataLoaderFactory) and not self._reason:
-            self._count(epoch, places)
+            self._count(epoch, entries)
         if isinstance(self._factory, DataLoaderFactory) and not self._reason:
-            return [self._known(epoch, place) for place in places]
-        return [self._number_delivered(place) for place in places]
+            return [self._known(epoch, entry) for entry in entries]
+        return [self._number_delivered(entry) for entry in entries]
 
-    def _known(self, epoch: int, place: _ShardPlace) -> int:
-        known = self._drawn.get(_key(epoch, place))
-        return self._counted[repr(place.shard)] if known is None else known
+    def _known(self, epoch: int, entry: _EpochShard) -> int:
+        known = self._drawn.get(_key(epoch, entry))
+        return self._counted[repr(entry.shard)] if known is None else known
 
-    def _number_delivered(self, place: _ShardPlace) -> int:
-        known = self._delivered.get(repr(place.shard))
+    def _number_delivered(self, entry: _EpochShard) -> int:
+        known = self._delivered.get(repr(entry.shard))
         if known is None:
             reason = self._reason or "the factory does not say"
             raise TypeError(
-                f"the number of microbatches is not known before shard {place.shard!r} was read to its end: {reason}; "
+                f"the number of microbatches is not known before shard {entry.shard!r} was read to its end: {reason}; "
                 f"{_ADVICE}"
             )
         return known
 
-    def _count(self, epoch: int, places: Sequence[_ShardPlace]) -> None:
+    def _count(self, epoch: int, entries: Sequence[_EpochShard]) -> None:
         """Count what is not known of an epoch; or find the reason why that cannot be done."""
         if any(key[0] != epoch for key in self._drawn):
             self._drawn.clear()
         missing = [
-            place
-            for place in places
-            if repr(place.shard) not in self._counted and _key(epoch, place) not in self._drawn
+            entry
+            for entry in entries
+            if repr(entry.shard) not in self._counted and _key(epoch, entry) not in self._drawn
         ]
-        by_name = {repr(place.shard): place.shard for place in missing}
+        by_name = {repr(entry.shard): entry.shard for entry in missing}
         lengths = self._factory.lengths_without_opening(list(by_name.values()))
         for name, length in zip(by_name, lengths, strict=True):
             if length is not None:
                 self._lengths_of_shards.state(name, length)
-        to_open = [place for place in missing if repr(place.shard) not in self._counted]
+        to_open = [entry for entry in missing if repr(entry.shard) not in self._counted]
         if not to_open:
             return
         with closing(self._opened(epoch, to_open)) as opened:
-            for place, found in opened:
+            for entry, found in opened:
                 if found.num_microbatches is None:
                     self._reason = found.reason
                     return
                 if found.is_drawn:
-                    self._drawn[_key(epoch, place)] = found.num_microbatches
+                    self._drawn[_key(epoch, entry)] = found.num_microbatches
                 else:
-                    self._lengths_of_shards.state(repr(place.shard), found.num_microbatches)
+                    self._lengths_of_shards.state(repr(entry.shard), found.num_microbatches)
 
-    def _opened(self, epoch: int, places: Sequence[_ShardPlace]) -> Generator[tuple[_ShardPlace, ShardCount]]:
+    def _opened(self, epoch: int, entries: Sequence[_EpochShard]) -> Generator[tuple[_EpochShard, ShardCount]]:
         """Yield the numbers of shards, as workers open them, in order."""
-        num_workers = min(len(places), max(self._settings.num_workers, _NUM_WORKERS))
+        num_workers = min(len(entries), max(self._settings.num_workers, _NUM_WORKERS))
         # Opening a shard seeds and watches the global generators: threads leave that to the caller's thread.
         settings = self._settings._replace(
             kind=self._settings.kind if self._settings.kind == "processes" else None,
@@ -178,18 +178,18 @@ class EpochLength:
         reported_s = time.monotonic()
         try:
             pool.start()
-            workers = [pool.workers[index % len(pool.workers)] for index in range(len(places))]
-            tasks = [_task(number, epoch, place) for number, place in enumerate(places)]
+            workers = [pool.workers[index % len(pool.workers)] for index in range(len(entries))]
+            tasks = [_task(number, epoch, entry) for number, entry in enumerate(entries)]
             num_assigned = 0
-            for number, place in enumerate(places):
-                while num_assigned < min(len(places), number + _NUM_AHEAD * len(pool.workers)):
+            for number, entry in enumerate(entries):
+                while num_assigned < min(len(entries), number + _NUM_AHEAD * len(pool.workers)):
                     workers[num_assigned].assign(tasks[num_assigned], 1)
                     num_assigned += 1
                 counted = self._counted_by(workers[number], tasks[number], num_assigned - number)
                 if time.monotonic() - reported_s > _REPORT_S:
                     reported_s = time.monotonic()
-                    logger.info("%d of %d shards are counted", number + 1, len(places))
-                yield place, counted
+                    logger.info("%d of %d shards are counted", number + 1, len(entries))
+                yield entry, counted
         finally:
             pool.close()
 
@@ -225,9 +225,9 @@ def source_of_lengths(factory: object) -> str:
     return "shard_sizes" if given else "the length of what the factory makes"
 
 
-def _key(epoch: int, place: _ShardPlace) -> tuple[int, Piece | None, int]:
-    return epoch, place.piece, place.shard_index
+def _key(epoch: int, entry: _EpochShard) -> tuple[int, Piece | None, int]:
+    return epoch, entry.piece, entry.shard_index
 
 
-def _task(ticket: int, epoch: int, place: _ShardPlace) -> Task:
-    return Task(ticket, epoch, place.shard_index, place.shard, 0, place.piece, is_counted=True)
+def _task(ticket: int, epoch: int, entry: _EpochShard) -> Task:
+    return Task(ticket, epoch, entry.shard_index, entry.shard, 0, entry.piece, is_counted=True)

@@ -186,7 +186,7 @@ class Observation:
             times = worker.times()
             if times.stage:
                 last = EventRecorder(worker.pid, MAIN_THREAD)
-                last.add(times.stage, times.began_s, time.perf_counter(), times.place)
+                last.add(times.stage, times.began_s, time.perf_counter(), times.subject)
                 timeline.write(last.take())
         timeline.record("loader closed", self.statistics(progress))
 

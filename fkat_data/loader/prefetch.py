@@ -20,7 +20,7 @@ from fkat_data.loader.shard_lengths import ShardLengths
 from fkat_data.loader.shortages import Shortages
 from fkat_data.loader.startup import StartupMaker
 from fkat_data.loader.worker_group import WorkerGroup, left_out_before
-from fkat_data.plan.place import START, Piece, Position, ShardTerms, Task
+from fkat_data.plan.position import START, Piece, Position, ShardTerms, Task
 from fkat_data.plan.shard_plan import ShardPlan
 from fkat_data.sample_errors import early_end
 from fkat_data.types import Shard
@@ -235,7 +235,7 @@ class Prefetcher:
         self._has_carries = plan.has_carries
         # What the next task to be assigned begins with; None: it comes later.
         self._carry: bytes | None = b""
-        self._place: Position = START
+        self._position: Position = START
         self._next_shard: int = 0
         self._num_extra = 0
         self._is_exhausted = False
@@ -275,7 +275,7 @@ class Prefetcher:
             group.cancel(self._ticket)
         position = self._plan.begin_at(position)
         self._carry = b""
-        self._place, self._next_shard, self._num_extra = position, position.shard, 0
+        self._position, self._next_shard, self._num_extra = position, position.shard, 0
         self._has_delivered = position.step > 0
         turns = self._plan.turns(position)
         self._takes_turns = turns is not None
@@ -406,8 +406,8 @@ class Prefetcher:
         """
         self.has_run = False
         run = self._work[0].take_run() if self._work else []
-        place = self._place
-        self._place = place._replace(microbatch=place.microbatch + len(run), step=place.step + len(run))
+        position = self._position
+        self._position = position._replace(microbatch=position.microbatch + len(run), step=position.step + len(run))
         return run
 
     def _is_settled(self, work: Work, item: Item, *, block: bool) -> bool:
@@ -429,7 +429,7 @@ class Prefetcher:
                 return True
             self._take_end(work)
             self._work.remove(work)
-            self._place = self._place.after_task(work.task.shard_index, work.delivered)
+            self._position = self._position.after_task(work.task.shard_index, work.delivered)
         return True
 
     def _hand_out(self, work: Work, item: Item) -> Arrival | ShardEnd:
@@ -446,11 +446,11 @@ class Prefetcher:
         if type(microbatch) is Marked:
             self._marks.mark(work.task, delivered, microbatch.mark)
             work.left_out += microbatch.left_out
-            self._place = self._place._replace(left_out=self._place.left_out + microbatch.left_out)
+            self._position = self._position._replace(left_out=self._position.left_out + microbatch.left_out)
             microbatch = microbatch.microbatch
         # half of what the class itself takes, whose function is one of Python's
-        epoch, shard, number, step, ended, left_out = self._place
-        self._place = tuple.__new__(Position, (epoch, shard, number + 1, step + 1, ended, left_out))
+        epoch, shard, number, step, ended, left_out = self._position
+        self._position = tuple.__new__(Position, (epoch, shard, number + 1, step + 1, ended, left_out))
         if is_last:
             self._end(work, delivered)
         else:
@@ -459,7 +459,7 @@ class Prefetcher:
             work.allow(delivered + self._num_microbatch_prefetches)
             if self._takes_turns:
                 self._work.rotate(-1)
-        return tuple.__new__(Arrival, (microbatch, self._place, item.size_bytes, item.digest))
+        return tuple.__new__(Arrival, (microbatch, self._position, item.size_bytes, item.digest))
 
     def _take_end(self, work: Work) -> bool:
         """Return whether the next message says no more than that the shard has ended; take it then."""
@@ -504,15 +504,15 @@ class Prefetcher:
             self._lengths.end(ended.shard, num_microbatches, is_whole=is_whole)
         is_over = not self._work and (self._is_exhausted or self._plan_shard(ended.shard_index + 1) is None)
         if is_over and self._sampler_error is None:
-            self._place = self._place.after_epoch()
+            self._position = self._position.after_epoch()
         elif self._takes_turns:
-            self._place = self._place.after_task(ended.shard_index, num_microbatches)
+            self._position = self._position.after_task(ended.shard_index, num_microbatches)
         else:
-            self._place = self._place.after_shard()
+            self._position = self._position.after_shard()
         if not is_over:
             self._fill()
             self._begin_turn()
-        return self._place
+        return self._position
 
     def _begin_turn(self) -> None:
         if self._work and not self._takes_turns:
@@ -527,13 +527,13 @@ class Prefetcher:
             self._assign_next(0)
 
     def _assign_next(self, first_microbatch: int) -> None:
-        epoch, index = self._place.epoch, self._next_shard
+        epoch, index = self._position.epoch, self._next_shard
         shard = self._plan_shard(index)
         if shard is None:
             return
         piece = self._plan.piece(epoch, index)
         terms = self._terms[1] if first_microbatch and self._terms[0] == (epoch, index) else None
-        left_out = self._place.left_out if first_microbatch else ()
+        left_out = self._position.left_out if first_microbatch else ()
         if piece is not None:
             first_microbatch += piece.first_microbatch
             terms = terms or (self._terms_of_pieces if piece.first_microbatch else None)
@@ -555,8 +555,8 @@ class Prefetcher:
         carry = self._carry
         if self._has_carries:
             self._carry = None
-        place = self._ticket, self._place.epoch, index
-        task = Task(*place, shard, first_microbatch, piece, terms=terms, carry=carry, left_out=left_out)
+        numbers = self._ticket, self._position.epoch, index
+        task = Task(*numbers, shard, first_microbatch, piece, terms=terms, carry=carry, left_out=left_out)
         allowance = self._initial_allowance(first_microbatch)
         group.assign(task, allowance)
         self._work.append(Work(task, group, allowance))
@@ -565,7 +565,7 @@ class Prefetcher:
     def _plan_shard(self, index: int) -> Shard | None:
         """Return the shard at an index of this epoch, or None if that is past its end, or the sampler has failed."""
         try:
-            shard = self._plan.shard(self._place.epoch, index)
+            shard = self._plan.shard(self._position.epoch, index)
         except genuine(Exception) as error:
             # The user's sampler's; it comes when the shards before it are through.
             self._sampler_error, shard = error, None

@@ -18,7 +18,7 @@ from fkat_data.errors import (
     WorkerStalledError,
 )
 from fkat_data.observe.progress import Activity, WaitDisplay, display_for
-from fkat_data.plan.place import Position, Task
+from fkat_data.plan.position import Position, Task
 from fkat_data.wording import add_note, shard_location, shard_name
 from fkat_data.worker.messages import Worker
 from fkat_data.worker.windows import read_left_out
@@ -126,11 +126,11 @@ def activity_of(worker: Worker, task: Task) -> Activity:
     match times.stage:
         case "replay":
             text = f"making again what was delivered before the resume, of {shard}"
-            return Activity(text, max(0, times.place), task.first_microbatch)
+            return Activity(text, max(0, times.subject), task.first_microbatch)
         case "store":
             return Activity(f"waiting for stored bytes of {shard}")
         case "produce" | "encode":
-            return Activity(f"making microbatch {times.place} of {shard}")
+            return Activity(f"making microbatch {times.subject} of {shard}")
         case "blocked":
             return Activity(f"waiting for shared memory or for the caller, in {shard}")
         case _:
@@ -141,7 +141,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 OnShardError: TypeAlias = Literal["raise", "skip"]
 ON_SHARD_ERROR: tuple[OnShardError, ...] = get_args(OnShardError)
-_DEATHS_AT_ONE_PLACE = 2
+_DEATHS_AT_ONE_POSITION = 2
 # A wrong configuration, too little memory, a dataset that is no function of the position, a state that does not fit: other shards would fail too.
 NOT_THE_SHARDS = (ConfigurationError, MemoryError, ReplayMismatchError, StateMismatchError)
 
@@ -198,22 +198,22 @@ class Restarts:
         """Replacements in the present epoch."""
         self.total: int = 0
         """Replacements since the loader was made."""
-        self._place: tuple[int, int, int] | None = None
-        self._deaths_at_place = 0
+        self._position: tuple[int, int, int] | None = None
+        self._deaths_at_position = 0
 
     def remedy(self, task: Task, microbatch_index: int, *, has_begun: bool) -> Remedy:
         """Return what to do about a worker that died before it gave a microbatch, and count it."""
         if task.epoch != self._epoch:
-            self._epoch, self.in_epoch, self._place, self._deaths_at_place = task.epoch, 0, None, 0
-        place = (task.epoch, task.shard_index, microbatch_index)
-        if place != self._place:
-            self._place, self._deaths_at_place = place, 0
-        self._deaths_at_place += has_begun
+            self._epoch, self.in_epoch, self._position, self._deaths_at_position = task.epoch, 0, None, 0
+        position = (task.epoch, task.shard_index, microbatch_index)
+        if position != self._position:
+            self._position, self._deaths_at_position = position, 0
+        self._deaths_at_position += has_begun
         if self.in_epoch >= self._most:
             return Remedy.GIVE_UP
         self.in_epoch += 1
         self.total += 1
-        return Remedy.GO_ON if self._deaths_at_place < _DEATHS_AT_ONE_PLACE else Remedy.GIVE_UP_SHARD
+        return Remedy.GO_ON if self._deaths_at_position < _DEATHS_AT_ONE_POSITION else Remedy.GIVE_UP_SHARD
 
 
 class ShardSkips:
@@ -283,7 +283,7 @@ class SampleSkips:
 
     def __init__(self) -> None:
         self._epoch = -1
-        # Of shards that had ended before a resume; and the others, by shard and place in its order.
+        # Of shards that had ended before a resume; and the others, by shard and offset in its order.
         self._num_before = 0
         self._left_out: set[tuple[int, int]] = set()
         self.num_skipped_samples: int = 0
@@ -300,7 +300,7 @@ class SampleSkips:
         """Go on at a position of an epoch of which ``num_left_out`` were left out before it."""
         self._epoch = position.epoch
         self._num_before = num_left_out - len(position.left_out)
-        self._left_out = {(position.shard, place) for place in position.left_out}
+        self._left_out = {(position.shard, offset) for offset in position.left_out}
 
     def mark(self, task: Task, num_made: int, mark: bytes) -> None:
         """Take what was left out before a microbatch.
@@ -319,10 +319,10 @@ class SampleSkips:
         most, skipped = read_left_out(said)
         if task.epoch != self._epoch:
             self.load(Position(task.epoch, 0, 0, 0), 0)
-        for place, index, reason in skipped:
-            if (task.shard_index, place) in self._left_out:  # it is made again
+        for offset, index, reason in skipped:
+            if (task.shard_index, offset) in self._left_out:  # it is made again
                 continue
-            self._left_out.add((task.shard_index, place))
+            self._left_out.add((task.shard_index, offset))
             self.num_skipped_samples += 1
             shard = shard_name(task.shard)
             logger.warning("sample %s of %s of epoch %d is left out: %s", index, shard, task.epoch, reason)

@@ -7,18 +7,18 @@ from typing import Any
 from fkat_data.distributed import rank_and_world_size
 from fkat_data.errors import StateMismatchError
 from fkat_data.loader.agreement import Identity
-from fkat_data.plan.place import Place, Position, with_layer
+from fkat_data.plan.position import Position, ResumeState, with_layer
 from fkat_data.plan.shard_plan import ElasticShardPlan, ShardPlan
 from fkat_data.plan.state import is_reported, read, verify
 
 _logger = logging.getLogger(__name__)
 
 
-def with_fingerprint(place: Place, plan: ShardPlan, identity: Identity) -> Place:
-    """Return a place with what says which plan it is in."""
-    epoch = place.position.epoch
+def with_fingerprint(resume_state: ResumeState, plan: ShardPlan, identity: Identity) -> ResumeState:
+    """Return a state with the fingerprint of its plan."""
+    epoch = resume_state.position.epoch
     is_elastic = isinstance(plan, ElasticShardPlan)
-    return place._replace(
+    return resume_state._replace(
         seed=identity.seed,
         dp_rank=identity.dp_rank,
         num_shards=plan.num_shards(epoch),
@@ -26,11 +26,11 @@ def with_fingerprint(place: Place, plan: ShardPlan, identity: Identity) -> Place
         sampler=plan.sampler_state(epoch),
         dp_size=plan.dp_size if is_elastic else None,
         layers=plan.layers if is_elastic else (),
-        batching=identity.batching or place.batching,
+        batching=identity.batching or resume_state.batching,
     )
 
 
-def resume(state_dict: Mapping[str, Any], plan: ShardPlan, identity: Identity) -> Place:
+def resume(state_dict: Mapping[str, Any], plan: ShardPlan, identity: Identity) -> ResumeState:
     """Return where a loader goes on after a state; changes nothing.
 
     Raises:
@@ -51,20 +51,20 @@ def resume(state_dict: Mapping[str, Any], plan: ShardPlan, identity: Identity) -
     present = plan
     if isinstance(plan, ElasticShardPlan) and saved.layers != plan.layers:
         present = plan.for_rank(plan.dp_size, identity.dp_rank, epoch, saved.layers)
-    verify(saved, _first_place(epoch, present, identity))
+    verify(saved, _first_state(epoch, present, identity))
     num_shards = present.num_shards(epoch)
     # A share of an epoch that had no shards from the start is not over before it was iterated.
     is_over = num_shards is not None and saved.position.shard >= max(1, num_shards)
     if is_over:
-        return Place(saved.position.after_epoch(), identity.dp_rank, saved.layers, saved.sampler)
+        return ResumeState(saved.position.after_epoch(), identity.dp_rank, saved.layers, saved.sampler)
     return saved._replace(dp_rank=identity.dp_rank, batching=_reported(saved))
 
 
-def _first_place(epoch: int, plan: ShardPlan, identity: Identity) -> Place:
-    return with_fingerprint(Place(Position(epoch, 0, 0, 0)), plan, identity)
+def _first_state(epoch: int, plan: ShardPlan, identity: Identity) -> ResumeState:
+    return with_fingerprint(ResumeState(Position(epoch, 0, 0, 0)), plan, identity)
 
 
-def _saved_size(ranks: Sequence[Place]) -> int:
+def _saved_size(ranks: Sequence[ResumeState]) -> int:
     """Return how many data-parallel ranks saved a state; several ranks may share one dp_rank."""
     if ranks[0].dp_size is not None:
         return ranks[0].dp_size
@@ -72,7 +72,7 @@ def _saved_size(ranks: Sequence[Place]) -> int:
     return len(ranks) if None in dp_ranks else len(dp_ranks)
 
 
-def _own_rank(ranks: Sequence[Place], dp_rank: int) -> Place:
+def _own_rank(ranks: Sequence[ResumeState], dp_rank: int) -> ResumeState:
     rank, world_size = rank_and_world_size()
     if len(ranks) == 1 and (world_size == 1 or ranks[0].dp_rank == dp_rank):
         return ranks[0]
@@ -86,8 +86,8 @@ def _own_rank(ranks: Sequence[Place], dp_rank: int) -> Place:
 
 
 def _split_again(
-    ranks: Sequence[Place], saved_size: int, plan: ElasticShardPlan, identity: Identity, *, has_steps: bool
-) -> Place:
+    ranks: Sequence[ResumeState], saved_size: int, plan: ElasticShardPlan, identity: Identity, *, has_steps: bool
+) -> ResumeState:
     before = _one_of_each(ranks, saved_size)
     positions: dict[int, Position] = {}
     num_left = num_begun = 0
@@ -95,7 +95,7 @@ def _split_again(
     for dp_rank, saved in sorted(enumerate(before), key=lambda item: item[1].position.epoch):
         position = saved.position
         saved_plan = plan.for_rank(saved_size, dp_rank, position.epoch, saved.layers)
-        verify(saved, _first_place(position.epoch, saved_plan, identity._replace(dp_rank=dp_rank)))
+        verify(saved, _first_state(position.epoch, saved_plan, identity._replace(dp_rank=dp_rank)))
         while position.shard >= (num_shards := saved_plan.num_shards(position.epoch) or 0):
             position = position.after_epoch()
         positions[dp_rank] = position
@@ -122,25 +122,25 @@ def _split_again(
     num_left_out = sum(state.num_left_out for state in before if state.position.epoch == epoch)
     num_own = (num_left_out + identity.dp_rank) // plan.dp_size
     # Not of its files: each of those shards has others.
-    place = Position(epoch, 0, 0, step)
-    return Place(place, identity.dp_rank, layers, num_left_out=num_own, batching=batching)
+    position = Position(epoch, 0, 0, step)
+    return ResumeState(position, identity.dp_rank, layers, num_left_out=num_own, batching=batching)
 
 
-def _reported(saved: Place) -> str | None:
+def _reported(saved: ResumeState) -> str | None:
     """Return how a worker has reported that a begun shard is batched; None: it has not."""
     return saved.batching if is_reported(saved.batching) else None
 
 
-def _one_of_each(ranks: Sequence[Place], dp_size: int) -> list[Place]:
+def _one_of_each(ranks: Sequence[ResumeState], dp_size: int) -> list[ResumeState]:
     """Return the state of each data-parallel rank, once all of its replicas agree."""
-    found: dict[int, tuple[int, Place]] = {}
+    found: dict[int, tuple[int, ResumeState]] = {}
     for rank, state in enumerate(ranks):
         dp_rank = rank if state.dp_rank is None else state.dp_rank
         first_rank, first = found.setdefault(dp_rank, (rank, state))
         if first.position != state.position:
-            places = f"<rank {first_rank} at {first.position[:4]}, rank {rank} at {state.position[:4]}>"
-            expected = f"<one place for data-parallel rank {dp_rank}>"
-            raise StateMismatchError("all_rank_indices", places, expected, "its replicas are not in step")
+            positions = f"<rank {first_rank} at {first.position[:4]}, rank {rank} at {state.position[:4]}>"
+            expected = f"<one position for data-parallel rank {dp_rank}>"
+            raise StateMismatchError("all_rank_indices", positions, expected, "its replicas are not in step")
     if set(found) != set(range(dp_size)):
         hint = "a new split needs every rank's position: merge_state_dicts makes one state of all local ones"
         raise StateMismatchError("fingerprint.all_rank_dp_ranks", sorted(found), f"<all of {dp_size} ranks>", hint)

@@ -21,9 +21,9 @@ from fkat_data.loader.worker_pool import WorkerPoolSettings
 from fkat_data.machine import can_start_workers
 from fkat_data.observe.statistics import LoaderStatistics
 from fkat_data.observe.timeline import open_timeline
-from fkat_data.plan.place import Place
+from fkat_data.plan.position import ResumeState
 from fkat_data.plan.shard_plan import elastic_shard_plan
-from fkat_data.plan.state import merge, read_rank, saved_place
+from fkat_data.plan.state import merge, read_rank, write_rank
 from fkat_data.tracebacks import Folding
 from fkat_data.types import Microbatch_co, Profiler, Shard
 from fkat_data.wording import Described
@@ -289,11 +289,11 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
         this rank's position. Loads with ``torch.load(weights_only=True)``. The form is described in
         ``fkat_data.plan.state``.
         """
-        return merge(gather(self._place()))
+        return merge(gather(self._resume_state()))
 
     def local_state_dict(self) -> dict[str, Any]:
         """Return this rank's position as plain values, which JSON can hold; not collective."""
-        return saved_place(self._place())
+        return write_rank(self._resume_state())
 
     @staticmethod
     def merge_state_dicts(local_state_dicts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -354,8 +354,8 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
             f"a {type(self).__name__} cannot be pickled or copied: it owns processes. Make one in the process that needs it"
         )
 
-    def _place(self) -> Place:
-        return with_fingerprint(self._engine.place, self._engine.plan, self._identity)
+    def _resume_state(self) -> ResumeState:
+        return with_fingerprint(self._engine.resume_state, self._engine.plan, self._identity)
 
 
 def _hashes_like_workers() -> bool:

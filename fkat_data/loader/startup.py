@@ -22,7 +22,7 @@ from fkat_data.observe.profile import WorkerProfile
 from fkat_data.observe.sink import EventSink
 from fkat_data.observe.stages import StageClock, StageTimes, new_page
 from fkat_data.observe.timeline import Timeline
-from fkat_data.plan.place import ShardTerms, Task
+from fkat_data.plan.position import ShardTerms, Task
 from fkat_data.transport.codec import refuse_graph
 from fkat_data.types import Profiler
 from fkat_data.wording import shard_name

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 
 from fkat_data.errors import StaleIteratorError
 from fkat_data.observe.sink import EventSink
-from fkat_data.plan.place import ShardTerms, Task
+from fkat_data.plan.position import ShardTerms, Task
 from fkat_data.worker.messages import End, Failure, Item, MadeAlone, Marked, MemoryShortage, Message, Worker, WorkerGone
 
 if TYPE_CHECKING:  # Windows has no worker processes
@@ -61,7 +61,7 @@ class WorkerGroup:
         self._is_polling = False
         self._tasks: deque[Task] = deque()
         self._next_index = 0
-        # What came before its turn, by ticket and place; who waits for memory.
+        # What came before its turn, by ticket and index; who waits for memory.
         self._early: dict[int, dict[int, Item | End | Failure]] = {}
         self._shortages: dict[Worker, MemoryShortage] = {}
         # The newest allowance, if it was not sent, and what was sent last.
@@ -155,7 +155,9 @@ class WorkerGroup:
         owner = picks.owner(ticket)
         if owner is not None:
             return self.members[owner]
-        found = (worker for place, worker in enumerate(self.members) if picks.of(place) == (ticket, index))
+        found = (
+            worker for member_index, worker in enumerate(self.members) if picks.of(member_index) == (ticket, index)
+        )
         claimant = picks.claimant(ticket, index)
         return next(found, None if claimant is None else self.members[claimant])
 
@@ -273,10 +275,10 @@ class WorkerGroup:
             self._gone.add(worker)
             return Loss(task, index, worker.has_begun(task.ticket))
         lost = None
-        for place, worker in enumerate(self.members):
+        for member_index, worker in enumerate(self.members):
             if worker.pid == pid:
                 self._gone.add(worker)
-                lost = self._lost_by(place)
+                lost = self._lost_by(member_index)
         return lost or Loss(task, index, has_begun=False)
 
     def fail(self, loss: Loss, error: BaseException) -> None:
@@ -307,12 +309,12 @@ class WorkerGroup:
             before: The members as they were: those that are no longer among them were replaced.
             given_up: What no successor makes again, as it has killed two workers.
         """
-        for place, worker in enumerate(self.members):
-            if worker is before[place]:
+        for member_index, worker in enumerate(self.members):
+            if worker is before[member_index]:
                 continue
-            self._shortages.pop(before[place], None)
-            self._gone.discard(before[place])
-            lost = self._lost_by(place) if self._size > 1 else None
+            self._shortages.pop(before[member_index], None)
+            self._gone.discard(before[member_index])
+            lost = self._lost_by(member_index) if self._size > 1 else None
             for task, allowance, left_out in tasks:
                 # Another worker that has died may have left a microbatch before the one that is given up.
                 if given_up is not None and task is given_up.task and lost is None:
@@ -336,18 +338,18 @@ class WorkerGroup:
             return task._replace(first_microbatch=index, digest=digest, left_out=left_out)
         return task._replace(lost_microbatch=index, digest=digest)
 
-    def _lost_by(self, place: int) -> Loss | None:
+    def _lost_by(self, member_index: int) -> Loss | None:
         """Return the microbatch that a dead worker has not sent; None: it had nothing to make."""
         picks = self._picks()
-        pick = picks.of(place)
+        pick = picks.of(member_index)
         task = next((task for task in self._tasks if pick is not None and task.ticket == pick.ticket), None)
         if pick is None or task is None:
             return None
         early = self._early.get(task.ticket, {})
         # A successor that dies before it begins has its predecessor's pick.
-        has_begun = self.members[place].has_begun(task.ticket)
+        has_begun = self.members[member_index].has_begun(task.ticket)
         first = self._next_index if task is self._tasks[0] else task.first_microbatch
-        if picks.owner(task.ticket) == place:
+        if picks.owner(task.ticket) == member_index:
             index = first
             while index in early:
                 index += 1
@@ -428,7 +430,7 @@ class WorkerGroup:
             raise
 
     def _keep(self, message: Item | End | Failure) -> None:
-        """Keep a message for its turn, unless it is of no task in work, or a second one for the same place."""
+        """Keep a message for its turn, unless it is of no task in work, or a second one for the same microbatch."""
         task = next((task for task in self._tasks if task.ticket == message.ticket), None)
         index = message.num_microbatches if isinstance(message, End) else message.microbatch_index
         if isinstance(message, Failure) and message.ticket == self._ticket_of_caller:

@@ -32,7 +32,7 @@ from fkat_data.types import Profiler
 from fkat_data.worker.inline import InlineWorker
 from fkat_data.worker.messages import Worker
 from fkat_data.worker.produce import Producer
-from fkat_data.worker.settings import THREADS_A_PLACE, Elsewhere, ProgramKey, WorkerKind, WorkerSettings
+from fkat_data.worker.settings import CALLS_PER_ACTOR, ProgramKey, RemoteBackend, WorkerKind, WorkerSettings
 from fkat_data.worker.threads import ThreadWorker
 
 if TYPE_CHECKING:  # only where worker processes are wanted: Windows has none
@@ -319,7 +319,7 @@ class WorkerPool:
 
     def _worker_of_threads(self, index: int, num_probes: int, before: "Worker | None" = None) -> ThreadWorker:
         settings, size = self._settings, self._settings.group_size
-        num_threads = size * (THREADS_A_PLACE if isinstance(settings.kind, Elsewhere) else 1)
+        num_threads = size * (CALLS_PER_ACTOR if isinstance(settings.kind, RemoteBackend) else 1)
         names = [f"fkat_data worker {index * num_threads + number}" for number in range(num_threads)]
         recorders: list[EventRecorder | None] = [None] * (num_threads + 1)
         if settings.timeline is not None:
@@ -328,16 +328,16 @@ class WorkerPool:
             recorders = [settings.timeline.recorder_of(*track) for track in (*tracks, (PRODUCTION_THREAD, "opening"))]
         clocks = [StageClock(new_page(), recorder=recorder) for recorder in recorders]
         limit_bytes = self.memory_limit.prefetch_bytes // settings.num_groups
-        if isinstance(settings.kind, Elsewhere):
+        if isinstance(settings.kind, RemoteBackend):
             from fkat_data.worker.remote import RemoteWorker  # noqa: PLC0415 - most loaders have none
 
             shipment = self._sent(settings.kind)
             kept = before.hand_over() if isinstance(before, RemoteWorker) else [None] * size
-            places = [
-                place or settings.kind.start(shipment, number, f"rank {settings.dp_rank}, worker {number}")
-                for number, place in enumerate(settings.kind.living(kept), index * size)
+            handles = [
+                handle or settings.kind.start(shipment, number, f"rank {settings.dp_rank}, worker {number}")
+                for number, handle in enumerate(settings.kind.living(kept), index * size)
             ]
-            return RemoteWorker(places, self._sink, clocks, limit_bytes, names)
+            return RemoteWorker(handles, self._sink, clocks, limit_bytes, names)
         copy = getattr(settings.factory, "for_threads", None)
         factory = settings.factory if copy is None else copy()
         producer = Producer(factory, settings.seed, settings.dp_rank, mark=_mark_nothing)
@@ -345,7 +345,7 @@ class WorkerPool:
             producer, self._sink, clocks, limit_bytes, names, num_probes, is_digested=settings.is_digested
         )
 
-    def _sent(self, elsewhere: Elsewhere) -> Any:
+    def _sent(self, elsewhere: RemoteBackend) -> Any:
         """Return what workers elsewhere get their settings from."""
         if self._shipment is None:
             from fkat_data.worker.ship import shipped  # noqa: PLC0415 - it imports what Windows does not have
@@ -356,7 +356,7 @@ class WorkerPool:
         return self._shipment
 
     def _succeed(self, index: int, worker: Worker) -> None:
-        """Let a worker take the place of one that is gone."""
+        """Let a worker replace one that is gone."""
         before, self.workers[index] = self.workers[index], worker
         self._ending.append(before)
         before.close(0.0)

@@ -204,9 +204,9 @@ class WorkerStarter:
             is_zero_copy=self._is_zero_copy,
         )
         if self._group_size > 1:
-            group_index, place = divmod(index, self._group_size)
+            group_index, member_index = divmod(index, self._group_size)
             self.picks(group_index)
-            worker.join_group(self._tables[group_index][1], self._group_size, place)
+            worker.join_group(self._tables[group_index][1], self._group_size, member_index)
         return worker
 
     def picks(self, group_index: int) -> Picks:

@@ -44,7 +44,7 @@ class StageTimes(NamedTuple):
         seconds: Time in each of ``STAGES``, the one in work included.
         stage: The one in work.
         began_s: When it began, on the clock of ``time.perf_counter``.
-        place: Its subject: a shard of the epoch, or a microbatch of the shard; -1: neither.
+        subject: Its subject: a shard of the epoch, or a microbatch of the shard; -1: neither.
         making: How long each microbatch took: its ``produce`` and its ``store``.
     """
 
@@ -52,7 +52,7 @@ class StageTimes(NamedTuple):
     seconds: tuple[float, ...]
     stage: str
     began_s: float
-    place: int
+    subject: int
     making: Durations
 
     def of(self, stage: str) -> float:
@@ -248,5 +248,5 @@ def stage_times(slots: Page, now_s: float) -> StageTimes:
     seconds = numbers[: len(STAGES)]
     stage = int(numbers[_STAGE])
     seconds[stage] += max(0.0, now_s - numbers[BEGAN_S]) if numbers[BEGAN_S] else 0.0
-    produced, place = int(numbers[PRODUCED]), int(numbers[_INDEX])
-    return StageTimes(produced, tuple(seconds), STAGES[stage], numbers[BEGAN_S], place, making)
+    produced, index = int(numbers[PRODUCED]), int(numbers[_INDEX])
+    return StageTimes(produced, tuple(seconds), STAGES[stage], numbers[BEGAN_S], index, making)

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from fkat_data.arguments import copied_state
 from fkat_data.errors import ConfigurationError, StateMismatchError
-from fkat_data.plan.place import Layer, Piece, Place, Position, Task, deal, first_step
+from fkat_data.plan.position import Layer, Piece, Position, ResumeState, Task, deal, first_step
 from fkat_data.samplers.base import ShardSampler, check_shard, check_shards, has_own_iteration, shard_identity
 from fkat_data.samplers.sequence import as_shard_sampler
 from fkat_data.types import ResplittableSampler, Shard, Stateful
@@ -80,15 +80,15 @@ class ShardPlan(ABC):
         """Restore what ``sampler_state`` returned for an epoch."""
         del epoch, state
 
-    def adopt(self, place: Place) -> None:
-        """Become the plan of a place."""
-        self.load_sampler_state(place.position.epoch, place.sampler)
+    def adopt(self, state: ResumeState) -> None:
+        """Become the plan of a saved state."""
+        self.load_sampler_state(state.position.epoch, state.sampler)
 
     def renew(self, epoch: int, step: int) -> None:
         """Look again at what may have changed since the iteration before: another one begins.
 
         Args:
-            epoch: The epoch of the caller's place.
+            epoch: The epoch of the caller's position.
             step: Microbatches of it that the caller has.
         """
         del epoch, step
@@ -343,9 +343,9 @@ class ElasticShardPlan(ShardPlan):
         sampler, own = self._of_rank(dp_size, dp_rank, epoch)
         return ElasticShardPlan(sampler, own, dp_size, dp_rank, layers)
 
-    def adopt(self, place: Place) -> None:
-        """Become the plan of a place, after the re-splits that it says."""
-        self._dp_rank, self.layers = place.dp_rank or 0, place.layers
+    def adopt(self, state: ResumeState) -> None:
+        """Become the plan of a saved state, after its re-splits."""
+        self._dp_rank, self.layers = state.dp_rank or 0, state.layers
         self._epoch = -1
 
     def shard(self, epoch: int, index: int) -> Shard | None:

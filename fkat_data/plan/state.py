@@ -12,7 +12,7 @@ A *rank state* describes one rank, in plain values that JSON can hold. A *state*
         "all_rank_samplers": (None, None),             # states of users' own samplers
         "all_rank_skipped": ((0,), ()),                # shards that failed and were skipped
         "all_rank_num_left_out": [4, 0],               # samples of the epoch that were left out
-        "all_rank_left_out": ((17,), ()),              # those of the begun shard, by their places in its order
+        "all_rank_left_out": ((17,), ()),              # those of the begun shard, by their offsets in its order
         "dp_size": 2,
         "fingerprint": {"seed": 7, "all_rank_dp_ranks": [0, 1], "all_rank_num_shards": [4, 4],
                         "all_rank_shards": ["9f3c…", "11ab…"],
@@ -42,16 +42,16 @@ import torch
 from fkat_data.arguments import STATE_VERSION, saved_version
 from fkat_data.errors import StateMismatchError
 from fkat_data.modes import without_modes
-from fkat_data.plan.place import Layer, Place, Position, without_idle
+from fkat_data.plan.position import Layer, Position, ResumeState, without_idle
 
 #: The field of a sealed state that has all of it.
 _SEALED = "place"
-# What a framework has added to a sealed state, which is beside it again when the loaded place is saved.
+# What a framework has added to a sealed state, which is beside it again when the loaded state is saved.
 _ADDED = "added"
 
 
 def sealed(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a state whose parts vary with its place as one that has the same parts at every place.
+    """Return a state whose parts vary with its position as one that has the same parts at every position.
 
     It gets the fields back that a framework had added to it before it was loaded.
     """
@@ -84,9 +84,9 @@ def unsealed(state_dict: Any) -> Any:
     return {**parts, _ADDED: added}
 
 
-def saved_place(place: Place) -> dict[str, Any]:
-    """Return a place as plain values, the state of one rank."""
-    epoch, shard, microbatch, step, _, left_out = place.position
+def write_rank(resume_state: ResumeState) -> dict[str, Any]:
+    """Return the state of one rank as plain values."""
+    epoch, shard, microbatch, step, _, left_out = resume_state.position
     state: dict[str, Any] = {
         "version": STATE_VERSION,
         "epoch": epoch,
@@ -94,27 +94,27 @@ def saved_place(place: Place) -> dict[str, Any]:
         "microbatch": microbatch,
         "step": step,
         "fingerprint": {
-            "seed": place.seed,
-            "dp_rank": place.dp_rank,
-            "num_shards": place.num_shards,
-            "shards": place.shards,
-            "batching": place.batching,
-            "files": None if place.files is None else list(place.files),
+            "seed": resume_state.seed,
+            "dp_rank": resume_state.dp_rank,
+            "num_shards": resume_state.num_shards,
+            "shards": resume_state.shards,
+            "batching": resume_state.batching,
+            "files": None if resume_state.files is None else list(resume_state.files),
         },
     }
-    if place.sampler is not None:
-        state["sampler"] = place.sampler
-    if place.dp_size is not None:
-        state["fingerprint"]["dp_size"] = place.dp_size
-        state["resplits"] = _resplits(place.layers)
-    if place.skipped:
-        state["skipped"] = list(place.skipped)
-    if place.num_left_out:
-        state |= {"num_left_out": place.num_left_out, "left_out": list(left_out)}
+    if resume_state.sampler is not None:
+        state["sampler"] = resume_state.sampler
+    if resume_state.dp_size is not None:
+        state["fingerprint"]["dp_size"] = resume_state.dp_size
+        state["resplits"] = _resplits(resume_state.layers)
+    if resume_state.skipped:
+        state["skipped"] = list(resume_state.skipped)
+    if resume_state.num_left_out:
+        state |= {"num_left_out": resume_state.num_left_out, "left_out": list(left_out)}
     return state
 
 
-def merge(ranks: Sequence[Place]) -> dict[str, Any]:
+def merge(ranks: Sequence[ResumeState]) -> dict[str, Any]:
     """Return the state of all ranks, from rank states in order of rank.
 
     Raises:
@@ -160,7 +160,7 @@ def merge(ranks: Sequence[Place]) -> dict[str, Any]:
     }
 
 
-def read(state: Mapping[str, Any]) -> list[Place]:
+def read(state: Mapping[str, Any]) -> list[ResumeState]:
     """Return the rank states of a state, or the only one of a rank state.
 
     Raises:
@@ -201,7 +201,7 @@ def read(state: Mapping[str, Any]) -> list[Place]:
     if "version" not in state:
         # The system that this one follows subtracts its prefetched shards, also before the first one is delivered.
         indices = [max(-1, index) for index in _integers(indices, "all_rank_indices")]
-    ranks: list[Place] = []
+    ranks: list[ResumeState] = []
     for rank in range(num_ranks):
         row = columns["epochs"][rank], indices[rank], columns["microbatches"][rank], columns["steps"][rank]
         position = _position(*row, columns["left_out"][rank])
@@ -210,13 +210,15 @@ def read(state: Mapping[str, Any]) -> list[Place]:
         dp_rank = _dp_rank(dp_ranks[rank])
         found = _files(files[rank], "fingerprint.all_rank_files")
         num_left_out = _count(columns["num_left_out"][rank], "all_rank_num_left_out", minimum=len(position.left_out))
-        place = Place(position, dp_rank, layers, sampler, skipped, num_left_out, batchings[rank], found, seed)
-        ranks.append(place._replace(dp_size=saved_dp_size, num_shards=nums_shards[rank], shards=digests[rank]))
+        resume_state = ResumeState(
+            position, dp_rank, layers, sampler, skipped, num_left_out, batchings[rank], found, seed
+        )
+        ranks.append(resume_state._replace(dp_size=saved_dp_size, num_shards=nums_shards[rank], shards=digests[rank]))
     return ranks
 
 
-def read_rank(state: Mapping[str, Any]) -> Place:
-    """Return the rank state that ``saved_place`` wrote.
+def read_rank(state: Mapping[str, Any]) -> ResumeState:
+    """Return the rank state that ``write_rank`` wrote.
 
     Raises:
         StateMismatchError: ``state`` is not a rank state; the error names the first invalid field.
@@ -231,7 +233,7 @@ def read_rank(state: Mapping[str, Any]) -> Place:
     row = state["epoch"], state["index"], state.get("microbatch", 0), state.get("step")
     position = _position(*row, state.get("left_out", ()))
     sampler = _sampler(state.get("sampler"), "sampler")
-    return Place(
+    return ResumeState(
         position,
         seed=fingerprint.get("seed"),
         dp_rank=_dp_rank(fingerprint.get("dp_rank")),
@@ -247,7 +249,7 @@ def read_rank(state: Mapping[str, Any]) -> Place:
     )
 
 
-def verify(saved: Place, present: Place) -> None:
+def verify(saved: ResumeState, present: ResumeState) -> None:
     """Check that a saved rank state belongs to the current plan, by every field that both have.
 
     Raises:
@@ -376,5 +378,5 @@ def _position(epoch: object, index: object, microbatch: object, step: object, le
     microbatch = _count(microbatch, "all_rank_microbatches")
     # A state without a step was saved between shards, by a loader that counted only shards.
     step = _count(step, "all_rank_steps") if step is not None else microbatch
-    places = _counts(left_out, "all_rank_left_out", "places")
-    return Position(_count(epoch, "all_rank_epochs"), shard, microbatch, step, left_out=places)
+    offsets = _counts(left_out, "all_rank_left_out", "places")
+    return Position(_count(epoch, "all_rank_epochs"), shard, microbatch, step, left_out=offsets)

@@ -20,7 +20,7 @@ from fkat_data.drop_in.drawn_plan import DrawnBatches
 from fkat_data.drop_in.window_plan import WindowOrder
 from fkat_data.drop_in.window_states import Spread
 from fkat_data.interruption import genuine
-from fkat_data.plan.place import Piece, Place, Position
+from fkat_data.plan.position import Piece, Position, ResumeState
 from fkat_data.sample_errors import collated
 from fkat_data.streaming.epoch.rank_batches import BatchGroup, PickedSamples, RankBatches, ids_of, in_groups
 from fkat_data.streaming.epoch.shared_resume import ResumePoint
@@ -104,7 +104,7 @@ class StreamEpochs(DatasetPlan):
             return self._point
         return replace(following, epoch=self._epoch_at(position) + 1)
 
-    def begin(self, position: Position) -> Place:
+    def begin(self, position: Position) -> ResumeState:
         """Begin an iteration where ``upcoming`` says; return where the engine goes.
 
         Args:
@@ -115,7 +115,7 @@ class StreamEpochs(DatasetPlan):
         self.beginning = self.upcoming(position)
         self._dataset.begin_at(self.beginning)
         self._go_to(self._dataset.begin_epoch())
-        return Place(Position(self._begun.epoch, 0, 0, self._first_step))
+        return ResumeState(Position(self._begun.epoch, 0, 0, self._first_step))
 
     def leave(self, position: Position) -> None:
         """Leave the epoch: a state says from here on that the next one begins."""
@@ -133,9 +133,9 @@ class StreamEpochs(DatasetPlan):
         epoch, _ = self.epoch_and_step(position)
         return self._dataset.beginning_at(replace(self._next_point, epoch=epoch))
 
-    def place_of(self, state: Mapping[str, Any]) -> Place:
+    def read_state(self, state: Mapping[str, Any]) -> ResumeState:
         """Return where a state was taken; the dataset has loaded it, and ``begin`` goes there."""
-        return Place(Position(state["epoch"], 0, 0, state["step"]))
+        return ResumeState(Position(state["epoch"], 0, 0, state["step"]))
 
     def num_batches(self, epoch: int) -> int:
         """Return the batches of an epoch on this rank, with those before a resume."""
@@ -224,7 +224,7 @@ class StreamPlan(StreamEpochs):
         # By the step of the first batch; the parts before those kept are forgotten.
         self._known: dict[int, _KnownPart] = {}
 
-    def begin(self, position: Position) -> Place:
+    def begin(self, position: Position) -> ResumeState:
         """Begin an iteration; warn, once, if streams whose columns differ are mixed in batches."""
         begun = super().begin(position)
         is_mixed = self._is_plain and self._dataset.mixes_streams and self._dataset.batch_size > 1

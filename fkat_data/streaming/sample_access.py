@@ -15,7 +15,7 @@ from fkat_data.files.tar import DecoderName
 from fkat_data.interruption import genuine
 from fkat_data.location import resolved
 from fkat_data.sample_errors import early_end
-from fkat_data.seeding import call_at_place
+from fkat_data.seeding import call_in_rng_scope
 from fkat_data.streaming.epoch.rank_batches import PickedSamples
 from fkat_data.streaming.order.spans import Spanner
 from fkat_data.streaming.reading.catalog import Catalog
@@ -89,7 +89,7 @@ class SampleAccess:
         elif len(picks.ids):
             together = partial(self.__getitems__, picks.ids.tolist())
             if picks.positions is not None:
-                together = partial(call_at_place, picks.seed, int(picks.positions[0]), together)
+                together = partial(call_in_rng_scope, picks.seed, int(picks.positions[0]), together)
             yield from _made(together)
 
     def made_one_by_one(self, picks: PickedSamples) -> Iterator[Any]:
@@ -108,7 +108,7 @@ class SampleAccess:
                 yield _made(make, given)
         else:
             for position, given in zip(picks.positions.tolist(), made_of, strict=True):
-                yield _made(call_at_place, picks.seed, position, make, given)
+                yield _made(call_in_rng_scope, picks.seed, position, make, given)
 
 
 def _made(make: Callable[..., Any], *given: Any) -> Any:

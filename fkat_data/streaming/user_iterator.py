@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from fkat_data.drop_in.strand_plan import left_in_turns
 from fkat_data.drop_in.worker_side import Snapshot, Strand
 from fkat_data.errors import StaleIteratorError
-from fkat_data.plan.place import Piece, Position, Task
+from fkat_data.plan.position import Piece, Position, Task
 from fkat_data.streaming.epoch.rank_batches import RankBatches
 from fkat_data.streaming.epoch.shared_resume import ResumePoint
 from fkat_data.streaming.loader_plan import StreamEpochs, collate_of_samples, step_of

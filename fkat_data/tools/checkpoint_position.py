@@ -15,7 +15,7 @@ from fkat_data.drop_in.numbered_plan import batches_left
 from fkat_data.drop_in.window_states import is_of_windows, windows_of
 from fkat_data.errors import ConfigurationError
 from fkat_data.interruption import genuine
-from fkat_data.plan.place import Place
+from fkat_data.plan.position import ResumeState
 from fkat_data.plan.state import read, unsealed
 from fkat_data.wording import counted
 
@@ -148,7 +148,7 @@ def _resplits(layers: Sequence[Any]) -> tuple[str, ...]:
     return (f"the number of ranks has changed {counted(len(layers), 'time')} in this epoch",) if layers else ()
 
 
-def _shards(rank: Place) -> str:
+def _shards(rank: ResumeState) -> str:
     position = rank.position
     begun = f", the first of them from microbatch {position.microbatch} on" if position.microbatch else ""
     if rank.num_shards is None:

@@ -52,7 +52,7 @@ class _Mapped(NamedTuple):
     is_written: bool
 
 
-_Place: TypeAlias = _Copied | _Mapped
+_BufferSource: TypeAlias = _Copied | _Mapped
 
 
 class FileMapping(NamedTuple):
@@ -110,7 +110,7 @@ def _mapping_of(line: str) -> FileMapping | None:
     )
 
 
-class BufferPlaces:
+class BufferTable:
     """Takes the buffers of a pickle, and writes what of them is copied.
 
     It is the pickler's ``buffer_callback``.
@@ -141,18 +141,18 @@ class BufferPlaces:
 
     def write(self, file: IO[bytes]) -> None:
         """Write what is copied, and where each buffer is, at the end of a file, behind the pickle."""
-        places: list[_Place] = []
+        sources: list[_BufferSource] = []
         position = file.tell()
         for taken in self._taken:
             if isinstance(taken, _Mapped):
-                places.append(taken)
+                sources.append(taken)
                 continue
             start = -(-position // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
             file.write(b"\0" * (start - position))
             file.write(taken)
-            places.append(_Copied(start, taken.nbytes))
+            sources.append(_Copied(start, taken.nbytes))
             position = start + taken.nbytes
-        file.write(pickle.dumps(places))
+        file.write(pickle.dumps(sources))
         file.write(position.to_bytes(_END_BYTES, "little"))
         self._taken.clear()
 
@@ -236,12 +236,12 @@ def _address_of(content: memoryview) -> int:
 def pickled_bytes(file: mmap.mmap) -> int:
     """Return the bytes of a file for ``load_with_buffers`` that unpickling makes objects of: all but its large buffers."""
     start = int.from_bytes(file[-_END_BYTES:], "little")
-    places: Sequence[_Place] = pickle.loads(file[start:-_END_BYTES])
-    return start - sum(place.size_bytes for place in places if isinstance(place, _Copied))
+    sources: Sequence[_BufferSource] = pickle.loads(file[start:-_END_BYTES])
+    return start - sum(source.size_bytes for source in sources if isinstance(source, _Copied))
 
 
 def load_with_buffers(file: mmap.mmap, before: Callable[[], object] = lambda: None) -> Any:
-    """Unpickle what is at the position of a file whose end ``BufferPlaces.write`` has written.
+    """Unpickle what is at the position of a file whose end ``BufferTable.write`` has written.
 
     Args:
         file: It is mapped privately, and stays so for as long as anything of it is used.
@@ -252,32 +252,32 @@ def load_with_buffers(file: mmap.mmap, before: Callable[[], object] = lambda: No
         Exception: Whatever unpickling raises.
     """
     start = int.from_bytes(file[-_END_BYTES:], "little")
-    places: Sequence[_Place] = pickle.loads(file[start:-_END_BYTES])
+    sources: Sequence[_BufferSource] = pickle.loads(file[start:-_END_BYTES])
     content = memoryview(file)
     maps: dict[tuple[str, int, bool], memoryview] = {}
     buffers: list[memoryview] = []
-    for place in places:
-        if isinstance(place, _Mapped):
-            key = place.path, place.offset, place.is_written
+    for source in sources:
+        if isinstance(source, _Mapped):
+            key = source.path, source.offset, source.is_written
             if key not in maps:
-                maps[key] = _map(place)
-            buffers.append(maps[key][place.start : place.start + place.size_bytes])
+                maps[key] = _map(source)
+            buffers.append(maps[key][source.start : source.start + source.size_bytes])
         else:
-            buffers.append(content[place.start : place.start + place.size_bytes])
+            buffers.append(content[source.start : source.start + source.size_bytes])
     before()
     return pickle.load(file, buffers=buffers)
 
 
-def _map(place: _Mapped) -> memoryview:
-    descriptor = os.open(place.path, (os.O_RDWR if place.is_written else os.O_RDONLY) | os.O_CLOEXEC)
+def _map(source: _Mapped) -> memoryview:
+    descriptor = os.open(source.path, (os.O_RDWR if source.is_written else os.O_RDONLY) | os.O_CLOEXEC)
     try:
-        if place.is_written and not place.offset:
+        if source.is_written and not source.offset:
             # By torch, whose tensors there are shared ones, as they are in the trainer.
-            storage: Any = torch.UntypedStorage.from_file(place.path, shared=True, nbytes=place.map_bytes)
+            storage: Any = torch.UntypedStorage.from_file(source.path, shared=True, nbytes=source.map_bytes)
             return memoryview(_bytes_of(storage))
         # A tensor does not know that it must not be written: what is written to it stays here, then.
-        access = mmap.ACCESS_WRITE if place.is_written else mmap.ACCESS_COPY
-        return memoryview(mmap.mmap(descriptor, place.map_bytes, access=access, offset=place.offset))
+        access = mmap.ACCESS_WRITE if source.is_written else mmap.ACCESS_COPY
+        return memoryview(mmap.mmap(descriptor, source.map_bytes, access=access, offset=source.offset))
     finally:
         os.close(descriptor)
 
@@ -373,5 +373,5 @@ def hashed_buffer(buffer: pickle.PickleBuffer, mappings: Mappings) -> memoryview
     mapping = mappings.find(address, content.nbytes)
     if mapping is None or (is_small and not mapping.is_shared):  # what workers write to shared memory is no change
         return None if is_small else content
-    place = mapping.inode, mapping.offset + address - mapping.start, content.nbytes, mapping.path
-    return repr(place).encode()
+    source = mapping.inode, mapping.offset + address - mapping.start, content.nbytes, mapping.path
+    return repr(source).encode()

@@ -26,7 +26,7 @@ import torch
 from fkat_data.dropped import WeakTable
 from fkat_data.interruption import genuine
 from fkat_data.machine import call_in_forks
-from fkat_data.transport.buffers import BufferPlaces, BufferReducer, Mappings, hashed_buffer
+from fkat_data.transport.buffers import BufferReducer, BufferTable, Mappings, hashed_buffer
 
 #: The script that runs, as processes see it: multiprocessing calls it so in those that it spawns.
 _SCRIPTS = ("__main__", "__mp_main__")
@@ -168,7 +168,7 @@ def key_own_definitions() -> list[Any]:
 
 
 def _is_own(definition: Any) -> bool:
-    module, name = _place(definition)
+    module, name = _qualified_name(definition)
     return module in _SCRIPTS or "<" in name
 
 
@@ -198,7 +198,7 @@ def dump_shipment(value: Any) -> tuple[bytes, list[Any]]:
     return stream.getvalue(), pickler.definitions
 
 
-def write_shipment(value: Any, file: IO[bytes], places: BufferPlaces) -> tuple[list[Any], frozenset[str]]:
+def write_shipment(value: Any, file: IO[bytes], buffers: BufferTable) -> tuple[list[Any], frozenset[str]]:
     """Write what a worker gets from its trainer to a file, for ``fkat_data.transport.buffers.load_with_buffers``.
 
     Large arrays and tensors are copied once, from where they lie to the file.
@@ -206,7 +206,7 @@ def write_shipment(value: Any, file: IO[bytes], places: BufferPlaces) -> tuple[l
     Args:
         value: What the worker gets.
         file: Its end follows.
-        places: Knows what is not in the file; it stays open for as long as the file is read.
+        buffers: Knows what is not in the file; it stays open for as long as the file is read.
 
     Returns:
         As ``dump_shipment``, the definitions; and the modules that what is sent is found in by name.
@@ -215,9 +215,9 @@ def write_shipment(value: Any, file: IO[bytes], places: BufferPlaces) -> tuple[l
         Exception: Whatever the pickling raises, as for ``dump_shipment``.
         OSError: The file cannot be written.
     """
-    pickler = ShipmentPickler(file, places)
+    pickler = ShipmentPickler(file, buffers)
     pickler.dump(value)
-    places.write(file)
+    buffers.write(file)
     return pickler.definitions, frozenset(pickler.modules)
 
 
@@ -581,7 +581,7 @@ def _is_sent_by_value(name: str) -> bool:
 
 def _show_in_script(definition: Any) -> None:
     """Let who looks a definition of the script up by its name find it: ``pickle``, ``torch.load``, type hints."""
-    module, name = _place(definition)
+    module, name = _qualified_name(definition)
     script = sys.modules.get("__main__")
     if module in _SCRIPTS and script is not None and "." not in name:
         # What this process has there itself stays.
@@ -601,14 +601,14 @@ def _reduce_property(cached: Any) -> Any:
 
 def is_importable(definition: Any) -> bool:
     """Return whether a definition is found by its name in a module other than the script that runs."""
-    module, name = _place(definition)
+    module, name = _qualified_name(definition)
     found: Any = None if module in _SCRIPTS else sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, part, None)
     return found is definition
 
 
-def _place(definition: Any) -> tuple[str, str]:
+def _qualified_name(definition: Any) -> tuple[str, str]:
     """Return the names of a definition's module and of itself; empty: it has none."""
     return str(getattr(definition, "__module__", "")), str(getattr(definition, "__qualname__", ""))
 

@@ -12,20 +12,20 @@ from fkat_data.interruption import suppress
 _LINUX, _DARWIN = struct.Struct("@hhqqi0q"), struct.Struct("@qqihh")
 
 
-def lock_byte(descriptor: int, kind: int, place: int) -> None:
+def lock_byte(descriptor: int, kind: int, offset: int) -> None:
     """Set a lock on one byte, which belongs to the open file and not to the process; do not wait for it.
 
     Args:
         descriptor: The open file.
         kind: ``fcntl.F_RDLCK``, ``fcntl.F_WRLCK`` or ``fcntl.F_UNLCK``.
-        place: The byte.
+        offset: The byte.
 
     Raises:
         OSError: Another open file's lock excludes it, or the file or the system has no such locks.
     """
     if not hasattr(fcntl, "F_OFD_SETLK"):
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-    fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _packed(kind, place, 1))
+    fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _packed(kind, offset, 1))
 
 
 def holder_pid(descriptor: int) -> int | None:

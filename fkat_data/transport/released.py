@@ -44,6 +44,6 @@ def digest_of_pickle(descriptor: int, start: int) -> bytes:
     import xxhash  # noqa: PLC0415 - see above
 
     with mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as file, memoryview(file) as content:
-        places = int.from_bytes(content[-_END_BYTES:], "little")
-        with content[start:places] as part:
+        table_start = int.from_bytes(content[-_END_BYTES:], "little")
+        with content[start:table_start] as part:
             return xxhash.xxh3_128(part).digest()

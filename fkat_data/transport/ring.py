@@ -31,7 +31,7 @@ _LONGEST_BYTES = _MESSAGES_BYTES // 4
 _HEADER = struct.Struct("<II")
 _UNIT = _HEADER.size
 _SKIP = 0xFFFFFFFF
-# Places of the numbers, each in a cache line of its writer's.
+# Offsets of the numbers, each in a cache line of its writer's.
 _WRITTEN, _READ, _WAIT, _BOARD = 0, 8, 16, 24
 # And on the board: two are the trainer's; two, in another cache line, are the worker's.
 _TICKET, _ALLOWANCE, _WANTED, _SLEEP = 0, 1, 8, 9

@@ -20,7 +20,7 @@ from fkat_data import arguments
 from fkat_data.interruption import genuine, is_interruption
 from fkat_data.seeding import (
     ShardStreams,
-    enter_place,
+    enter_rng_scope,
     generator_states,
     has_made_generators,
     seed_global_generators,
@@ -36,7 +36,7 @@ class IndexBatch(NamedTuple):
     """One batch of indices.
 
     Attributes:
-        microbatch_index: Its microbatch's place in the shard.
+        microbatch_index: Its microbatch's index in the shard.
         indices: What the sampler gave: a batch, or a single index.
         is_last: Whether the sampler gives no other.
     """
@@ -134,14 +134,14 @@ def _draw(sampler: Iterable[Any], streams: ShardStreams) -> Iterator[Any]:
 
 
 class Production(NamedTuple):
-    """An iteration over a shard that has been brought to its place.
+    """An iteration over a shard that has been brought to its position.
 
     Attributes:
         microbatches: Yields the microbatches from the first that is wanted.
-        first_index: The place of the first that it yields.
+        first_index: The index of the first that it yields.
         batches: Knows where the shard ends, for a map-style DataLoader.
         num_microbatches: How many the shard holds, where that is known beforehand.
-        stream_of: Returns the random stream of a microbatch, by its place; None: it is the one of that number.
+        stream_of: Returns the random stream of a microbatch, by its index; None: it is the one of that number.
     """
 
     microbatches: Iterator[Any]
@@ -152,7 +152,7 @@ class Production(NamedTuple):
 
 
 class NearestProduct(ABC):
-    """What a factory may return: it goes on at a place of its own choice, which may lie before the wanted one."""
+    """What a factory may return: it goes on at a position of its own choice, which may lie before the wanted one."""
 
     @abstractmethod
     def begin_near(self, first_microbatch: int, collate: Callable[[Any], Any] | None) -> tuple[int, Iterator[Any]]:
@@ -164,7 +164,7 @@ class NearestProduct(ABC):
         """
 
     def stream_of(self, index: int) -> int:
-        """Return the number of the random stream that the microbatch at a place is made under."""
+        """Return the number of the random stream that the microbatch at an index is made under."""
         return index
 
     def __iter__(self) -> Iterator[Any]:
@@ -484,9 +484,9 @@ def _begin_map_style(
         return DrawnProduction(fetch, draw_batches(sampler, streams), streams, prefetch_of(product))
     # The factory may return its product again: change a copy.
     loader = copy.copy(product)
-    is_placed = loader.batch_sampler is not None and not gives_items_together(loader.dataset)
+    is_item_scoped = loader.batch_sampler is not None and not gives_items_together(loader.dataset)
     is_nested = loader.num_workers > 0
-    batches = SeededBatches(sampler, first_microbatch, streams, is_nested=is_nested, is_placed=is_placed)
+    batches = SeededBatches(sampler, first_microbatch, streams, is_nested=is_nested, is_item_scoped=is_item_scoped)
     # DataLoader guards these attributes against changes that contradict its other ones; this one does not, and no
     # constructor gives a copy of a user's own class with another sampler.
     object.__setattr__(loader, attribute, batches)
@@ -501,17 +501,23 @@ class SeededBatches:
         first: Batches to step over.
         streams: The shard's random streams.
         is_nested: Whether the data is made in workers of the DataLoader's own; the stream is then set there.
-        is_placed: Whether torch makes the items of a batch one by one; their places are then set as it does.
+        is_item_scoped: Whether torch makes the items of a batch one by one; their scopes are then set as it does.
     """
 
     def __init__(
-        self, sampler: Iterable[Any], first: int, streams: ShardStreams, *, is_nested: bool, is_placed: bool = False
+        self,
+        sampler: Iterable[Any],
+        first: int,
+        streams: ShardStreams,
+        *,
+        is_nested: bool,
+        is_item_scoped: bool = False,
     ) -> None:
         self._sampler = sampler
         self._first = first
         self._streams = streams
         self._is_nested = is_nested
-        self._is_placed = is_placed
+        self._is_item_scoped = is_item_scoped
         self.num_batches: int | None = None
         """How many there are, known when the last one is handed out."""
 
@@ -530,36 +536,36 @@ class SeededBatches:
                 continue
             seed = self._streams.seed_of(batch.microbatch_index)
             if self._is_nested:
-                yield _SeedingBatch(batch.indices, seed, is_placed=self._is_placed)
+                yield _SeedingBatch(batch.indices, seed, is_item_scoped=self._is_item_scoped)
             else:
                 self._streams.seed_microbatch(batch.microbatch_index)
-                yield _placed(batch.indices, seed) if self._is_placed else batch.indices
+                yield _with_item_scopes(batch.indices, seed) if self._is_item_scoped else batch.indices
         self.num_batches = num_batches
 
 
 class _SeedingBatch:
     """A batch of indices on its way to a nested worker: it becomes the plain batch, and seeds, where it arrives."""
 
-    def __init__(self, batch: Any, seed: int, *, is_placed: bool) -> None:
+    def __init__(self, batch: Any, seed: int, *, is_item_scoped: bool) -> None:
         self._batch = batch
         self._seed = seed
-        self._is_placed = is_placed
+        self._is_item_scoped = is_item_scoped
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _arrive, (self._batch, self._seed, self._is_placed)
+        return _arrive, (self._batch, self._seed, self._is_item_scoped)
 
 
-def _arrive(batch: Any, seed: int, is_placed: bool) -> Any:
+def _arrive(batch: Any, seed: int, is_item_scoped: bool) -> Any:
     seed_global_generators(seed)
-    enter_place(seed)
-    return _placed(batch, seed) if is_placed else batch
+    enter_rng_scope(seed)
+    return _with_item_scopes(batch, seed) if is_item_scoped else batch
 
 
-def _placed(batch: Any, seed: int) -> Any:
-    return _PlacedBatch(cast("list[Any]", batch), seed) if type(batch) is list else batch
+def _with_item_scopes(batch: Any, seed: int) -> Any:
+    return _ItemScopedBatch(cast("list[Any]", batch), seed) if type(batch) is list else batch
 
 
-class _PlacedBatch(list[Any]):
+class _ItemScopedBatch(list[Any]):
     """Indices that say, as torch goes through them, which item is made."""
 
     def __init__(self, batch: list[Any], seed: int) -> None:
@@ -568,9 +574,9 @@ class _PlacedBatch(list[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         for position, index in enumerate(super().__iter__()):
-            enter_place(self._seed, position)
+            enter_rng_scope(self._seed, position)
             yield index
-        enter_place(self._seed)
+        enter_rng_scope(self._seed)
 
 
 class ShardCount(NamedTuple):

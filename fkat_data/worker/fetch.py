@@ -17,7 +17,7 @@ from torch.utils.data import dataloader as torch_dataloader
 
 from fkat_data.interruption import genuine, is_interruption
 from fkat_data.sample_errors import early_end, note_source_locations
-from fkat_data.seeding import enter_place, microbatch_seed, shares_generators
+from fkat_data.seeding import enter_rng_scope, microbatch_seed, shares_generators
 from fkat_data.types import Prefetching
 
 _SINGLE: Any = getattr(torch_dataloader, "_SingleProcessDataLoaderIter", None)
@@ -144,7 +144,7 @@ def _fetch_of(iterator: Any) -> Callable[[Any], Any]:
 
 
 def items_in_turn(dataset: Any, indices: Iterable[Any]) -> list[Any]:
-    """Return the items at the indices, made one after the other, each at its place.
+    """Return the items at the indices, made one after the other, each in its own scope of random generators.
 
     Raises:
         Exception: Whatever the dataset raises.
@@ -152,9 +152,9 @@ def items_in_turn(dataset: Any, indices: Iterable[Any]) -> list[Any]:
     seed = microbatch_seed()
     items: list[Any] = []
     for position, index in enumerate(indices):
-        enter_place(seed, position)
+        enter_rng_scope(seed, position)
         items.append(dataset[index])
-    enter_place(seed)
+    enter_rng_scope(seed)
     return items
 
 

@@ -1,6 +1,6 @@
 """The trainer's side of the importer: the process that has imported what shipments name, kept for loaders to come.
 
-A program has one for each place that it imports from. Modules that a fork may not go on with, or that end the process
+A program has one for each directory that it imports from. Modules that a fork may not go on with, or that end the process
 which imports them, are imported by each loader's parent for itself.
 """
 
@@ -173,10 +173,10 @@ def end_importers() -> None:
 def _origin() -> tuple[object, ...]:
     try:
         folder = os.stat(".")  # noqa: PTH116 - a directory that may have no name any more
-        place: object = folder.st_dev, folder.st_ino
+        folder_identity: object = folder.st_dev, folder.st_ino
     except genuine(OSError):
-        place = None
-    return import_paths(), list(sys.argv), place
+        folder_identity = None
+    return import_paths(), list(sys.argv), folder_identity
 
 
 call_in_forks(_registry.forget)

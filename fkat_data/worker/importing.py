@@ -36,7 +36,7 @@ class Importer:
     def _import(self, modules: frozenset[str], descriptors: ParentDescriptors) -> None:
         importlib.invalidate_caches()
         before = OpenThings()
-        with _in_place(descriptors):
+        with _as_in_program(descriptors):
             for name in sorted(modules - self._known):
                 # A parent meets the same error where the program would, and an exit is the parent's.
                 with contextlib.suppress(BaseException):
@@ -55,7 +55,7 @@ class Importer:
 
 
 @contextlib.contextmanager
-def _in_place(descriptors: ParentDescriptors) -> Generator[None]:
+def _as_in_program(descriptors: ParentDescriptors) -> Generator[None]:
     """Be where the program is, with its arguments and its stdout."""
     with mmap.mmap(descriptors.settings, 0, access=mmap.ACCESS_READ) as settings:
         sys.path[:], sys.argv = pickle.load(settings)

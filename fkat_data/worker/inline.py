@@ -17,7 +17,7 @@ from fkat_data.observe.durations import Durations
 from fkat_data.observe.progress import ReplayDisplay
 from fkat_data.observe.sink import EventSink
 from fkat_data.observe.stages import StageClock, StageTimes, new_page
-from fkat_data.plan.place import Task
+from fkat_data.plan.position import Task
 from fkat_data.seeding import preserved_generators
 from fkat_data.tracebacks import fold
 from fkat_data.transport.codec import copied
@@ -36,7 +36,7 @@ from fkat_data.worker.messages import (
     content_of,
     remember_terms,
 )
-from fkat_data.worker.produce import Produced, Producer, name_place, produce, produce_together
+from fkat_data.worker.produce import Produced, Producer, note_microbatch, produce, produce_together
 
 _Made = TypeVar("_Made")
 
@@ -333,6 +333,6 @@ def made_together(task: Task, producer: Producer, *, is_digested: bool) -> Toget
 
 def failure_of(task: Task, error: BaseException, index: int) -> Failure:
     """Return the message of an error, which says where it was raised."""
-    name_place(error, task, index, is_open=True)  # unless the production has done so
+    note_microbatch(error, task, index, is_open=True)  # unless the production has done so
     fold(error)
     return Failure(task.ticket, error, index)  # it comes in its place in the order

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from fkat_data.errors import WorkerError
 from fkat_data.interruption import genuine
 from fkat_data.observe.stages import NUM_SLOTS, Page
-from fkat_data.plan.place import ShardTerms, Task
+from fkat_data.plan.position import ShardTerms, Task
 from fkat_data.tracebacks import OF_WORKER, folded_text
 from fkat_data.transport.codec import dumps, loads
 from fkat_data.transport.definitions import dump_shipment
@@ -67,7 +67,7 @@ NUM_TASKS = 4096
 TICKET = struct.Struct("<Q")
 # ticket, microbatch index; the packed failure follows
 FAILURE = struct.Struct("<QQ")
-# workers of the group, the worker's place among them; the table's descriptor comes along
+# workers of the group, the worker's index among them; the table's descriptor comes along
 PICKS = struct.Struct("<II")
 # behind a worker's stages: the ticket + 1 of a task that the caller makes itself, and its first microbatch that the caller
 # does not make
@@ -85,7 +85,7 @@ class Item(NamedTuple):
 
     Attributes:
         ticket: The task it belongs to.
-        microbatch_index: Its place in the shard.
+        microbatch_index: Its index in the shard.
         is_last: Whether the shard ends with it; None if only the next message says so.
         microbatch: What the user's DataLoader yielded.
         size_bytes: Bytes of its tensors and arrays; 0 if nothing was copied.
@@ -118,7 +118,7 @@ class Marked(NamedTuple):
     Attributes:
         microbatch: For the caller.
         mark: For ``ShardPlan.mark``.
-        left_out: Samples that were left out since the microbatch before, by their places in the shard's order.
+        left_out: Samples that were left out since the microbatch before, by their offsets in the shard's order.
     """
 
     microbatch: Any
@@ -147,7 +147,7 @@ class Failure(NamedTuple):
     Attributes:
         ticket: The task that failed.
         error: What to raise in the trainer.
-        microbatch_index: The place in the shard that has no microbatch for it.
+        microbatch_index: The index in the shard that has no microbatch for it.
     """
 
     ticket: int
@@ -160,7 +160,7 @@ class Together(NamedTuple):
 
     Attributes:
         ticket: The task.
-        microbatch_index: The first one's place in the shard.
+        microbatch_index: The first one's index in the shard.
         microbatches: In order, none of them the task's last; perhaps none.
         digests: Of their content; 0 for each if the loader needs none.
         behind: What comes behind them.
@@ -325,12 +325,12 @@ def unpack_task(body: bytes) -> tuple[Task, int]:
 _LONGEST_TEXT = 100_000
 
 
-def pack_failure(error: BaseException, place: str = "") -> bytes:
+def pack_failure(error: BaseException, note: str = "") -> bytes:
     """Return an exception as bytes, with its traceback as text.
 
     Args:
         error: The exception.
-        place: A note about its place, for an exception that takes no notes itself.
+        note: Where it was raised, for an exception that takes no notes itself.
     """
     try:
         text = folded_text(error)
@@ -340,7 +340,7 @@ def pack_failure(error: BaseException, place: str = "") -> bytes:
         )
     if len(text) > _LONGEST_TEXT:
         text = f"{text[: _LONGEST_TEXT // 2]}\n…\n{text[-_LONGEST_TEXT // 2 :]}"
-    notes = notes_of(error) or ([place] if place else [])
+    notes = notes_of(error) or ([note] if note else [])
     return pickle.dumps((_rebuildable(error), type(error).__qualname__, text, notes))
 
 

@@ -35,7 +35,7 @@ class Pick(NamedTuple):
 
     Attributes:
         ticket: The task.
-        microbatch_index: Its place in the shard.
+        microbatch_index: Its index in the shard.
     """
 
     ticket: int
@@ -55,13 +55,13 @@ class Picks:
     Args:
         descriptor: The table's file; stays open for as long as this object is used, and stays the caller's.
         num_workers: Workers of the group.
-        worker: The worker's place in the group; -1 in the trainer.
+        worker: The worker's index in the group; -1 in the trainer.
     """
 
     def __init__(self, descriptor: int, num_workers: int, worker: int = -1) -> None:
         self._descriptor = descriptor
         self.worker = worker
-        """The worker's place in the group; -1 in the trainer."""
+        """The worker's index in the group; -1 in the trainer."""
         self._num_workers = num_workers
         self._picks_start = _ROW * NUM_TASKS
         size_bytes = 8 * (self._picks_start + _WORKER * num_workers)
@@ -137,7 +137,7 @@ class Picks:
         return sum(self._table[slot] == ticket + 1 for slot in self._claims(self.worker))
 
     def claimant(self, ticket: int, index: int) -> int | None:
-        """Return the worker that has claimed a microbatch, by its place in the group; None: none has."""
+        """Return the worker that has claimed a microbatch, by its index in the group; None: none has."""
         table = self._table
         for worker in range(self._num_workers):
             if any((table[slot], table[slot + 1]) == (ticket + 1, index) for slot in self._claims(worker)):
@@ -182,7 +182,7 @@ class Picks:
         return 0 if row is None else self._table[row + _NEXT]
 
     def owner(self, ticket: int) -> int | None:
-        """Return the worker that makes all of a task, by its place in the group; None: they make it together."""
+        """Return the worker that makes all of a task, by its index in the group; None: they make it together."""
         row = self._find(ticket)
         return None if row is None or not self._table[row + _OWNER] else self._table[row + _OWNER] - 1
 

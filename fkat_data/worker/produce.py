@@ -14,7 +14,7 @@ from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, IterableDa
 
 from fkat_data.errors import ConfigurationError, ReplayMismatchError, StateMismatchError, WorkerError
 from fkat_data.interruption import genuine, suppress
-from fkat_data.plan.place import ShardTerms, Task
+from fkat_data.plan.position import ShardTerms, Task
 from fkat_data.sample_errors import early_end
 from fkat_data.seeding import ShardStreams
 from fkat_data.transport.digest import digest_of
@@ -120,7 +120,7 @@ class Produced(NamedTuple):
     """One microbatch of a task.
 
     Attributes:
-        microbatch_index: Its place in the shard.
+        microbatch_index: Its index in the shard.
         microbatch: What the user's DataLoader yielded.
         is_last: Whether the shard ends with it; None where that shows only later.
     """
@@ -256,7 +256,7 @@ class OpenShard:
 
         Raises:
             Exception: Whatever the user's code raises, with notes that name shard and microbatch.
-            ReplayMismatchError: A dead worker had made other data for the same place.
+            ReplayMismatchError: A dead worker had made other data for the same microbatch.
             WorkerError: The user's code raised StopIteration, which would look like the end of the shard.
         """
         index = self._task.first_microbatch
@@ -266,7 +266,7 @@ class OpenShard:
                 yield produced
                 index += 1
         except Exception as error:
-            name_place(error, self._task, index, is_open=True)
+            note_microbatch(error, self._task, index, is_open=True)
             raise
         finally:
             self._mark("")
@@ -336,7 +336,7 @@ class OpenShard:
         return None if made is None else tuple.__new__(Produced, (index, *made))
 
     def check(self, index: int, produced: Produced | None) -> None:
-        """Compare a microbatch with what a dead worker has made for its place, if that is known.
+        """Compare a microbatch with what a dead worker has made for its index, if that is known.
 
         Raises:
             ReplayMismatchError: They differ.
@@ -369,7 +369,7 @@ def produce(task: Task, producer: Producer) -> Generator[Produced]:
         opened = _counted(task, producer) if task.is_counted else OpenShard(task, producer)
     except Exception as error:
         producer.mark("")
-        name_place(error, task, task.first_microbatch, is_open=False)
+        note_microbatch(error, task, task.first_microbatch, is_open=False)
         raise
     if isinstance(opened, ShardCount):
         yield Produced(0, opened, is_last=True)
@@ -390,7 +390,7 @@ def produce_together(task: Task, producer: Producer) -> tuple[int, Iterator[Any]
         producer.mark("build", task.shard_index, repr(task.shard))
         product = _made_by(producer.factory, task)
     except Exception as error:
-        name_place(error, task, task.first_microbatch, is_open=False)
+        note_microbatch(error, task, task.first_microbatch, is_open=False)
         raise
     producer.mark("produce", task.first_microbatch)
     return product.num_microbatches - 1, product.rest(task.first_microbatch)
@@ -432,12 +432,12 @@ def _made_by(factory: Callable[[Shard], Any], task: Task) -> Any:
     return cast("object", product)
 
 
-def _without(product: Any, places: tuple[int, ...]) -> ShardWindows:
+def _without(product: Any, offsets: tuple[int, ...]) -> ShardWindows:
     """Return a product that leaves out these samples of its shard, as when the shard was begun."""
     if not isinstance(product, ShardWindows):
         hint = "finish the shard with a DataLoaderFactory(on_sample_error='skip'), as it was begun"
-        raise StateMismatchError("left_out", list(places), "<none>", hint)
-    return product.without(places)
+        raise StateMismatchError("left_out", list(offsets), "<none>", hint)
+    return product.without(offsets)
 
 
 def _is_last(production: Production, index: int) -> bool | None:
@@ -449,7 +449,7 @@ def _is_last(production: Production, index: int) -> bool | None:
     return None
 
 
-def name_place(error: BaseException, task: Task, index: int, *, is_open: bool) -> str:
+def note_microbatch(error: BaseException, task: Task, index: int, *, is_open: bool) -> str:
     """Note on an exception, once, which shard and microbatch it concerns; return the note."""
     for note in notes_of(error):
         if note.startswith(_NOTE):

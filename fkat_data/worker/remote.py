@@ -18,14 +18,14 @@ from fkat_data.interruption import genuine
 from fkat_data.observe.durations import Durations, added_durations
 from fkat_data.observe.sink import EventSink
 from fkat_data.observe.stages import StageClock, StageTimes, added_times
-from fkat_data.plan.place import ShardTerms, Task
+from fkat_data.plan.position import ShardTerms, Task
 from fkat_data.tracebacks import fold
 from fkat_data.transport.codec import decode
 from fkat_data.wording import add_note
 from fkat_data.worker.messages import End, Failure, Item, Message, WorkerGone, pack_task, unpack_failure
-from fkat_data.worker.produce import Producer, name_place
+from fkat_data.worker.produce import Producer, note_microbatch
 from fkat_data.worker.remote_maker import Begun, Failed, Made, Over, Replies, Reply
-from fkat_data.worker.settings import THREADS_A_PLACE
+from fkat_data.worker.settings import CALLS_PER_ACTOR
 from fkat_data.worker.threads import Threads, ThreadWorker, Work
 
 # Microbatches that are asked for ahead, for each worker, of a shard whose end is not known: behind it are none.
@@ -38,18 +38,18 @@ _TOGETHER_S = 0.01
 _TOGETHER_BYTES = 4 << 20
 
 
-class PlaceLost(Exception):  # noqa: N818 - becomes a WorkerDiedError where shard and microbatch are known
+class RemoteWorkerLost(Exception):  # noqa: N818 - becomes a WorkerDiedError where shard and microbatch are known
     """A worker elsewhere is gone, or its machine is, or what it has made."""
 
 
-class Place(Protocol):
+class RemoteHandle(Protocol):
     """One worker elsewhere. Calls wait for it, and come one after the other."""
 
     def about(self) -> tuple[int, str]:
         """Return its process and machine, once it has started.
 
         Raises:
-            PlaceLost: It is gone, or does not start.
+            RemoteWorkerLost: It is gone, or does not start.
         """
         ...
 
@@ -65,7 +65,7 @@ class Place(Protocol):
             meanwhile: Called now and then from there on.
 
         Raises:
-            PlaceLost: It is gone.
+            RemoteWorkerLost: It is gone.
         """
         ...
 
@@ -82,7 +82,7 @@ class Place(Protocol):
         ...
 
     def end(self) -> None:
-        """End the worker; a call that waits raises ``PlaceLost``. Any number of calls."""
+        """End the worker; a call that waits raises ``RemoteWorkerLost``. Any number of calls."""
         ...
 
 
@@ -98,32 +98,32 @@ class _RemoteThreads(Threads):
     """Threads that ask workers elsewhere.
 
     Args:
-        places: The workers.
+        handles: Of the workers.
         report: Called with a ticket and the terms of its shard.
         give_carry: Called with a ticket, and what the task leaves for the one behind it.
     """
 
     def __init__(
         self,
-        places: Sequence[Place],
+        handles: Sequence[RemoteHandle],
         report: Callable[[int, ShardTerms], None],
         give_carry: Callable[[int, bytes], None],
     ) -> None:
-        super().__init__(THREADS_A_PLACE * len(places), is_digested=False)
-        self._places = places
+        super().__init__(CALLS_PER_ACTOR * len(handles), is_digested=False)
+        self._handles = handles
         self._report = report
         self._give_carry = give_carry
-        self.about: list[tuple[int, str]] = [(0, "")] * len(places)
+        self.about: list[tuple[int, str]] = [(0, "")] * len(handles)
         """Process and machine of each worker, once it has answered."""
-        self.started_s: list[float] = [math.inf] * len(places)
+        self.started_s: list[float] = [math.inf] * len(handles)
         """When it has, by ``time.monotonic()``."""
         # Held from a job to its call: a worker answers its two threads in the order in which they were given jobs.
-        self._turns = [threading.Lock() for _ in places]
-        self._has_turn = [False] * (THREADS_A_PLACE * len(places))
-        self.asked: list[tuple[int, int] | None] = [None] * (THREADS_A_PLACE * len(places))
+        self._turns = [threading.Lock() for _ in handles]
+        self._has_turn = [False] * (CALLS_PER_ACTOR * len(handles))
+        self.asked: list[tuple[int, int] | None] = [None] * (CALLS_PER_ACTOR * len(handles))
         """Ticket and number of what each thread waits for."""
         self.lost: set[int] = set()
-        """Places of the workers that are gone."""
+        """Indices of the workers that are gone."""
         self.num_together: int = 1
         """Microbatches to ask for in one call."""
         # What a microbatch takes: on average, and where its worker does not wait.
@@ -135,7 +135,7 @@ class _RemoteThreads(Threads):
         """Wait for this thread's turn, and for a job."""
         thread = self.here.number
         self._end_turn()  # of a job that called nothing
-        self._turns[thread // THREADS_A_PLACE].acquire()
+        self._turns[thread // CALLS_PER_ACTOR].acquire()
         self._has_turn[thread] = True
         return super().next_job()
 
@@ -150,7 +150,7 @@ class _RemoteThreads(Threads):
         thread = self.here.number
         if self._has_turn[thread]:
             self._has_turn[thread] = False
-            self._turns[thread // THREADS_A_PLACE].release()
+            self._turns[thread // CALLS_PER_ACTOR].release()
 
     def begin(self, work: Work) -> None:
         """Open a task, and go on with it where one worker makes all of its microbatches."""
@@ -183,14 +183,14 @@ class _RemoteThreads(Threads):
             self._several(work, "make", first, count)
 
     def _several(self, work: Work, method: str, first: int, count: int) -> tuple[int, Message] | None:
-        """Ask for microbatches in one call; return the last one, and its place, or None if the worker is gone."""
+        """Ask for microbatches in one call; return the last one, and its index, or None if the worker is gone."""
         began_s = time.perf_counter()
-        place, ticket = self._places[self.here.number // THREADS_A_PLACE], work.task.ticket
+        handle, ticket = self._handles[self.here.number // CALLS_PER_ACTOR], work.task.ticket
         sent: list[Message] = []
 
         def send_ready() -> None:
             # What is quick does not wait for what is slow behind it, or hangs.
-            for reply in place.ask("made", ticket, first, len(sent)) or ():
+            for reply in handle.ask("made", ticket, first, len(sent)) or ():
                 message = self._message(work.task, reply)
                 self.news.put((ticket, first + len(sent), message))
                 sent.append(message)
@@ -227,22 +227,22 @@ class _RemoteThreads(Threads):
 
     def _asked(self, work: Work, method: str, *numbers: int, meanwhile: Callable[[], None] | None = None) -> Any:
         thread, task = self.here.number, work.task
-        place = thread // THREADS_A_PLACE
+        worker = thread // CALLS_PER_ACTOR
         index = numbers[0] if numbers else task.first_microbatch
         self.asked[thread] = task.ticket, index
         # What its time was spent on shows with the reply.
         self.here.clock.mark("", index)
         try:
-            if not self.about[place][0]:
-                self.about[place], self.started_s[place] = self._places[place].about(), time.monotonic()
+            if not self.about[worker][0]:
+                self.about[worker], self.started_s[worker] = self._handles[worker].about(), time.monotonic()
             work.packed = work.packed or pack_task(task, 0)
             if work.is_cancelled:
                 return None
-            return self._places[place].call(method, work.packed, *numbers, sent=self._end_turn, meanwhile=meanwhile)
-        except PlaceLost as error:
-            self.lost.add(place)
+            return self._handles[worker].call(method, work.packed, *numbers, sent=self._end_turn, meanwhile=meanwhile)
+        except RemoteWorkerLost as error:
+            self.lost.add(worker)
             if not self.is_closed:
-                self.news.put((task.ticket, -1, cast("Any", _Lost(*self.about[place], str(error)))))
+                self.news.put((task.ticket, -1, cast("Any", _Lost(*self.about[worker], str(error)))))
             return None
         except BaseException as error:  # noqa: BLE001 - such as of a task that cannot be sent; raised in its turn
             self.news.put((task.ticket, index, self.failed(task, index, error)))
@@ -256,7 +256,7 @@ class _RemoteThreads(Threads):
         try:
             if isinstance(reply, Failed):
                 error = unpack_failure(reply.error)
-                pid, host = self.about[self.here.number // THREADS_A_PLACE]
+                pid, host = self.about[self.here.number // CALLS_PER_ACTOR]
                 add_note(error, f"fkat_data: raised in process {pid} on {host}")
                 fold(error)
                 return Failure(task.ticket, error, reply.microbatch_index)
@@ -266,7 +266,7 @@ class _RemoteThreads(Threads):
             sizes = struct.unpack(f"<{len(reply.layout) // 8}q", reply.layout)
             microbatch = decode(reply.envelope, sizes, memory, 0)
         except genuine(Exception) as error:
-            name_place(error, task, reply.microbatch_index, is_open=True)
+            note_microbatch(error, task, reply.microbatch_index, is_open=True)
             return Failure(task.ticket, error, reply.microbatch_index)
         return Item(task.ticket, reply.microbatch_index, reply.is_last, microbatch, len(reply.content), reply.digest)
 
@@ -275,17 +275,22 @@ class RemoteWorker(ThreadWorker):
     """Makes a group's microbatches in workers elsewhere; hands them on in order.
 
     Args:
-        places: The workers.
+        handles: Of the workers.
         sink: Gets the time that the caller waits.
-        clocks: Measure the threads that ask them, ``THREADS_A_PLACE`` each, and the caller's thread as the last.
+        clocks: Measure the threads that ask them, ``CALLS_PER_ACTOR`` each, and the caller's thread as the last.
         limit_bytes: Microbatches that may lie ready, by their bytes.
         names: What the threads are called.
     """
 
     def __init__(
-        self, places: Sequence[Place], sink: EventSink, clocks: list[StageClock], limit_bytes: int, names: list[str]
+        self,
+        handles: Sequence[RemoteHandle],
+        sink: EventSink,
+        clocks: list[StageClock],
+        limit_bytes: int,
+        names: list[str],
     ) -> None:
-        self._places = places
+        self._handles = handles
         self._lost: _Lost | None = None
         self._idle_s = 0.0
         # Of tasks that were opened: whether several workers make them, and where they end.
@@ -301,7 +306,7 @@ class RemoteWorker(ThreadWorker):
     @property
     def started_s(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride] - others are there at once
         """When what the caller waits for had started, by ``time.monotonic()``; infinity: it has not."""
-        return max(self._asking.started_s[place] for place in self._awaited())
+        return max(self._asking.started_s[index] for index in self._awaited())
 
     @property
     def pid(self) -> int:
@@ -314,7 +319,7 @@ class RemoteWorker(ThreadWorker):
         several = enumerate(clock.times().making for clock in self._clocks[:-1])
         about = self._asking.about
         return added_durations(
-            *({about[number // THREADS_A_PLACE][1]: making} for number, making in several if making.num)
+            *({about[number // CALLS_PER_ACTOR][1]: making} for number, making in several if making.num)
         )
 
     def times(self) -> StageTimes:
@@ -322,27 +327,27 @@ class RemoteWorker(ThreadWorker):
         several = [clock.times() for clock in self._clocks]
         times = added_times(several)
         # Of the threads that ask one worker, one waits while it works for another.
-        total_s = sum(sum(each.seconds) for each in several[:-1]) / THREADS_A_PLACE
+        total_s = sum(sum(each.seconds) for each in several[:-1]) / CALLS_PER_ACTOR
         *work_s, idle_s = times.seconds[1:]
         # It never falls, though a call counts as work only when it is answered.
         self._idle_s = max(self._idle_s, min(idle_s, total_s - sum(work_s)))
         asked = [each[1] for each in list(self._asking.asked) if each is not None]
-        stage, place = ("produce", min(asked)) if asked else (super().times().stage, -1)
-        return times._replace(seconds=(*times.seconds[:-1], self._idle_s), stage=stage, place=place)
+        stage, index = ("produce", min(asked)) if asked else (super().times().stage, -1)
+        return times._replace(seconds=(*times.seconds[:-1], self._idle_s), stage=stage, subject=index)
 
     def give_carry(self, ticket: int, carry: bytes) -> None:
         """Give a task that was assigned without it what the one before has left. There is one worker then."""
-        self._places[0].send("give_carry", ticket, carry)
+        self._handles[0].send("give_carry", ticket, carry)
 
     def stack(self) -> str:
         """Return the Python stacks of the workers."""
-        return "\n".join(place.stack() for place in self._places)
+        return "\n".join(handle.stack() for handle in self._handles)
 
     def kill(self) -> None:
         """End the worker that the microbatch is waited for from; the others, too, if that is not known."""
-        for place in self._awaited():
-            self._asking.lost.add(place)
-            self._places[place].end()
+        for index in self._awaited():
+            self._asking.lost.add(index)
+            self._handles[index].end()
         self._lost = _Lost(os.getpid(), "", "it has stalled")
 
     def _awaited(self) -> Collection[int]:
@@ -353,23 +358,23 @@ class RemoteWorker(ThreadWorker):
             (each for each in asked if work is not None and each and each <= (work.task.ticket, work.next_out)),
             default=None,
         )
-        found = {number // THREADS_A_PLACE for number, each in enumerate(asked) if each is not None and each == first}
-        return found or range(len(self._places))
+        found = {number // CALLS_PER_ACTOR for number, each in enumerate(asked) if each is not None and each == first}
+        return found or range(len(self._handles))
 
-    def hand_over(self) -> list[Place | None]:
+    def hand_over(self) -> list[RemoteHandle | None]:
         """Return the workers that live, for a successor, in their places; they do not end with this one any more."""
         shared = self._asking
         if shared.is_closed:
-            return [None] * len(self._places)
-        kept = [None if number in shared.lost else place for number, place in enumerate(self._places)]
-        self._places = [place for number, place in enumerate(self._places) if number in shared.lost]
+            return [None] * len(self._handles)
+        kept = [None if number in shared.lost else handle for number, handle in enumerate(self._handles)]
+        self._handles = [handle for number, handle in enumerate(self._handles) if number in shared.lost]
         return kept
 
     def hang_up(self) -> None:
         """End the workers; do not wait for them."""
         super().hang_up()
-        for place in self._places:
-            place.end()
+        for handle in self._handles:
+            handle.end()
 
     def close(self, timeout_s: float) -> None:
         """End the workers, and the threads that ask them within about ``timeout_s``."""
@@ -378,7 +383,7 @@ class RemoteWorker(ThreadWorker):
 
     def _threads(self, num_threads: int, *, is_digested: bool) -> Threads:
         del num_threads, is_digested
-        self._asking = _RemoteThreads(self._places, self._terms.__setitem__, self._carries.__setitem__)
+        self._asking = _RemoteThreads(self._handles, self._terms.__setitem__, self._carries.__setitem__)
         return self._asking
 
     def _take(self) -> Message | None:
@@ -416,7 +421,7 @@ class RemoteWorker(ThreadWorker):
             return
         if begun.num_microbatches is None:
             num_arrived = work.next_out + len(work.early)
-            limit = min(limit, num_arrived + _MOST_AHEAD * len(self._places))
+            limit = min(limit, num_arrived + _MOST_AHEAD * len(self._handles))
         else:
             limit = min(limit, begun.num_microbatches)
             work.is_exhausted = limit == begun.num_microbatches

@@ -15,12 +15,12 @@ import numpy as np
 import torch
 
 from fkat_data.launch import adopt_group
-from fkat_data.plan.place import ShardTerms, Task
+from fkat_data.plan.position import ShardTerms, Task
 from fkat_data.transport.codec import encode, lies_at, write
 from fkat_data.transport.digest import digest_of
 from fkat_data.worker.collate import SegmentCollate
 from fkat_data.worker.messages import content_of, pack_failure, unpack_task
-from fkat_data.worker.produce import OpenShard, Produced, Producer, name_place
+from fkat_data.worker.produce import OpenShard, Produced, Producer, note_microbatch
 from fkat_data.worker.settings import WorkerSettings, enter_worker
 
 _COPIED_BYTES = 1 << 14
@@ -200,7 +200,7 @@ class RemoteMaker:
             if not self._shard.is_for_threads:
                 self._generator = self._shard.produce()
         except Exception as error:  # noqa: BLE001 - raised in the trainer
-            name_place(error, task, task.first_microbatch, is_open=False)
+            note_microbatch(error, task, task.first_microbatch, is_open=False)
             return Failed(task.first_microbatch, pack_failure(error))
         return None
 
@@ -243,8 +243,8 @@ class RemoteMaker:
             digest = digest_of(content_of(produced.microbatch)) if self._settings.is_digested else 0
             return Made(produced.microbatch_index, produced.is_last, encoded.envelope, encoded.layout, content, digest)
         except Exception as error:  # noqa: BLE001 - raised in the trainer
-            place = name_place(error, task, index, is_open=True)
-            return Failed(index, pack_failure(error, place))
+            note = note_microbatch(error, task, index, is_open=True)
+            return Failed(index, pack_failure(error, note))
 
     def _room_to_collate(self, size_bytes: int) -> memoryview:
         self._collated = np.empty(size_bytes, np.uint8)

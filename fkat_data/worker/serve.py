@@ -18,7 +18,7 @@ import numpy as np
 
 from fkat_data.errors import WorkerError
 from fkat_data.observe.stages import StageClock
-from fkat_data.plan.place import ShardTerms, Task
+from fkat_data.plan.position import ShardTerms, Task
 from fkat_data.transport.channel import Channel, ChannelClosed, TornFrameError
 from fkat_data.transport.codec import Encoded, apart, encode, lies_at, write
 from fkat_data.transport.digest import digest_of
@@ -49,7 +49,7 @@ from fkat_data.worker.messages import (
     unpack_task,
 )
 from fkat_data.worker.picks import Picks, Refusal
-from fkat_data.worker.produce import OpenShard, Produced, Producer, name_place, produce
+from fkat_data.worker.produce import OpenShard, Produced, Producer, note_microbatch, produce
 
 # Up to here a microbatch travels in the message itself: a segment's lease and credit would cost more than the copy.
 _INLINE_BYTES = 2048
@@ -293,9 +293,9 @@ class Server:
 
     def _send_failure(self, task: Task, index: int, raised: BaseException, *, is_open: bool) -> None:
         error = reportable(raised, "the dataset")
-        place = name_place(error, task, index, is_open=is_open)
+        note = note_microbatch(error, task, index, is_open=is_open)
         self._send_events()
-        self._channel.send(Kind.FAILURE, FAILURE.pack(task.ticket, index) + pack_failure(error, place))
+        self._channel.send(Kind.FAILURE, FAILURE.pack(task.ticket, index) + pack_failure(error, note))
 
     def _wait_for_task(self) -> None:
         self._producer.mark("idle")
@@ -500,8 +500,8 @@ class Server:
             case Kind.CARRY_IN:
                 self._carries[TICKET.unpack_from(body)[0]] = bytes(body[TICKET.size :])
             case Kind.PICKS:
-                num_workers, place = PICKS.unpack(body)
-                self._picks = Picks(self._channel.take_descriptor(), num_workers, place)
+                num_workers, member_index = PICKS.unpack(body)
+                self._picks = Picks(self._channel.take_descriptor(), num_workers, member_index)
             case Kind.CANCEL:
                 self._cancelled_below = TICKET.unpack(body)[0]
                 self._carries = {

@@ -20,7 +20,7 @@ FORK_OR_TEMPLATE: str = "fork or template"
 
 
 @runtime_checkable
-class Elsewhere(Protocol):
+class RemoteBackend(Protocol):
     """Starts workers elsewhere, such as ``fkat_data.ray.Actors``."""
 
     def ship(self, payload: bytes) -> Any:
@@ -32,19 +32,19 @@ class Elsewhere(Protocol):
         ...
 
     def start(self, shipment: Any, worker_index: int, name: str) -> Any:
-        """Return a ``fkat_data.worker.remote.Place``: a worker that starts, which is not waited for."""
+        """Return a ``fkat_data.worker.remote.RemoteHandle``: a worker that starts, which is not waited for."""
         ...
 
-    def living(self, places: "list[Any | None]") -> "list[Any | None]":
+    def living(self, handles: "list[Any | None]") -> "list[Any | None]":
         """Return what ``start`` has returned, with None for those that are known to be gone."""
         ...
 
 
-THREADS_A_PLACE = 2
+CALLS_PER_ACTOR = 2
 """Threads that ask one worker elsewhere: it has the next call when it has answered one."""
 
 LocalKind: TypeAlias = Literal["processes", "threads"]
-WorkerKind: TypeAlias = LocalKind | Elsewhere
+WorkerKind: TypeAlias = LocalKind | RemoteBackend
 """Where microbatches are made: in processes of their own, in threads of the trainer's, or elsewhere."""
 
 
@@ -54,7 +54,7 @@ def worker_kind(value: object) -> WorkerKind:
     Raises:
         ConfigurationError: It does not.
     """
-    if isinstance(value, Elsewhere):
+    if isinstance(value, RemoteBackend):
         return value
     if value in get_args(LocalKind):
         return cast("WorkerKind", value)

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 from fkat_data.errors import ConfigurationError
 from fkat_data.interruption import genuine, suppress
 from fkat_data.transport.anonymous import anonymous_file
-from fkat_data.transport.buffers import BufferPlaces
+from fkat_data.transport.buffers import BufferTable
 from fkat_data.transport.definitions import ShipmentPickler, dump_shipment, is_definition, write_shipment
 from fkat_data.transport.released import digest_of_pickle, released_digest
 from fkat_data.worker.inheritance import import_paths
@@ -48,7 +48,7 @@ class Shipment:
 
     def __init__(self, settings: Any, users: Mapping[str, Any], instead: str) -> None:
         _check_file_size_limit(settings, users, instead)
-        self._places = BufferPlaces()
+        self._buffers = BufferTable()
         self.settings: int = anonymous_file()
         """A descriptor of anonymous memory: the paths to import from and the arguments, then the settings proper."""
         self.folder: int | None = None
@@ -58,7 +58,7 @@ class Shipment:
                 file.write(pickle.dumps((import_paths(), sys.argv)))
                 self._start = file.tell()
                 # Microbatches come back with references to the definitions.
-                write = functools.partial(write_shipment, settings, file, self._places)
+                write = functools.partial(write_shipment, settings, file, self._buffers)
                 self._definitions, modules = _named_errors(write, settings, users, instead)
             self.modules: frozenset[str] = frozenset(
                 name for name in modules if name.partition(".")[0] not in _IMPORTED
@@ -80,7 +80,7 @@ class Shipment:
 
     def close(self) -> None:
         """Close the descriptors. Any number of calls."""
-        self._places.close()
+        self._buffers.close()
         (settings, self.settings), (folder, self.folder) = (self.settings, -1), (self.folder, None)
         for descriptor in (settings, folder):
             if descriptor is not None and descriptor >= 0:
@@ -166,14 +166,14 @@ class _Tracer(pickle._Pickler):  # noqa: SLF001  # pyright: ignore[reportPrivate
     dispatch_table = ShipmentPickler.dispatch_table
 
     def __init__(self) -> None:
-        self._places = BufferPlaces()
-        super().__init__(_Nowhere(), protocol=5, buffer_callback=self._places)
+        self._buffers = BufferTable()
+        super().__init__(_Nowhere(), protocol=5, buffer_callback=self._buffers)
         self._shipment = ShipmentPickler(_Nowhere())
         self.way: list[Any] = []
 
     def close(self) -> None:
         """Close what it has opened."""
-        self._places.close()
+        self._buffers.close()
 
     def reducer_override(self, obj: Any) -> Any:
         # The pickler in C does not ask for plain values.
@@ -190,15 +190,15 @@ class _Tracer(pickle._Pickler):  # noqa: SLF001  # pyright: ignore[reportPrivate
 def _in_words(argument: str, way: Sequence[Any]) -> str:
     """Return the way from an argument in words, such as ``dataset, global 'handle.lock' of function 'load'``."""
     names: list[_Name] = []
-    place, is_state = 0, False
-    while place < len(way) - 1:
-        named = {id(part): name for name, part in _parts(way[place], is_state=is_state)}
+    start, is_state = 0, False
+    while start < len(way) - 1:
+        named = {id(part): name for name, part in _parts(way[start], is_state=is_state)}
         # Between an object and its parts lies what pickling makes of it, which has no name: tuples, and its state.
-        found = next((index for index in range(place + 1, len(way)) if id(way[index]) in named), None)
+        found = next((index for index in range(start + 1, len(way)) if id(way[index]) in named), None)
         if found is not None:
             names.append(named[id(way[found])])
         is_state = found is None
-        place = place + 1 if found is None else found
+        start = start + 1 if found is None else found
     if len(names) > _MOST_NAMES:
         names[_MOST_NAMES // 2 : -_MOST_NAMES // 2] = [(" … ", "")]
     words, ending = argument, ""

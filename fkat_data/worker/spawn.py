@@ -19,7 +19,7 @@ from fkat_data.observe.events import MAIN_THREAD
 from fkat_data.observe.sink import EventSink
 from fkat_data.observe.stages import BEGAN_S, PRODUCED, StageTimes, stage_times
 from fkat_data.observe.timeline import Timeline
-from fkat_data.plan.place import Task
+from fkat_data.plan.position import Task
 from fkat_data.transport.anonymous import anonymous_file
 from fkat_data.transport.channel import Channel, ChannelClosed, Frame
 from fkat_data.transport.codec import decode
@@ -172,16 +172,16 @@ class ProcessWorker(KnownOfTasks):
         end = self._process.child.end_descriptor
         return (self._channel.fileno(),) if end is None else (self._channel.fileno(), end)
 
-    def join_group(self, picks: int, num_workers: int, place: int) -> None:
+    def join_group(self, picks: int, num_workers: int, member_index: int) -> None:
         """Let the worker make shards together with others; before its first task.
 
         Args:
             picks: A descriptor of the group's table (see ``fkat_data.worker.picks``); stays the caller's.
             num_workers: Workers of the group.
-            place: The worker's place among them.
+            member_index: The index of the worker among them.
         """
         with contextlib.suppress(ChannelClosed):  # the next receive() raises it
-            self._channel.send(Kind.PICKS, PICKS.pack(num_workers, place), picks)
+            self._channel.send(Kind.PICKS, PICKS.pack(num_workers, member_index), picks)
 
     @property
     def num_ready(self) -> int:

@@ -29,12 +29,12 @@ from fkat_data.interruption import genuine
 from fkat_data.modes import modes_of_a_worker
 from fkat_data.observe.sink import EventSink
 from fkat_data.observe.stages import StageClock, StageTimes, added_times, helping, new_page
-from fkat_data.plan.place import Task
+from fkat_data.plan.position import Task
 from fkat_data.sample_errors import early_end
 from fkat_data.seeding import (
-    enter_place,
+    enter_rng_scope,
     generator_states,
-    leave_place,
+    leave_rng_scope,
     preserved_generators,
     seeding_nothing,
 )
@@ -51,7 +51,7 @@ from fkat_data.worker.messages import (
     WorkerGone,
     remember_terms,
 )
-from fkat_data.worker.produce import OpenShard, Produced, Producer, name_place
+from fkat_data.worker.produce import OpenShard, Produced, Producer, note_microbatch
 
 _logger = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class _Paused(NamedTuple):
 
 
 _News: TypeAlias = "tuple[int, int, Message | _Paused]"
-"""A ticket, the place of a microbatch, and what has become of it."""
+"""A ticket, the index of a microbatch, and what has become of it."""
 
 
 class _Cancelled(BaseException):
@@ -192,7 +192,7 @@ class Threads:
                     if job is None or self.is_closed:
                         return
                     job()
-                    leave_place()
+                    leave_rng_scope()
                     # What waits for the next job keeps nothing of this one.
                     del job
         finally:
@@ -381,8 +381,8 @@ class ThreadWorker(WorkerOfThisProcess):
         several = [clock.times() for clock in self._clocks]
         busy = [times for times in several if times.stage not in ("", "idle")]
         if busy:
-            first = min(busy, key=lambda times: times.place)
-            return added_times(several)._replace(stage=first.stage, began_s=first.began_s, place=first.place)
+            first = min(busy, key=lambda times: times.subject)
+            return added_times(several)._replace(stage=first.stage, began_s=first.began_s, subject=first.subject)
         is_blocked = any(work.is_open and not work.is_exhausted for work in list(self._tasks))
         return added_times(several)._replace(stage="blocked" if is_blocked else "idle")
 
@@ -492,7 +492,7 @@ class ThreadWorker(WorkerOfThisProcess):
             frame = None if ident is None else frames.get(ident)
             if frame is not None and clock.times().stage != "idle":
                 own = traceback.extract_stack(frame)
-                first = max((place for place, each in enumerate(own) if each.filename == __file__), default=-1)
+                first = max((depth for depth, each in enumerate(own) if each.filename == __file__), default=-1)
                 yield f"Thread {name}:\n{''.join(traceback.format_list(own[first + 1 :]))}"
 
     def _take(self) -> Message | None:
@@ -642,7 +642,7 @@ class ThreadWorker(WorkerOfThisProcess):
                 else:
                     work.generator = shard.produce()
             except genuine(Exception) as error:
-                name_place(error, task, task.first_microbatch, is_open=False)
+                note_microbatch(error, task, task.first_microbatch, is_open=False)
                 work.early[work.next_out] = failure_of(task, error, work.next_out)
                 work.is_exhausted = True
             finally:
@@ -704,7 +704,7 @@ def _carry_of(carries: "dict[int, SimpleQueue[bytes | None]]", task: Task) -> by
 
 def _made(part: Part) -> Any:
     if part.seed is not None:
-        enter_place(part.seed)
+        enter_rng_scope(part.seed)
     try:
         return part.make(part.argument)
     except genuine(StopIteration) as error:

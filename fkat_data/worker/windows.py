@@ -39,7 +39,7 @@ class Window(NamedTuple):
         indices: Those of its samples.
         first_row: Rows of it that were delivered before.
         is_last: Whether no other window of this rank follows in the epoch.
-        left_out: Places of the samples that were left out when those rows were made.
+        left_out: Offsets of the samples that were left out when those rows were made.
         is_begun: Whether rows of it may have been delivered before, though it gives them all again.
     """
 
@@ -62,10 +62,10 @@ class Window(NamedTuple):
 
 
 class _Row(NamedTuple):
-    """A row, and the window and the place in it that it came from."""
+    """A row, and the window and the offset in it that it came from."""
 
     window: int
-    place: int
+    offset: int
     value: Any
 
 
@@ -73,12 +73,12 @@ class Skipped(NamedTuple):
     """A sample that was left out.
 
     Attributes:
-        place: Its place in the window.
+        offset: Its offset in the window.
         number: The sample's index.
         reason: What it raised, with the file, row or key that the dataset has it from.
     """
 
-    place: int
+    offset: int
     number: Any
     reason: str
 
@@ -88,14 +88,14 @@ _NOT_THE_SAMPLES = (CacheFullError, ConfigurationError, DownloadError, MemoryErr
 
 
 class _Skipping:
-    """A dataset that gives a ``Skipped`` for a sample that raises, by its place and index.
+    """A dataset that gives a ``Skipped`` for a sample that raises, by its offset and index.
 
     Samples that were left out when the window was made before are read again, since they may draw before they raise, and
     left out again.
 
     Args:
         dataset: The user's.
-        left_out: Places of those that were left out before.
+        left_out: Offsets of those that were left out before.
         skips: Whether another one that raises is left out.
     """
 
@@ -107,9 +107,9 @@ class _Skipping:
         self._left_out = left_out
         self._skips = skips
 
-    def __getitem__(self, placed: tuple[int, Any]) -> Any:
-        place, index = placed
-        is_left_out = place in self._left_out
+    def __getitem__(self, item: tuple[int, Any]) -> Any:
+        offset, index = item
+        is_left_out = offset in self._left_out
         undo = undoing_draws() if is_left_out else None
         try:
             sample = self._dataset.window_samples([index])[0] if self._is_stream else self._dataset[index]
@@ -118,11 +118,11 @@ class _Skipping:
             if not is_left_out and (not self._skips or is_other):
                 raise
             note_source_locations(error, self._dataset, [index])
-            return Skipped(place, index, "; ".join([f"{type(error).__name__}: {error}", *notes_of(error)]))
+            return Skipped(offset, index, "; ".join([f"{type(error).__name__}: {error}", *notes_of(error)]))
         if undo is None:
             return sample
         undo()  # it can be read now: what it draws now, it may not have drawn
-        return Skipped(place, index, "")
+        return Skipped(offset, index, "")
 
 
 class RowTerms(NamedTuple):
@@ -187,8 +187,8 @@ class WindowProduct:
         own = [_Row(window.number, index, rows[index]) for index in range(min(window.first_row, num_rows), num_rows)]
         if batch_size is None:
             for row in own:
-                num_behind = num_rows - row.place - 1
-                yield Marked(self._collated(row.value, row, None), self._mark(row.place + 1, num_rows, num_behind))
+                num_behind = num_rows - row.offset - 1
+                yield Marked(self._collated(row.value, row, None), self._mark(row.offset + 1, num_rows, num_behind))
             if not own:
                 yield from self._epilogue()
             return
@@ -202,7 +202,7 @@ class WindowProduct:
             num_whole = len(left)
         for first in range(0, num_whole, batch_size):
             batch = left[first : first + batch_size]
-            mark = self._mark(batch[-1].place + 1, num_rows, -(-(num_whole - first) // batch_size) - 1)
+            mark = self._mark(batch[-1].offset + 1, num_rows, -(-(num_whole - first) // batch_size) - 1)
             yield Marked(self._collated([row.value for row in batch], batch[0], collate), mark)
         if not num_whole:
             yield from self._epilogue()
@@ -239,11 +239,11 @@ class WindowProduct:
                 raise
             self._streams(window.number).seed_opening()
         found = items_in_turn(*skipping)
-        self.skipped = [each for each in found if isinstance(each, Skipped) and each.place not in left_out]
+        self.skipped = [each for each in found if isinstance(each, Skipped) and each.offset not in left_out]
         return [each for each in found if not isinstance(each, Skipped)]
 
     def _collated(self, rows: Any, first: _Row, collate: Callable[[Any], Any] | None) -> Any:
-        self._streams(first.window).seed_microbatch(first.place)
+        self._streams(first.window).seed_microbatch(first.offset)
         default = collate if self._terms.collate_fn is _DATA.default_collate else None
         try:
             return call_collate(self._terms.collate_fn, rows) if default is None else default(rows)
@@ -266,7 +266,7 @@ class WindowProduct:
 class ShardWindows:
     """What a factory with a window function returns for a shard: the microbatches of the rows of its windows.
 
-    A resume within the shard makes the windows before its place again: how many rows they have is not known otherwise.
+    A resume within the shard makes the windows before its position again: how many rows they have is not known otherwise.
     Without functions it is, and nothing is read again.
 
     Args:
@@ -304,10 +304,10 @@ class ShardWindows:
             numbers = count()
             self._drawn = [*iter(lambda: self._read(iterator, next(numbers)), [])]
 
-    def without(self, places: tuple[int, ...]) -> "ShardWindows":
-        """Return the same, which leaves out these samples, by their places in the shard's order."""
+    def without(self, offsets: tuple[int, ...]) -> "ShardWindows":
+        """Return the same, which leaves out these samples, by their offsets in the shard's order."""
         found = copy.copy(self)
-        vars(found)["_left_out"] = places
+        vars(found)["_left_out"] = offsets
         return found
 
     def begin_near(self, first_microbatch: int, collate: Callable[[Any], Any] | None) -> tuple[int, Iterator[Any]]:
@@ -351,7 +351,7 @@ class ShardWindows:
             for number, made in enumerate(product.batches(carried.pop, carried.append, collate)):
                 if not number:
                     first = window.number * self._window_size
-                    unsaid += [each._replace(place=first + each.place) for each in product.skipped]
+                    unsaid += [each._replace(offset=first + each.offset) for each in product.skipped]
                 if isinstance(made, Marked):
                     yield self._saying(made.microbatch, unsaid) if unsaid else made.microbatch
                     unsaid.clear()
@@ -360,7 +360,7 @@ class ShardWindows:
             yield Epilogue(dumps((self._max_skipped, unsaid)))
 
     def _saying(self, microbatch: Any, skipped: Sequence[Skipped]) -> Marked:
-        return Marked(microbatch, dumps((self._max_skipped, [*skipped])), tuple(each.place for each in skipped))
+        return Marked(microbatch, dumps((self._max_skipped, [*skipped])), tuple(each.offset for each in skipped))
 
     def _windows(self) -> Iterator[tuple[Window, Any]]:
         whole: Any = self.dataset
@@ -375,7 +375,7 @@ class ShardWindows:
             read: Any = present if self._is_iterable else whole
             indices: list[Any] = list(range(len(present))) if self._is_iterable else present
             first = number * self._window_size
-            left_out = tuple(place - first for place in self._left_out if first <= place < first + len(present))
+            left_out = tuple(offset - first for offset in self._left_out if first <= offset < first + len(present))
             yield Window(0, number, indices, 0, is_last=not following, left_out=left_out), read
 
     def _read(self, iterator: Iterator[Any], number: int) -> list[Any]:

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fkat_data.transport.anonymous import anonymous_file
-from fkat_data.transport.buffers import BufferPlaces, load_with_buffers
+from fkat_data.transport.buffers import BufferTable, load_with_buffers
 from fkat_data.transport.definitions import digest_of_shipment, write_shipment
 
 #: Enough to travel beside the pickle, and a file's pages.
@@ -25,7 +25,7 @@ class Trip:
     """What a worker has of a value, and how it came there."""
 
     def __init__(self, value):
-        descriptor, places = anonymous_file(), BufferPlaces()
+        descriptor, places = anonymous_file(), BufferTable()
         try:
             with os.fdopen(os.dup(descriptor), "wb") as file:
                 write_shipment(value, file, places)

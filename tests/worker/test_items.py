@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import fkat_data
-from fkat_data.seeding import enter_place, leave_place, preserved_generators
+from fkat_data.seeding import enter_rng_scope, leave_rng_scope, preserved_generators
 from fkat_data.worker.fetch import items_in_turn
 
 
@@ -30,7 +30,7 @@ def draws():
 
 
 def test_each_item_draws_anew_and_all_calls_for_one_go_on():
-    enter_place(7)
+    enter_rng_scope(7)
     dataset = Items(lambda index: (draws(), draws()))
     made = items_in_turn(dataset, range(20))
     assert items_in_turn(dataset, range(20)) == made
@@ -40,13 +40,13 @@ def test_each_item_draws_anew_and_all_calls_for_one_go_on():
 
 def test_an_items_draws_are_these():
     """They decide on every augmentation of a run: a change of them changes what a saved run goes on with."""
-    enter_place(7)
+    enter_rng_scope(7)
     assert items_in_turn(Items(lambda index: draws()), range(2)) == GOLDEN[:2]
     assert draws() == GOLDEN[2]
 
 
 def test_outside_of_production_draws_follow_from_torchs_generator():
-    leave_place()
+    leave_rng_scope()
     found = []
     for _ in range(2):
         torch.manual_seed(5)

@@ -1,4 +1,4 @@
-"""One rank's place in its plan, all that finding it again takes, and the tasks that follow it."""
+"""The position of a rank in its plan, the state that a resume needs, and the tasks that follow it."""
 
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
@@ -17,7 +17,7 @@ class Position(NamedTuple):
         step: Number of microbatches delivered in this epoch, over all its shards.
         ended: Where tasks take turns: those that have ended, and the microbatches of each. There, ``shard`` is 0, and
             ``microbatch`` the step.
-        left_out: Samples that were left out of the shard at index ``shard`` because they raised, by their places in its
+        left_out: Samples that were left out of the shard at index ``shard`` because they raised, by their offsets in its
             order.
     """
 
@@ -59,7 +59,7 @@ class Piece(NamedTuple):
         dp_rank: Data-parallel rank that had the shard when the epoch began; the piece uses its random streams.
         shard_index: Index of the shard in that rank's order.
         first_microbatch: Number of the shard's microbatches that were delivered before.
-        left_out: Samples that were left out of the shard before, by their places in its order.
+        left_out: Samples that were left out of the shard before, by their offsets in its order.
     """
 
     dp_rank: int
@@ -150,8 +150,8 @@ def _is_past(layer: Layer, epoch: int) -> bool:
     return any(position[:3] > (epoch, 0, 0) for position in layer)
 
 
-class Place(NamedTuple):
-    """Where a rank goes on, and the fingerprint of the plan that it is a place in. None: unknown.
+class ResumeState(NamedTuple):
+    """What one rank needs to resume: its position, and the fingerprint of the plan that it is in. None: unknown.
 
     Attributes:
         position: Position in the plan.
@@ -183,7 +183,7 @@ class Place(NamedTuple):
 
 
 class ShardTerms(NamedTuple):
-    """What a place within a shard depends on, as the worker that opened the shard reports it. None: it is not known.
+    """What a position within a shard depends on, as the worker that opened the shard reports it. None: it is not known.
 
     Attributes:
         batching: How the shard's samples are grouped into microbatches.
@@ -211,7 +211,7 @@ class Task(NamedTuple):
         terms: What was reported of the shard when it was begun; None: nothing is known.
         is_counted: Whether to count the shard's microbatches instead of making them.
         carry: What the task before has left for this one, as its worker sent it; None: it comes later.
-        left_out: Samples of the shard that were left out before the first microbatch, by their places in its order.
+        left_out: Samples of the shard that were left out before the first microbatch, by their offsets in its order.
     """
 
     ticket: int
