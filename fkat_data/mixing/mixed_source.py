@@ -15,7 +15,7 @@ from fkat_data.arguments import copied_state
 from fkat_data.distributed import rank_and_world_size
 from fkat_data.errors import StateMismatchError
 from fkat_data.interruption import genuine
-from fkat_data.observe.statistics import Seen
+from fkat_data.observe.counters import Seen
 from fkat_data.plan.state import unsealed
 from fkat_data.sample_errors import early_end
 from fkat_data.types import Microbatch, Stateful

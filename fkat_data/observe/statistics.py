@@ -1,12 +1,13 @@
 """What a loader has done so far, in numbers."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from operator import sub
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import Any, Self
 
+from fkat_data.observe.counters import LoaderCounters, Seen
 from fkat_data.observe.durations import Durations, added_durations
 from fkat_data.observe.verdict import OF_DATASETS, Verdict, judge
 from fkat_data.wording import (
@@ -18,9 +19,6 @@ from fkat_data.wording import (
     readable_duration,
     readable_share,
 )
-
-if TYPE_CHECKING:
-    from fkat_data.observe.statistics import LoaderStatistics
 
 DURATIONS = ("waiting", "making")
 """What there are quantiles of."""
@@ -45,25 +43,11 @@ STATES = frozenset(
 # One for all loaders of a caller.
 _SHARED = frozenset({"elapsed_s", "num_workers_per_shard", "num_shard_prefetches", "num_cpus"})
 
-_NONE = Durations()
-
 _BY_NAME = ("made_on", "seen", "opened_alone")
 
 
-class Seen(NamedTuple):
-    """What a mixture has had of a source.
-
-    Attributes:
-        delivered: Microbatches.
-        passes: How often it was begun.
-    """
-
-    delivered: int = 0
-    passes: int = 0
-
-
 @dataclass(frozen=True, slots=True, repr=False)
-class LoaderStatistics:
+class LoaderStatistics(LoaderCounters):
     """A snapshot of a loader's numbers since it was made; prints as a small table.
 
     Times of workers are sums over all of them: two workers that are busy for a second have spent two. Each second of
@@ -106,39 +90,6 @@ class LoaderStatistics:
         opened_alone: Why each worker has opened the dataset for itself; empty where they share what was opened once.
     """
 
-    delivered: int = 0
-    delivered_bytes: int = 0
-    elapsed_s: float = 0.0
-    waited_s: float = 0.0
-    waited_first_s: float = 0.0
-    waited_behind_s: float = 0.0
-    produced: int = 0
-    produced_by_caller: int = 0
-    queue_depth: int = 0
-    store_s: float = 0.0
-    build_s: float = 0.0
-    produce_s: float = 0.0
-    replay_s: float = 0.0
-    encode_s: float = 0.0
-    blocked_s: float = 0.0
-    idle_s: float = 0.0
-    copied_s: float = 0.0
-    num_segments: int = 0
-    segment_bytes: int = 0
-    held_bytes: int = 0
-    worker_restarts: int = 0
-    skipped_shards: int = 0
-    skipped_samples: int = 0
-    num_workers: int = 0
-    num_workers_per_shard: int = 1
-    num_shard_prefetches: int = 0
-    num_cpus: int = 1
-    waiting: Durations = _NONE
-    making: Durations = _NONE
-    made_on: Mapping[str, Durations] = field(default_factory=dict[str, Durations])
-    seen: Mapping[str, Seen] = field(default_factory=dict[str, Seen])
-    opened_alone: str = ""
-
     def __repr__(self) -> str:
         facts = [
             ("delivered", f"{self.delivered}"),
@@ -153,11 +104,6 @@ class LoaderStatistics:
 
     def _repr_html_(self) -> str:
         return html_table(type(self).__name__, rows_of_statistics(self))
-
-    @property
-    def waited_share(self) -> float:
-        """The share of the time that the caller waited, from 0 to 1."""
-        return min(1.0, self.waited_s / self.elapsed_s) if self.elapsed_s else 0.0
 
     @property
     def produce_s_per_microbatch(self) -> float:
@@ -234,7 +180,7 @@ _WORK = {
 }
 
 
-def rows_of_statistics(statistics: "LoaderStatistics") -> list[tuple[str, str]]:
+def rows_of_statistics(statistics: LoaderStatistics) -> list[tuple[str, str]]:
     """Return the rows; those about workers, copies and faults are left out where there were none."""
     elapsed_s = statistics.elapsed_s
     delivered = counted(statistics.delivered, "microbatch")
@@ -276,7 +222,7 @@ def rows_of_statistics(statistics: "LoaderStatistics") -> list[tuple[str, str]]:
     return [*rows, ("verdict", str(statistics.verdict))]
 
 
-def _made(statistics: "LoaderStatistics") -> str:
+def _made(statistics: LoaderStatistics) -> str:
     made = f"{counted(statistics.produced, 'microbatch')}, {statistics.queue_depth:,} of them ready"
     if statistics.produced_by_caller:
         made += f", {statistics.produced_by_caller:,} made by the caller while workers started"

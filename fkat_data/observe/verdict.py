@@ -4,13 +4,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from fkat_data.observe.counters import LoaderCounters
+from fkat_data.observe.durations import Durations
 from fkat_data.wording import readable_duration, readable_share
-
-if TYPE_CHECKING:
-    from fkat_data.observe.durations import Durations
-    from fkat_data.observe.statistics import LoaderStatistics
 
 LIMITS = ("none", "start", "store", "build", "produce", "transport", "copy", "caller")
 """What may limit a loop: unknown yet; the first microbatch; stored bytes; the factory; the production of microbatches;
@@ -100,7 +98,7 @@ class Verdict:
         return f"<p>{escape(self.text)}</p>"
 
 
-def judge(statistics: "LoaderStatistics", terms: Terms = OF_SHARDS) -> Verdict:
+def judge(statistics: LoaderCounters, terms: Terms = OF_SHARDS) -> Verdict:
     """Return what limits the loop that has these numbers, in the terms of its loader."""
     if not statistics.delivered or statistics.elapsed_s <= 0:
         return Verdict("none", 0.0, 0.0, "", "no microbatch was delivered yet")
@@ -116,7 +114,7 @@ def judge(statistics: "LoaderStatistics", terms: Terms = OF_SHARDS) -> Verdict:
     return _of_start(statistics, waited) or _of_workers(statistics, waited, terms)
 
 
-def _of_start(statistics: "LoaderStatistics", waited: str) -> Verdict | None:
+def _of_start(statistics: LoaderCounters, waited: str) -> Verdict | None:
     """Return the verdict on a loop that waits for first microbatches above all; None: it does not."""
     first_s = statistics.waited_first_s
     rest_s = max(0.0, statistics.waited_s - first_s)
@@ -141,13 +139,13 @@ def _of_start(statistics: "LoaderStatistics", waited: str) -> Verdict | None:
     return Verdict("start", statistics.waited_share, of_waited, advice, text)
 
 
-def _waits_alike(statistics: "LoaderStatistics") -> bool:
+def _waits_alike(statistics: LoaderCounters) -> bool:
     """Return whether most microbatches are waited for as the first ones are, as where an epoch has one or two."""
     usual_s = statistics.waiting.p50_s * statistics.delivered
     return statistics.delivered > 1 and usual_s >= _FIRST_SHARE * statistics.waited_s
 
 
-def _of_workers(statistics: "LoaderStatistics", waited: str, terms: Terms) -> Verdict:
+def _of_workers(statistics: LoaderCounters, waited: str, terms: Terms) -> Verdict:
     seconds = {
         "store": statistics.store_s,
         "build": statistics.build_s,
@@ -183,7 +181,7 @@ def _of_workers(statistics: "LoaderStatistics", waited: str, terms: Terms) -> Ve
     return Verdict(limit, statistics.waited_share, share, advice, f"{waited}; {doing}: {advice}")
 
 
-def _slow_machine(made_on: "Mapping[str, Durations]") -> str:
+def _slow_machine(made_on: Mapping[str, Durations]) -> str:
     """Return which machine takes much longer for a microbatch than the fastest one, in words; nothing if none does."""
     medians_s = sorted((making.p50_s, machine) for machine, making in made_on.items() if making.num)
     if len(medians_s) < 2 or medians_s[-1][0] < _SLOW_TIMES * medians_s[0][0]:
@@ -192,7 +190,7 @@ def _slow_machine(made_on: "Mapping[str, Durations]") -> str:
     return f"{slow} needs {readable_duration(most_s)} for a microbatch, and {fast} {readable_duration(least_s)}"
 
 
-def _let_them_run(statistics: "LoaderStatistics", terms: Terms) -> str:
+def _let_them_run(statistics: LoaderCounters, terms: Terms) -> str:
     """Return how to use workers that could do more."""
     if statistics.blocked_s > statistics.idle_s:
         return f"let them prefetch more: raise {terms.ahead} ({terms.ahead_default}: as many as help) or memory_limit_bytes"
@@ -203,7 +201,7 @@ def _let_them_run(statistics: "LoaderStatistics", terms: Terms) -> str:
     return "there are too few shards in an epoch for them: make smaller ones, or let epochs follow one another sooner"
 
 
-def _more_of_them(statistics: "LoaderStatistics", terms: Terms, busy_s: float, limit: str) -> str:
+def _more_of_them(statistics: LoaderCounters, terms: Terms, busy_s: float, limit: str) -> str:
     """Return how many workers would keep up, if there are CPUs for them."""
     now = statistics.num_workers
     # How many a cluster has room for, its scheduler knows.
@@ -223,5 +221,5 @@ def _more_of_them(statistics: "LoaderStatistics", terms: Terms, busy_s: float, l
     return f"{advice}, and {_CHEAPER[limit]}" if needed > most else advice
 
 
-def _spread(statistics: "LoaderStatistics") -> str:
+def _spread(statistics: LoaderCounters) -> str:
     return f" ({statistics.making})" if statistics.making.num else ""
