@@ -13,12 +13,9 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Generator
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from fkat_data.dropped import Descriptor, WeakTable
-
-if TYPE_CHECKING:  # which imports this module
-    from fkat_data.worker.process import Child
 
 
 class Latch:
@@ -50,6 +47,27 @@ _LAST_LINES = 40  # a stack of a worker that was forked from the trainer has fra
 _STDERR = 2
 
 
+class WatchedChild(Protocol):
+    """A child process, or one that is being started, whose end a monitor waits for."""
+
+    @property
+    def news_descriptor(self) -> int | None:
+        """A descriptor that becomes readable when there is news; None: there is none yet, or no more."""
+        ...
+
+    def hear(self) -> bool:
+        """Take the news; return whether the process has ended."""
+        ...
+
+    def kill(self) -> None:
+        """Kill the process and its children."""
+        ...
+
+    def reap(self) -> None:
+        """Wait for the end of the process, and take its exit code."""
+        ...
+
+
 class WorkerMonitor:
     """Reads a worker's stderr, writes it to the trainer's, and keeps the last lines; reaps the process at its end.
 
@@ -61,7 +79,7 @@ class WorkerMonitor:
         stderr: The reading end of the pipe that is the process's stderr; the thread closes it.
     """
 
-    def __init__(self, child: "Child", stderr: Descriptor) -> None:
+    def __init__(self, child: WatchedChild, stderr: Descriptor) -> None:
         self._child = child
         self._stderr = stderr
         self._end = Latch()
