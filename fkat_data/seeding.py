@@ -71,6 +71,10 @@ class ShardStreams:
         seed_stream(self.seed_of(index))
 
 
+# ``torch.initial_seed()`` as an item is collated to int64; the CPU's generator draws by the lower 32 bits.
+_LARGEST_INT64 = (1 << 63) - 1
+
+
 def seed_stream(seed: int) -> None:
     """Seed the global generators, where production uses them in this thread, and those of items.
 
@@ -117,7 +121,7 @@ def seed_global_generators(seed: int) -> None:
     _seed_python(seed)
     vars(_python)["gauss_next"] = None
     np.random.seed(seed & 0xFFFFFFFF)
-    torch.default_generator.manual_seed(seed)
+    torch.default_generator.manual_seed(seed & _LARGEST_INT64)
     if _initial_seed:
         _report_initial_seed(torch.default_generator, _initial_seed[0])
 
@@ -304,7 +308,7 @@ class ItemGenerators:
     @cached_property
     def torch(self) -> torch.Generator:
         """A ``torch.Generator`` of the CPU."""
-        return torch.Generator().manual_seed(self._seed)
+        return torch.Generator().manual_seed(self._seed & _LARGEST_INT64)
 
 
 def item_generators() -> ItemGenerators:

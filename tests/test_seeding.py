@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from loader_examples import generators
 
+from fkat_data import DataLoaderFactory, ShardedDataLoader, item_generators
 from fkat_data.seeding import ShardStreams, preserved_generators, seed_global_generators
 
 GOLDEN = Path(__file__).parent / "golden" / "random_streams.json"
@@ -76,6 +77,25 @@ def test_seeding_torch_the_cheap_way_is_torch_manual_seed():
     cheap = torch.rand(3)
     torch.manual_seed(12345)
     assert torch.equal(cheap, torch.rand(3))
+
+
+class InitialSeeds:
+    """What libraries seed their own generators with."""
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        return torch.initial_seed(), item_generators().torch.initial_seed()
+
+
+def test_the_seeds_that_an_item_finds_are_collated():
+    with ShardedDataLoader(
+        0, ["a"], DataLoaderFactory(lambda shard: InitialSeeds(), batch_size=1), multiprocessing=False
+    ) as loader:
+        found = [[int(seeds) for seeds in batch] for batch in loader]
+    assert len({seed for seeds in found for seed in seeds}) == 128
+    assert min(map(min, found)) >= 0
 
 
 def test_generators_come_back_as_they_were_even_after_an_error():
