@@ -167,7 +167,7 @@ def coverage_of(epochs: Epochs, catalog: Catalog, skips: SampleSkips, epoch: int
     due, phases = epochs.shares(epoch), epochs.phases(epoch)
     dtype = np.int16 if max(due.repeat) < _MOST_REPEATS else np.int64
     delivered, skipped = np.zeros(catalog.num_samples, dtype), np.zeros(catalog.num_samples, dtype)
-    for indices, ids in _global_batches(epochs, point, steps):
+    for indices, ids in global_batches(epochs, point, steps):
         is_left_out = skips.is_skipped(epoch, indices)[:, None, None] | (skips.without(ids) < 0)
         np.add.at(delivered, ids[(ids >= 0) & ~is_left_out], 1)
         np.add.at(skipped, ids[(ids >= 0) & is_left_out], 1)
@@ -203,7 +203,8 @@ def _stream_coverage(
     )
 
 
-def _global_batches(epochs: Epochs, point: ResumePoint, num_steps: int) -> Iterator[tuple[_Integers, _Integers]]:
+def global_batches(epochs: Epochs, point: ResumePoint, num_steps: int) -> Iterator[tuple[_Integers, _Integers]]:
+    """Yield the numbers of global batches from a resume point on, many at a time, and their sample ids."""
     plan = epochs.plan(point)
     chunk = max(1, _CHUNK // plan.grid.global_batch_size)
     for start in range(0, num_steps, chunk):

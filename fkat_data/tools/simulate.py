@@ -1,163 +1,206 @@
-"""Simulate a run from a dataset's order and index."""
+"""What the nodes of a run will fetch: computed from a dataset's order and index, without its data."""
 
-from collections.abc import Iterator
-from dataclasses import replace
-from typing import Any
+import math
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from fkat_data import arguments
 from fkat_data.errors import ConfigurationError
+from fkat_data.streaming.audit import global_batches
 from fkat_data.streaming.dataset import StreamingDataset
-from fkat_data.streaming.epoch import Epochs, ResumePoint, SampleSkips, batches_in_chunk
-from fkat_data.streaming.loader_plan import batches_together
-from fkat_data.streaming.order import Plan, Spanner
-from fkat_data.streaming.reading import PART_TOGETHER
-from fkat_data.tools.play import Part, Setup, ShardCosts, Simulation, play
+from fkat_data.streaming.epoch import ResumePoint
 
 _Integers = npt.NDArray[np.int64]
 
-#: Samples to plan at once.
-_CHUNK = 1 << 19
+
+@dataclass
+class NodeFetches:
+    """What a node fetches in an epoch.
+
+    Attributes:
+        num_shards: Different shards that its ranks read.
+        shard_bytes: What these take on its disk, ready to read.
+        num_fetches: Fetches: each of a shard that its cache did not have.
+        num_fetched_again: Of these, fetches of a shard that it had fetched before in the same epoch.
+        fetched_bytes: Bytes of all fetches.
+    """
+
+    num_shards: int = 0
+    shard_bytes: int = 0
+    num_fetches: int = 0
+    num_fetched_again: int = 0
+    fetched_bytes: int = 0
 
 
-def simulate_dataset(dataset: StreamingDataset, *, workers_per_rank: int = 0, **numbers: Any) -> Simulation:
-    """Return what training on a dataset would wait for, fetch and cache. It reads only the dataset's index.
+@dataclass(frozen=True)
+class Simulation:
+    """What the nodes of a run fetch, epoch by epoch.
+
+    Attributes:
+        cache_limit_bytes: The limit of a node's cache; None: unlimited.
+        num_steps: The steps of each epoch.
+        epochs: Of each epoch, what each node fetches.
+    """
+
+    cache_limit_bytes: int | None
+    num_steps: tuple[int, ...]
+    epochs: tuple[tuple[NodeFetches, ...], ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the numbers as JSON values."""
+        epochs = zip(self.num_steps, self.epochs, strict=True)
+        return {
+            "cache_limit_bytes": self.cache_limit_bytes,
+            "epochs": [{"num_steps": steps, "nodes": [asdict(node) for node in nodes]} for steps, nodes in epochs],
+        }
+
+
+def simulate_dataset(
+    dataset: StreamingDataset,
+    *,
+    num_nodes: int = 1,
+    ranks_per_node: int = 1,
+    num_epochs: int = 1,
+    cache_limit_bytes: float | None = None,
+) -> Simulation:
+    """Return what the nodes of a training run fetch. It reads only the dataset's index.
+
+    Each node begins with an empty cache, reads the shards of one step after the other, and evicts the least recently
+    used first.
 
     Args:
         dataset: The dataset, with the ``world`` of the run.
-        workers_per_rank: The number of workers of each rank's ``StreamingDataLoader``.
-        **numbers: Arguments of ``Setup``. The dataset provides the defaults of ``predownload`` and
-            ``cache_limit_bytes``, and the batch arguments. Default of ``num_epochs`` without ``num_steps``: 1.
+        num_nodes: The number of nodes.
+        ranks_per_node: The number of ranks on each node.
+        num_epochs: The number of epochs.
+        cache_limit_bytes: The limit of a node's cache, ``math.inf`` for none; None: the dataset's ``cache_limit``.
 
     Raises:
         ConfigurationError: A number is invalid, the dataset has no ``batch_size``, or its ``world`` has a different
             number of ranks; an epoch is empty; or a shard does not fit into the cache.
     """
-    if numbers.get("num_steps") is None and numbers.get("num_epochs") is None:
-        numbers["num_epochs"] = 1
-    setup, epochs, catalog = _setup_of(dataset, workers_per_rank, numbers), dataset.epochs, dataset.catalog
-    num_ranks = epochs.grid().num_ranks
-    world_size = num_ranks * (epochs.replication or 1)
-    if setup.num_nodes * setup.ranks_per_node != world_size:
+    arguments.integer("num_epochs", num_epochs, minimum=1)
+    arguments.integer("num_nodes", num_nodes, minimum=1)
+    arguments.integer("ranks_per_node", ranks_per_node, minimum=1)
+    world_size = dataset.epochs.grid().num_ranks * (dataset.epochs.replication or 1)
+    if num_nodes * ranks_per_node != world_size:
         expected = f"nodes with {world_size} ranks in total, the world size of the dataset"
-        raise ConfigurationError("num_nodes", setup.num_nodes, expected)
-    streams: list[int] = catalog.stream_per_shard.tolist()
-    keeps_zip = [bool(dataset.streams[stream].keep_zip) for stream in streams]
-    costs = [
-        ShardCosts(entry.stored_bytes, entry.raw_bytes, entry.compression is not None, keep, len(entry.files))
-        for entry, keep in zip(catalog.entries, keeps_zip, strict=True)
-    ]
-    largest = max(cost.making_bytes for cost in costs)
-    if setup.cache_limit_bytes is not None and setup.cache_limit_bytes < largest:
+        raise ConfigurationError("num_nodes", num_nodes, expected)
+    limit_bytes = dataset.cache_limit if cache_limit_bytes is None else cache_limit_bytes
+    limit_bytes = None if limit_bytes is None or limit_bytes == math.inf else int(limit_bytes)
+    sizes = _sizes_of(dataset)
+    largest = max(size.fetching_bytes for size in sizes)
+    if limit_bytes is not None and limit_bytes < largest:
         expected = f"at least {largest} bytes, the size of the largest shard"
-        raise ConfigurationError("cache_limit", setup.cache_limit_bytes, expected)
-    needs = Needs(epochs, catalog.spanner, dataset.skips, setup.batches_together, setup.batches_per_chunk)
-    found = play(needs.by_epoch(setup.num_steps, setup.num_epochs), costs, setup, num_ranks)
-    if not found.num_steps:
-        raise ConfigurationError("batch_size", epochs.batch_size, "an epoch with at least one global batch")
-    return found
+        raise ConfigurationError("cache_limit", limit_bytes, expected)
+    nodes = [_Node(sizes, limit_bytes) for _ in range(num_nodes)]
+    found = [_epoch_of(dataset, number, nodes, ranks_per_node) for number in range(num_epochs)]
+    return Simulation(limit_bytes, tuple(steps for steps, _ in found), tuple(totals for _, totals in found))
 
 
-def _setup_of(dataset: StreamingDataset, workers_per_rank: int, numbers: dict[str, Any]) -> Setup:
-    batch_size = dataset.batch_size
-    if batch_size is None:
-        raise ConfigurationError("batch_size", None, "a number of samples: the order depends on it")
-    known: dict[str, Any] = {
-        "predownload": dataset.num_ahead,
-        "cache_limit_bytes": dataset.cache_limit,
-        "batches_per_chunk": batches_in_chunk(batch_size),
-    }
-    setup = Setup(workers_per_rank=workers_per_rank, **known | numbers)
-    if "batches_together" in numbers or workers_per_rank:
-        return setup
-    together = batches_together(dataset, batch_size)
-    if setup.cache_limit_bytes is not None:
-        # As ``OpenShards`` does: what is read together needs at most the last part of a rank's share in new shards.
-        bytes_per_sample = sum(entry.raw_bytes for entry in dataset.catalog.entries) / dataset.num_samples
-        new_bytes = setup.cache_limit_bytes // (PART_TOGETHER * setup.ranks_per_node)
-        together = max(1, min(together, int(new_bytes / bytes_per_sample) // batch_size))
-    return replace(setup, batches_together=together)
+def _epoch_of(
+    dataset: StreamingDataset, number: int, nodes: "Sequence[_Node]", ranks_per_node: int
+) -> tuple[int, tuple[NodeFetches, ...]]:
+    """Return an epoch's steps, and what each node fetches in it."""
+    # Replicated ranks have consecutive numbers, and count as one in the order.
+    replication, num_steps = dataset.epochs.replication or 1, 0
+    spanner, num_shards = dataset.catalog.spanner, len(dataset.catalog.entries)
+    for ids in _delivered(dataset, number):
+        num_steps += len(ids)
+        for index, node in enumerate(nodes):
+            first = index * ranks_per_node // replication
+            own = ids[:, first : (index * ranks_per_node + ranks_per_node - 1) // replication + 1]
+            is_read = own >= 0
+            steps = np.broadcast_to(np.arange(len(own))[:, None, None], own.shape)[is_read]
+            visits = np.unique(steps * num_shards + spanner.shards(own[is_read])) % num_shards
+            node.read(visits.tolist())
+    if not num_steps:
+        raise ConfigurationError("batch_size", dataset.batch_size, "an epoch with at least one global batch")
+    return num_steps, tuple(node.end_epoch() for node in nodes)
 
 
-class Needs:
-    """The shards that the ranks of a run need, epoch by epoch. Replicated ranks count as one.
+def _delivered(dataset: StreamingDataset, number: int) -> Iterator[_Integers]:
+    """Yield the sample ids of an epoch's steps, many steps at a time: by step, rank and place, and -1 for none."""
+    epochs, skips, point = dataset.epochs, dataset.skips, ResumePoint(number)
+    for batches, planned in global_batches(epochs, point, epochs.batching(point).num_even_batches):
+        ids = skips.without(planned)
+        # Where skips leave a rank no sample of a batch, no rank gets it.
+        is_whole = (ids >= 0).sum(axis=2).min(axis=1, initial=1) > 0
+        yield ids[is_whole & ~skips.is_skipped(number, batches)]
 
-    Args:
-        epochs: The configuration of the order.
-        spanner: Where the shards begin.
-        skips: The samples and batches that are not delivered.
-        batches_together: The number of batches that a rank reads at once, at most: an epoch begins with one, then two,
-            then four, ...
-        batches_per_chunk: Batches of different chunks are never read at once.
+
+class _ShardSize(NamedTuple):
+    """What a shard takes.
+
+    Attributes:
+        fetched_bytes: Bytes to fetch.
+        fetching_bytes: Bytes on disk during the fetch and the decompression.
+        kept_bytes: Bytes on disk afterwards.
     """
 
-    def __init__(
-        self,
-        epochs: Epochs,
-        spanner: Spanner,
-        skips: SampleSkips,
-        batches_together: int,
-        batches_per_chunk: int,
-    ) -> None:
-        self._epochs = epochs
-        self._spanner = spanner
-        self._skips = skips
-        self._most = batches_together
-        self._chunk = batches_per_chunk
+    fetched_bytes: int
+    fetching_bytes: int
+    kept_bytes: int
 
-    def by_epoch(self, num_steps: int | None, num_epochs: int | None) -> Iterator[list[Part]]:
-        """Yield the parts of each epoch from a position on, for a number of steps or epochs.
 
-        Raises:
-            ConfigurationError: An epoch cannot be planned.
-        """
-        num_left, number = num_steps, 0
-        while num_left != 0 and number != num_epochs:
-            point = self._epochs.with_defaults(ResumePoint(number))
-            parts = list(self._parts(self._epochs.plan(point), point.epoch, num_left))
-            if not parts:
-                return
-            yield parts
-            number += 1
-            num_left = None if num_left is None else num_left - sum(part.num_steps for part in parts)
+def _sizes_of(dataset: StreamingDataset) -> list[_ShardSize]:
+    catalog = dataset.catalog
+    streams: list[int] = catalog.stream_per_shard.tolist()
+    sizes: list[_ShardSize] = []
+    for entry, stream in zip(catalog.entries, streams, strict=True):
+        both = entry.raw_bytes if entry.compression is None else entry.raw_bytes + entry.stored_bytes
+        kept = both if dataset.streams[stream].keep_zip else entry.raw_bytes
+        sizes.append(_ShardSize(entry.stored_bytes, both, kept))
+    return sizes
 
-    def _parts(self, plan: Plan, epoch: int, num_wanted: int | None) -> Iterator[Part]:
-        together, num_batches = 1, plan.batching.num_even_batches
-        for start in range(0, num_batches, self._chunk):
-            batches = np.arange(start, min(start + self._chunk, num_batches))
-            batches = self._delivered(plan, epoch, batches)[:num_wanted]
-            num_wanted = None if num_wanted is None else num_wanted - len(batches)
-            lengths: list[int] = []
-            while sum(lengths) < len(batches):
-                lengths.append(min(together, len(batches) - sum(lengths)))
-                together = min(2 * together, self._most)
-            # Planning many samples together is faster, and planning all of them takes too much memory.
-            size = max(1, _CHUNK // (plan.grid.global_batch_size * self._most))
-            for first in range(0, len(lengths), size):
-                some = lengths[first : first + size]
-                yield from self._read(plan, batches[: sum(some)], some)
-                batches = batches[sum(some) :]
-            if num_wanted == 0:
-                return
 
-    def _delivered(self, plan: Plan, epoch: int, batches: _Integers) -> _Integers:
-        batches = batches[~self._skips.is_skipped(epoch, batches)]
-        if not self._skips.has_samples:
-            return batches
-        ids = self._skips.without(plan.global_batches(batches))
-        # Where skips leave a rank no sample of a batch, no rank gets it.
-        return batches[(ids >= 0).sum(axis=2).min(axis=1, initial=1) > 0]
+class _Node:
+    """A node with a cache, which evicts the least recently used shards first.
 
-    def _read(self, plan: Plan, batches: _Integers, lengths: list[int]) -> Iterator[Part]:
-        num_ranks, num_shards = plan.grid.num_ranks, len(self._spanner.starts)
-        ids = self._skips.without(plan.global_batches(batches))
-        is_read = ids >= 0
-        readers = np.repeat(np.arange(len(lengths)), lengths)[:, None] * num_ranks + np.arange(num_ranks)
-        readers = np.broadcast_to(readers[:, :, None], ids.shape)[is_read]
-        visits = np.unique(readers * num_shards + self._spanner.shards(ids[is_read]))
-        edges = np.searchsorted(visits, np.arange(len(lengths) * num_ranks + 1) * num_shards)
-        most_samples = np.add.reduceat(is_read.sum(axis=2).max(axis=1), np.cumsum([0, *lengths[:-1]]))
-        for part, num_samples in enumerate(most_samples.tolist()):
-            own = edges[part * num_ranks : (part + 1) * num_ranks + 1]
-            yield Part(lengths[part], num_samples, visits[own[0] : own[-1]] % num_shards, own - own[0])
+    Args:
+        sizes: What each shard takes.
+        limit_bytes: The limit of the cache; None: unlimited.
+    """
+
+    def __init__(self, sizes: Sequence[_ShardSize], limit_bytes: int | None) -> None:
+        self._sizes = sizes
+        self._limit_bytes = math.inf if limit_bytes is None else limit_bytes
+        self._cache: OrderedDict[int, int] = OrderedDict()
+        self._cached_bytes = 0
+        self._read: set[int] = set()
+        self._fetched: set[int] = set()
+        self._totals = NodeFetches()
+
+    def read(self, shards: Sequence[int]) -> None:
+        """Read shards, one after the other."""
+        self._read.update(shards)
+        for shard in shards:
+            if shard in self._cache:
+                self._cache.move_to_end(shard)
+            else:
+                self._fetch(shard)
+
+    def end_epoch(self) -> NodeFetches:
+        """Return what was fetched in the epoch that ends; the cache stays."""
+        totals, self._totals = self._totals, NodeFetches()
+        totals.num_shards = len(self._read)
+        totals.shard_bytes = sum(self._sizes[shard].kept_bytes for shard in self._read)
+        self._read.clear()
+        self._fetched.clear()
+        return totals
+
+    def _fetch(self, shard: int) -> None:
+        size, totals = self._sizes[shard], self._totals
+        while self._cache and self._cached_bytes + size.fetching_bytes > self._limit_bytes:
+            self._cached_bytes -= self._cache.popitem(last=False)[1]
+        self._cache[shard] = size.kept_bytes
+        self._cached_bytes += size.kept_bytes
+        totals.num_fetches += 1
+        totals.fetched_bytes += size.fetched_bytes
+        totals.num_fetched_again += shard in self._fetched
+        self._fetched.add(shard)

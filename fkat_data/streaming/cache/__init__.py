@@ -9,12 +9,10 @@ bytes that all take (``usage_ledger``) and which are mapped (``mapped_files``), 
 from fkat_data.streaming.cache.cache import Cache
 from fkat_data.streaming.cache.cache_budget import CacheBudget
 from fkat_data.streaming.cache.dataset_version import DatasetVersion
-from fkat_data.streaming.cache.locks import LONGEST_PAUSE_S
 from fkat_data.streaming.cache.mapped_files import register_map_owner
 from fkat_data.streaming.cache.paths import file_system_of, is_node_local
 
 __all__ = [
-    "LONGEST_PAUSE_S",
     "Cache",
     "CacheBudget",
     "DatasetVersion",

@@ -13,7 +13,7 @@ from fkat_data.dropped import WeakTable
 from fkat_data.interruption import genuine, suppress
 
 SHORTEST_PAUSE_S = 0.001
-LONGEST_PAUSE_S = 0.05
+_LONGEST_PAUSE_S = 0.05
 #: How often a lock is taken on a file that was removed meanwhile: for file systems that change inode numbers at each look.
 _MOST_REMOVALS = 100
 
@@ -181,7 +181,7 @@ def pauses() -> Iterator[float]:
     pause_s = SHORTEST_PAUSE_S
     while True:
         yield pause_s
-        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
 def _release_in_child() -> None:

@@ -6,7 +6,7 @@ is. Processes share the resume point (``shared_resume``) and long orders (``shar
 """
 
 from fkat_data.streaming.epoch.epochs import Epochs, WeightSchedule
-from fkat_data.streaming.epoch.rank_batches import RankBatches, SampleSkips, batches_in_chunk, in_groups
+from fkat_data.streaming.epoch.rank_batches import RankBatches, SampleSkips, in_groups
 from fkat_data.streaming.epoch.shared_orders import shared_part
 from fkat_data.streaming.epoch.shared_resume import ResumePoint
 from fkat_data.streaming.epoch.world import World
@@ -18,7 +18,6 @@ __all__ = [
     "SampleSkips",
     "WeightSchedule",
     "World",
-    "batches_in_chunk",
     "in_groups",
     "shared_part",
 ]

@@ -196,7 +196,7 @@ class RankBatches:
 
     def _planned(self, first: int, part: int, num_parts: int) -> Iterator[tuple[_Integers, _Integers]]:
         num_batches = self._plan.batching.num_even_batches
-        together = batches_in_chunk(self._plan.grid.batch_size)
+        together = max(1, _CHUNK // self._plan.grid.batch_size)
         step = together * num_parts
         # Without skips, start at `first` right away.
         index = delivered = 0 if self._skips else min(first, num_batches)
@@ -239,11 +239,6 @@ def joined(batches: Sequence[PickedSamples]) -> PickedSamples:
     positions = [batch.positions for batch in batches if batch.positions is not None]
     ids = np.concatenate([batch.ids for batch in batches])
     return PickedSamples(ids, np.concatenate(positions) if positions else None, batches[0].seed)
-
-
-def batches_in_chunk(batch_size: int) -> int:
-    """Return how many batches to plan and yield at a time."""
-    return max(1, _CHUNK // batch_size)
 
 
 def in_groups(

@@ -7,18 +7,14 @@ while ``ReadAhead`` prepares those that follow. Begin with ``OpenShards``.
 
 from fkat_data.streaming.reading.catalog import Catalog, sources_of
 from fkat_data.streaming.reading.file_pattern import NO_DATASET, FilePattern, no_stream, split_location
-from fkat_data.streaming.reading.open_shards import NUM_THREADS, PART_TOGETHER, OpenShards
-from fkat_data.streaming.reading.read_ahead import ReadAhead
+from fkat_data.streaming.reading.open_shards import OpenShards
 from fkat_data.streaming.reading.stream import Stream
 
 __all__ = [
     "NO_DATASET",
-    "NUM_THREADS",
-    "PART_TOGETHER",
     "Catalog",
     "FilePattern",
     "OpenShards",
-    "ReadAhead",
     "Stream",
     "no_stream",
     "sources_of",

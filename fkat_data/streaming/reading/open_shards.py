@@ -117,9 +117,9 @@ _MOST_MAPS = 16384
 #: evicts it: twice what is fetched ahead and two readings are three quarters.
 _PART_MAPPED = 4
 _PART_AHEAD = 4
-PART_TOGETHER = 16
+_PART_TOGETHER = 16
 #: Shards that are fetched at a time.
-NUM_THREADS = 8
+_NUM_THREADS = 8
 #: The interval at which a shard in use is marked as used, and its files are looked at.
 _TOUCH_S = 1.0
 #: A shard that was evicted before it was opened is fetched again this often at least, and for this long at least: the
@@ -246,7 +246,7 @@ class OpenShards:
             yield from parts
             return
         # A shard is opened where it is read: one that waits for that must not keep the disk's space.
-        read_ahead = self._read_ahead = ReadAhead(self._fetch, NUM_THREADS, holds_results=is_opened)
+        read_ahead = self._read_ahead = ReadAhead(self._fetch, _NUM_THREADS, holds_results=is_opened)
         share_bytes = self._share_bytes()
 
         def needed(part: _Part) -> tuple[list[int], int]:
@@ -274,7 +274,7 @@ class OpenShards:
         for shard, first in zip(shards.tolist(), firsts.tolist(), strict=True):
             if shard not in self._readers:
                 new_bytes[first] = self._catalog.entries[shard].raw_bytes
-        return max(1, int(np.searchsorted(np.cumsum(new_bytes), share_bytes // PART_TOGETHER, side="right")))
+        return max(1, int(np.searchsorted(np.cumsum(new_bytes), share_bytes // _PART_TOGETHER, side="right")))
 
     def _share_bytes(self) -> int | None:
         """Return this process's share of the limit of the caches; None: there is no limit."""

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from walks import wait_until
 
-from fkat_data.streaming.reading import ReadAhead
+from fkat_data.streaming.reading.read_ahead import ReadAhead
 
 
 def shards_of(part):
