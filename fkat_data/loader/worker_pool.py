@@ -65,7 +65,7 @@ class WorkerPoolSettings(NamedTuple):
         users: The user's objects in the factory, by the names of their arguments.
         in_process: The argument of the user's, and its value, that has no worker processes.
         is_kept: Whether worker processes keep what the program cannot make again.
-        loader_name: The loader's class, for the names of ranges.
+        loader_name: The loader's class, for the names of ranges and the titles of processes.
         is_startup_shared: Whether the caller's thread makes microbatches until the first worker process has begun.
     """
 
@@ -447,7 +447,13 @@ def _starter(settings: WorkerPoolSettings, sink: EventSink) -> "WorkerStarter":
     from fkat_data.loader.worker_starter import WorkerStarter  # noqa: PLC0415 - it imports what Windows does not have
 
     return WorkerStarter(
-        sink, settings.timeline, settings.start_method, settings.group_size, is_zero_copy=settings.is_zero_copy
+        sink,
+        settings.timeline,
+        settings.start_method,
+        settings.group_size,
+        settings.num_workers,
+        settings.loader_name,
+        is_zero_copy=settings.is_zero_copy,
     )
 
 

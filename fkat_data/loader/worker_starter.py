@@ -21,6 +21,7 @@ from fkat_data.worker.importer_process import find_importer
 from fkat_data.worker.parent_process import ParentProcess, fork_parent
 from fkat_data.worker.picks import Picks
 from fkat_data.worker.process import ServerProcess
+from fkat_data.worker.process_title import PARENT_ROLE, process_title
 from fkat_data.worker.program_fork import ProgramFork
 from fkat_data.worker.settings import FORK_OR_TEMPLATE, WorkerSettings
 from fkat_data.worker.ship import Shipment
@@ -36,6 +37,8 @@ class WorkerStarter:
         timeline: Where their events go; None: they send none.
         start_method: How they are started; None: as this system allows.
         group_size: Workers of a group.
+        num_workers: Workers of the loader.
+        loader_name: The loader's class, for the titles of processes.
         is_zero_copy: Whether microbatches are views of shared memory.
 
     Raises:
@@ -48,12 +51,16 @@ class WorkerStarter:
         timeline: Timeline | None,
         start_method: str | None,
         group_size: int,
+        num_workers: int,
+        loader_name: str,
         *,
         is_zero_copy: bool,
     ) -> None:
         self._sink = sink
         self._timeline = timeline
         self._group_size = group_size
+        self._num_workers = num_workers
+        self._loader_name = loader_name
         self._is_zero_copy = is_zero_copy
         # Where workers write their stacks on request; the trainer asks one at a time.
         self._stacks: int | None = None
@@ -172,7 +179,8 @@ class WorkerStarter:
             self.end_parent()
         try:
             server = find_importer(template, self._shipment.modules)
-            self._parent = fork_parent(self._shipment, self._shipment.folder, self._stacks_file(), server)
+            title = process_title(PARENT_ROLE, self._loader_name)
+            self._parent = fork_parent(title, self._shipment, self._shipment.folder, self._stacks_file(), server)
         except genuine(OSError) as error:
             if error.errno == errno.EMFILE:
                 raise
@@ -196,6 +204,7 @@ class WorkerStarter:
             self._shipment,
             self._stacks_file(),
             index,
+            process_title(f"worker {index} of {self._num_workers}", self._loader_name),
             prefetch_bytes,
             self._sink,
             self._timeline,

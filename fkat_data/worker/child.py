@@ -4,16 +4,14 @@ import _thread
 import contextlib
 import fcntl
 import functools
-import marshal
 import os
 import select
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from importlib.abc import InspectLoader
-from typing import Any, Protocol, cast
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import psutil
 
@@ -23,6 +21,15 @@ from fkat_data.worker import lifeline
 from fkat_data.worker.inheritance import new_interpreter
 
 _HIGHEST_STANDARD = 2
+_IMPORTED_PROGRAM = """\
+import sys
+if not sys.flags.safe_path:
+    del sys.path[0]
+sys.path.insert(0, {0!r})
+from process_main import main
+del sys.path[0], sys.modules["process_main"]
+main(*sys.argv[1:])
+"""
 
 
 class OwnProcess(Protocol):
@@ -141,6 +148,7 @@ def _end(started: Sequence[OwnProcess]) -> None:
 
 
 def popen_interpreter(
+    title: str,
     program: str,
     descriptors: Sequence[int],
     numbers: Sequence[int],
@@ -156,9 +164,10 @@ def popen_interpreter(
     It is killed and reaped once nothing holds what is returned, also if the call is interrupted.
 
     Args:
-        program: What it runs, after the lines of ``fkat_data.worker.lifeline``. It must call ``bind`` first.
-        descriptors: Those that it inherits; it finds their numbers, which may be others there, in ``sys.argv[1:]``.
-        numbers: What it finds after them.
+        title: Its title.
+        program: What of ``fkat_data.worker.process_main`` it runs.
+        descriptors: Those that it inherits; the program gets their numbers, which may be others there.
+        numbers: What the program gets after them.
         stderr: Where its stderr goes.
         stdout: Where its stdout goes; None: where this process's goes.
         folder: A descriptor of its working directory; None: this process's.
@@ -175,12 +184,14 @@ def popen_interpreter(
         if entered is not None and sys.platform == "linux":
             path, entered = f"/proc/self/fd/{entered}", None
         flags, environment, restored = new_interpreter()
+        words = ",".join(map(str, (-1 if entered is None else entered, *passed, *numbers)))
+        variables = (name if value is None else f"{name}={value}" for name, value in restored.items())
         # A process inherits the signals that its parent's thread blocks: none reaches it before it handles them.
         blocked_before = signal.pthread_sigmask(signal.SIG_BLOCK, lifeline.DEAF_TO)
         try:
             start = functools.partial(
                 _EnteredPopen,
-                [sys.executable, *flags, "-c", _begin(restored, entered) + program, *map(str, (*passed, *numbers))],
+                [sys.executable, *flags, *_program_file(), title, program, words, *variables],
                 stdin=subprocess.DEVNULL,
                 stderr=stderr,
                 pass_fds=passed if entered is None else (*passed, entered),
@@ -220,28 +231,14 @@ def has_stdout() -> bool:
     return sys.__stdout__ is not None
 
 
-def _begin(restored: Mapping[str, str | None], folder: int | None) -> str:
-    """Return the first lines of a program: they import nothing from the working directory, and need no source.
-
-    Args:
-        restored: Environment variables to set; None: to remove.
-        folder: A descriptor of the working directory to enter; None: the program is there.
-    """
-    spec = lifeline.__spec__
-    code = cast("InspectLoader", spec.loader).get_code(spec.name)
-    enter = "" if folder is None else f"os.fchdir({folder})\nos.close({folder})\n"
-    return f"""\
-import sys
-if not sys.flags.safe_path:
-    del sys.path[0]
-import marshal
-exec(marshal.loads({marshal.dumps(code)!r}))
-{enter}for name, value in {dict(restored)!a}.items():
-    if value is None:
-        del os.environ[name]
-    else:
-        os.environ[name] = value
-"""
+def _program_file() -> list[str]:
+    """Return the arguments by which an interpreter runs ``process_main``, from wherever this package is imported."""
+    folder, file = os.path.split(str(lifeline.__file__))
+    path = os.path.join(folder, f"process_main{os.path.splitext(file)[1]}")  # noqa: PTH118, PTH122 - for each process
+    if path.endswith((".py", ".pyc")) and os.path.isfile(path):  # noqa: PTH113 - as above
+        return [path]
+    # It is in an archive.
+    return ["-c", _IMPORTED_PROGRAM.format(folder)]
 
 
 _PAUSE_S = 0.05

@@ -24,6 +24,7 @@ from fkat_data.worker.inheritance import (
 )
 from fkat_data.worker.parent_process import ServingProcess
 from fkat_data.worker.process import Child, ServerProcess, ask_for
+from fkat_data.worker.process_title import process_title
 from fkat_data.worker.template_process import IDLE_MS
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ class ImporterProcess(ServingProcess):
         """What it is a fork of."""
         # The modules of parents that are not born yet, and when they were asked for.
         self._asked: deque[tuple[frozenset[str], float]] = deque()
-        request = ImporterRequest(Surroundings.now(), IDLE_MS)
+        request = ImporterRequest(process_title("importer"), Surroundings.now(), IDLE_MS)
 
         def start(control: int, lifeline: int, stderr: int) -> Child:
             return ask_for(request, lambda birth: ImporterDescriptors(birth, control, lifeline, stderr), template)

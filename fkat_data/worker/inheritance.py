@@ -149,17 +149,17 @@ class WorkerRequest(NamedTuple):
     """A worker to start.
 
     Attributes:
+        title: Its title.
         worker_index: The worker's number among its loader's.
         stack_signal: The signal that makes it write its stacks.
         surroundings: The trainer's.
-        program: What a new interpreter runs where the process that is asked cannot fork.
         why_alone: Why the loader's parent has passed the request on: the worker opens the shipment for itself.
     """
 
+    title: str
     worker_index: int
     stack_signal: int
     surroundings: Surroundings
-    program: str
     why_alone: str = ""
 
 
@@ -193,12 +193,14 @@ class ParentRequest(NamedTuple):
     """A loader's parent to start: it opens the loader's shipment once, and workers are forks of it.
 
     Attributes:
+        title: Its title.
         stack_signal: The signal that makes it write its stacks.
         surroundings: The trainer's.
         modules: What the importer imports before.
         why_alone: Why the importer has passed the request on: the parent imports for itself.
     """
 
+    title: str
     stack_signal: int
     surroundings: Surroundings
     modules: frozenset[str]
@@ -233,10 +235,12 @@ class ImporterRequest(NamedTuple):
     """An importer to start: it imports the modules that shipments name, and loaders' parents are forks of it.
 
     Attributes:
+        title: Its title.
         surroundings: The trainer's.
         idle_ms: Milliseconds without a child after which it ends.
     """
 
+    title: str
     surroundings: Surroundings
     idle_ms: int
     why_alone: str = ""

@@ -25,6 +25,7 @@ from fkat_data.transport.memory_limit import WorkerMemory
 from fkat_data.transport.segment import Segment
 from fkat_data.types import Shard
 from fkat_data.worker.messages import PAGE_BYTES, CallerProgress
+from fkat_data.worker.process_title import set_title, worker_name
 from fkat_data.worker.produce import Producer
 from fkat_data.worker.serve import Server
 from fkat_data.worker.settings import WorkerSettings, enter_worker
@@ -39,7 +40,9 @@ _TRIM_THRESHOLD_BYTES = 512 << 20
 _kept: list[Any] = []
 
 
-def main(settings_file: mmap.mmap, worker_index: int, channel_descriptor: int, page_descriptor: int) -> None:
+def main(
+    settings_file: mmap.mmap, worker_index: int, channel_descriptor: int, page_descriptor: int, title: str
+) -> None:
     """Serve the trainer at the other end of the channel until it is gone.
 
     The process is bound to its trainer by then (see ``fkat_data.worker.lifeline``).
@@ -49,7 +52,9 @@ def main(settings_file: mmap.mmap, worker_index: int, channel_descriptor: int, p
         worker_index: The worker's number among its loader's.
         channel_descriptor: The worker's end of the pipe.
         page_descriptor: Where the worker reports its stages, see ``fkat_data.observe.stages``.
+        title: The process's title.
     """
+    set_title(title, worker_name(worker_index))
     enter_worker(worker_index)
     prepare()
     work(open_settings(settings_file), worker_index, channel_descriptor, page_descriptor)

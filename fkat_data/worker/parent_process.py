@@ -156,10 +156,11 @@ class ParentProcess(ServingProcess):
         super().end(grace_s if self._has_started_one else 0.0)
 
 
-def fork_parent(shipment: Shipment, folder: int, stacks: int, server: ServerProcess) -> ParentProcess:
+def fork_parent(title: str, shipment: Shipment, folder: int, stacks: int, server: ServerProcess) -> ParentProcess:
     """Ask for a parent that opens a shipment, without waiting for it.
 
     Args:
+        title: Its title.
         shipment: What it opens; stays the caller's.
         folder: A descriptor of its working directory; stays the caller's.
         stacks: A descriptor of memory that it writes its stacks to; stays the caller's.
@@ -168,7 +169,7 @@ def fork_parent(shipment: Shipment, folder: int, stacks: int, server: ServerProc
     Raises:
         OSError: The server is gone, or has too many requests to read.
     """
-    request = ParentRequest(int(STACK_SIGNAL), Surroundings.now(), shipment.modules)
+    request = ParentRequest(title, int(STACK_SIGNAL), Surroundings.now(), shipment.modules)
 
     def start(control: int, lifeline: int, stderr: int) -> Child:
         def sent(birth: int) -> ParentDescriptors:

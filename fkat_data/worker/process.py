@@ -243,20 +243,6 @@ class ForkedChild:
 Child: TypeAlias = OwnChild | ForkedChild
 
 
-# The settings are a pickled list of the paths to import from, then the pickled settings proper. The first lines make
-# stacks visible, those of the following imports included.
-_BOOTSTRAP = """\
-settings, channel, page, lifeline, stacks, worker_index, stack_signal = map(int, sys.argv[1:])
-bind(lifeline)
-write_stacks_on_signals(stack_signal, stacks)
-import mmap, pickle
-file = mmap.mmap(settings, 0, access=mmap.ACCESS_COPY)
-os.close(settings)
-sys.path[:], sys.argv = pickle.load(file)
-from fkat_data.worker.main import main
-main(file, worker_index, channel, page)
-"""
-
 _REPORT_GRACE_S = 1.0
 _KILL_GRACE_S = 5.0
 _STACK_WAIT_S = 0.5
@@ -332,6 +318,7 @@ class WorkerProcess(StartedProcess):
     """One worker's process.
 
     Args:
+        title: Its title.
         shipment: What the worker starts with; stays the caller's.
         worker_index: The worker's number among its loader's.
         channel: The worker's end of the pipe; stays the caller's.
@@ -345,6 +332,7 @@ class WorkerProcess(StartedProcess):
 
     def __init__(
         self,
+        title: str,
         shipment: ShippedSettings,
         worker_index: int,
         channel: int,
@@ -356,7 +344,7 @@ class WorkerProcess(StartedProcess):
 
         def start(lifeline: int, stderr: int) -> Child:
             descriptors = (shipment.settings, channel, page, lifeline, stacks)
-            return _start(worker_index, descriptors, stderr, shipment.folder, server)
+            return _start(title, worker_index, descriptors, stderr, shipment.folder, server)
 
         super().__init__(start, server)
 
@@ -392,20 +380,27 @@ class WorkerProcess(StartedProcess):
 
 
 def _start(
-    worker_index: int, descriptors: _Inherited, stderr: int, folder: int | None, server: ServerProcess | None
+    title: str,
+    worker_index: int,
+    descriptors: _Inherited,
+    stderr: int,
+    folder: int | None,
+    server: ServerProcess | None,
 ) -> Child:
     if server is not None and folder is not None:
         try:
-            return _fork(worker_index, descriptors, stderr, folder, server)
+            return _fork(title, worker_index, descriptors, stderr, folder, server)
         except genuine(OSError):  # the server is gone, or cannot keep up
             if server.is_only_way:
                 raise
     numbers = worker_index, int(STACK_SIGNAL)
-    return popen_interpreter(_BOOTSTRAP, descriptors, numbers, stderr, folder=folder)
+    return popen_interpreter(title, "worker", descriptors, numbers, stderr, folder=folder)
 
 
-def _fork(worker_index: int, descriptors: _Inherited, stderr: int, folder: int, server: ServerProcess) -> ForkedChild:
-    request = WorkerRequest(worker_index, int(STACK_SIGNAL), Surroundings.now(), _BOOTSTRAP)
+def _fork(
+    title: str, worker_index: int, descriptors: _Inherited, stderr: int, folder: int, server: ServerProcess
+) -> ForkedChild:
+    request = WorkerRequest(title, worker_index, int(STACK_SIGNAL), Surroundings.now())
 
     def sent(birth: int) -> WorkerDescriptors:
         return WorkerDescriptors(birth, *descriptors, stderr, folder, 1 if has_stdout() else None)

@@ -35,8 +35,9 @@ from fkat_data.worker.lifeline import DEAF_TO, STACK_SIGNAL, bind, write_stacks_
 from fkat_data.worker.main import keep_freed_memory
 from fkat_data.worker.parent_process import ParentProcess
 from fkat_data.worker.process import Child
+from fkat_data.worker.process_title import PARENT_NAME, PARENT_ROLE, process_title, set_title, title_setter
 from fkat_data.worker.settings import WorkerSettings
-from fkat_data.worker.template import PARENT_NAME, Opened, name_process, serve_opened
+from fkat_data.worker.template import Opened, serve_opened
 from fkat_data.worker.template_process import lacking_stream
 
 # Much more than it takes on a busy machine: from the template, workers have what modules set when they are imported.
@@ -125,7 +126,9 @@ class ProgramFork:
         self._parent: ParentProcess | None = None
         try:
             self.folder = os.open("/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            run = partial(_be_parent, stacks, settings, self._definitions)
+            title = process_title(PARENT_ROLE, settings.loader_name)
+            title_setter()  # imports what a fork of a program with threads must not
+            run = partial(_be_parent, title, stacks, settings, self._definitions)
             self._parent = ParentProcess(partial(_fork_program, run), None)
         except BaseException:
             self.close()
@@ -179,7 +182,13 @@ def _fork_program(run: Callable[[int, int, int], NoReturn], control: int, lifeli
 
 
 def _be_parent(
-    stacks: int, settings: WorkerSettings, definitions: Sequence[Any], control: int, lifeline: int, stderr: int
+    title: str,
+    stacks: int,
+    settings: WorkerSettings,
+    definitions: Sequence[Any],
+    control: int,
+    lifeline: int,
+    stderr: int,
 ) -> NoReturn:
     """Turn this fork of the trainer into a loader's parent, and serve."""
     # What there is stays: neither is it looked at, which would copy it, nor does a finalizer of the program's run here.
@@ -205,7 +214,8 @@ def _be_parent(
     keep_freed_memory()
     torch.set_num_threads(1)
     adopt_group(settings.group)
-    opened = Opened(settings, surroundings, files_only_read(), name_process(PARENT_NAME))
+    set_title(title, PARENT_NAME)
+    opened = Opened(settings, surroundings, files_only_read())
     serve_opened(socket.socket(fileno=control), lifeline, opened)
 
 

@@ -69,6 +69,7 @@ class ProcessWorker(KnownOfTasks):
         shipment: What the worker starts with; stays the caller's.
         stacks: A descriptor of memory for the worker's stacks (see ``WorkerProcess``); stays the caller's.
         worker_index: Its number among the loader's workers.
+        title: The process's title.
         prefetch_bytes: Shared memory that the worker takes to prefetch.
         sink: Gets the trainer's waits, and a range for each decoding.
         timeline: Gets the worker's events; None: it sends none.
@@ -86,6 +87,7 @@ class ProcessWorker(KnownOfTasks):
         shipment: ShippedSettings,
         stacks: int,
         worker_index: int,
+        title: str,
         prefetch_bytes: int,
         sink: EventSink,
         timeline: Timeline | None = None,
@@ -108,7 +110,7 @@ class ProcessWorker(KnownOfTasks):
             os.truncate(page, PAGE_BYTES)
             self._page = Segment(0, page, PAGE_BYTES, is_written=True).view.cast("d")
             self._hazard = shipment.hazard and f"\n{shipment.hazard}"
-            self._process = WorkerProcess(shipment, worker_index, theirs.fileno(), page, stacks, server)
+            self._process = WorkerProcess(title, shipment, worker_index, theirs.fileno(), page, stacks, server)
         except BaseException:
             ours.close()
             raise

@@ -27,13 +27,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import Literal, NamedTuple, NoReturn, TypeAlias
 
 import numpy as np
 import torch
 
-from fkat_data.machine import text_of
 from fkat_data.transport.released import release_pickle
 from fkat_data.worker.child import OwnChild, events_on, popen_interpreter
 from fkat_data.worker.fork_safety import (
@@ -63,14 +61,11 @@ from fkat_data.worker.inheritance import (
 )
 from fkat_data.worker.lifeline import STACK_SIGNAL, bind, end_with, write_stacks_on_signals
 from fkat_data.worker.main import main, open_settings, prepare, work
+from fkat_data.worker.process_title import IMPORTER_NAME, PARENT_NAME, TEMPLATE_NAME, set_title, worker_name
 from fkat_data.worker.settings import WorkerSettings
 
 _REQUEST_BYTES = 1 << 18
 _LONGEST_REASON = LONGEST_NEWS_BYTES - BIRTH.size
-_COMM = Path("/proc/self/comm")
-_NAME = text_of(_COMM).strip()
-PARENT_NAME, IMPORTER_NAME = "fkat-parent", "fkat-importer"
-"""What the system calls a loader's parent, and an importer."""
 
 
 class AskedWorker(NamedTuple):
@@ -104,23 +99,23 @@ class Opened(NamedTuple):
         settings: The loader's settings.
         surroundings: The trainer's when the parent started.
         to_reopen: Descriptors that each worker opens again, see ``fkat_data.worker.fork_safety``.
-        name: What the system calls a worker.
     """
 
     settings: WorkerSettings
     surroundings: Surroundings
     to_reopen: tuple[int, ...] = ()
-    name: str = "python"
 
 
-def run(control: socket.socket, lifeline: int, idle_ms: int | None = None) -> NoReturn:
+def run(control: socket.socket, lifeline: int, idle_ms: int, title: str) -> NoReturn:
     """Be the template until the control socket ends; in each process that is forked from it, be what was asked for.
 
     Args:
         control: The socket on which requests come.
         lifeline: The template's own.
-        idle_ms: Milliseconds without a child after which it ends as well; None: never.
+        idle_ms: Milliseconds without a child after which it ends as well.
+        title: The template's title.
     """
+    set_title(title, TEMPLATE_NAME)
     chosen = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a parent that ignores it never hears of an exit code
     signal.signal(STACK_SIGNAL, signal.SIG_IGN)  # each worker registers it
     stop_idle_threads()
@@ -168,13 +163,6 @@ def serve_opened(
     if chosen is not None:
         signal.signal(signal.SIGCHLD, chosen)
     _be_worker_of(opened, asked)
-
-
-def name_process(name: str) -> str:
-    """Let the system call this process by a name, and return what it was called before."""
-    before = _COMM.read_text(encoding="utf-8").strip()
-    _COMM.write_text(name, encoding="utf-8")
-    return before
 
 
 def leave() -> NoReturn:
@@ -412,7 +400,8 @@ class ForkServer:
         _restore_environment(self._environment or {})
         umask = request.surroundings.umask
         process = popen_interpreter(
-            request.program,
+            request.title,
+            "worker",
             descriptors[1:6],
             (request.worker_index, request.stack_signal),
             descriptors.stderr,
@@ -477,7 +466,7 @@ def _be_importer(asked: AskedImporter, upstream: socket.socket | None) -> NoRetu
     os.close(descriptors.stderr)
     request.surroundings.impose(0)
     _seed()
-    name_process(IMPORTER_NAME)
+    set_title(request.title, IMPORTER_NAME)
     prepare()
     multiprocessing.current_process().name = "Process-0"
     control = socket.socket(fileno=descriptors.control)
@@ -506,7 +495,7 @@ def _be_parent(asked: AskedParent, upstream: socket.socket | None) -> NoReturn:
     shipment = os.dup(descriptors.settings)
     settings_file = _settle(asked)
     start = settings_file.tell()
-    name_process(PARENT_NAME)
+    set_title(request.title, PARENT_NAME)
     control = socket.socket(fileno=descriptors.control)
     # As torch's workers are called: programs tell them from "MainProcess" by it.
     multiprocessing.current_process().name = "Process-0"
@@ -522,7 +511,7 @@ def _be_parent(asked: AskedParent, upstream: socket.socket | None) -> NoReturn:
     os.close(shipment)
     if why:
         _pass_all_on([settings], control, upstream, why)
-    opened = Opened(settings, request.surroundings, found.to_reopen(), _NAME)
+    opened = Opened(settings, request.surroundings, found.to_reopen())
     serve_opened(control, descriptors.lifeline, opened, upstream)
 
 
@@ -547,9 +536,8 @@ def _pass_all_on(
 def _be_worker_alone(asked: AskedWorker) -> NoReturn:
     """Be a worker that opens the shipment for itself."""
     request, descriptors = asked
-    name_process(_NAME)
     settings_file = _settle(asked)
-    main(settings_file, request.worker_index, descriptors.channel, descriptors.page)
+    main(settings_file, request.worker_index, descriptors.channel, descriptors.page, request.title)
     leave()
 
 
@@ -562,7 +550,7 @@ def _be_worker_of(opened: Opened, asked: AskedWorker) -> NoReturn:
     # What the dataset has changed of these while it was opened stays.
     if request.surroundings != opened.surroundings:
         request.surroundings.impose(0)
-    name_process(opened.name)
+    set_title(request.title, worker_name(request.worker_index))
     forget_exit_hooks()
     reopen(opened.to_reopen)
     _seed()

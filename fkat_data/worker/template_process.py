@@ -19,30 +19,11 @@ from fkat_data.interruption import genuine, suppress
 from fkat_data.worker.child import popen_interpreter
 from fkat_data.worker.inheritance import RETIRED, Request, heritage, import_paths
 from fkat_data.worker.monitor import WorkerMonitor, new_lines
+from fkat_data.worker.process_title import process_title
 from fkat_data.worker.settings import FORK_OR_TEMPLATE
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-# numpy's OpenBLAS has threads, which it stops at a fork and starts again when it needs them: the fork of a process that
-# is small yet is a fast one. No garbage is looked for while everything that is imported stays.
-_PROGRAM = """\
-import gc
-control, lifeline, idle_ms = map(int, sys.argv[1:])
-bind(lifeline)
-gc.disable()
-import pickle, socket
-control = socket.socket(fileno=control)
-control.set_inheritable(False)
-sys.path[:] = pickle.loads(control.recv(1 << 20))
-import numpy
-if len(os.listdir("/proc/self/task")) > 1:
-    if os.fork() == 0:
-        os._exit(0)
-    with contextlib.suppress(ChildProcessError):
-        os.wait()
-from fkat_data.worker.template import run
-run(control, lifeline, idle_ms)
-"""
 _MOST_FAILURES = 2
 # A program that changes an environment variable for some loaders finds the template of both kinds.
 _MOST_TEMPLATES = 2
@@ -73,7 +54,8 @@ class TemplateProcess:
             with theirs, new_lines() as (lifeline, own_lifeline, stderr, self._stderr):
                 # The thread that watches the process holds the descriptors for as long as it lives.
                 inherited, after_reap = (theirs.fileno(), lifeline), (self._control.close, own_lifeline.close)
-                self._child = popen_interpreter(_PROGRAM, inherited, (IDLE_MS,), stderr, after_reap=after_reap)
+                title = process_title("template")
+                self._child = popen_interpreter(title, "template", inherited, (IDLE_MS,), stderr, after_reap=after_reap)
             self.pid: int = self._child.pid
             """The process id."""
             with suppress(OSError):  # it has ended already: the first request finds that out

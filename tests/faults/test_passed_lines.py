@@ -8,7 +8,14 @@ import pytest
 import fkat_data
 
 ROOT = Path(fkat_data.__file__).parent
-OF_CHILDREN = ("lifeline.py", "template.py", "fork_safety.py", "program_fork.py", "worker_contracts.py")
+OF_CHILDREN = (
+    "lifeline.py",
+    "template.py",
+    "process_main.py",
+    "fork_safety.py",
+    "program_fork.py",
+    "worker_contracts.py",
+)
 
 
 @pytest.mark.long

@@ -13,7 +13,7 @@ def template_pids():
     found = {number for _, number in SHARED}
     for child in psutil.Process().children():
         try:
-            if "fkat_data.worker.template" in " ".join(child.cmdline()):
+            if "fkat_data: template" in " ".join(child.cmdline()):
                 found.add(child.pid)
         except (psutil.NoSuchProcess, psutil.ZombieProcess):
             continue

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("own_template", "processes")
 def forker_of_forkers():
     """The process that this one comes from, beside importers and loaders' parents: the template, or the trainer."""
     process = psutil.Process().parent()
-    while process.name().startswith("fkat-"):
+    while process.name() in ("fkat-parent", "fkat-importer"):
         process = process.parent()
     return process.pid
 
@@ -148,8 +148,11 @@ def test_the_death_of_an_orphan_is_noticed():
         assert caught.value.pid == pid
 
 
-def test_templates_that_end_before_they_start_a_worker_are_given_up(monkeypatch, caplog):
-    monkeypatch.setattr(template_process, "_PROGRAM", "import sys; sys.exit('no luck')")
+def test_templates_that_end_before_they_start_a_worker_are_given_up(monkeypatch, tmp_path, caplog):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, sys\nif 'template' in sys.orig_argv:\n    os.write(2, b'no luck')\n    os._exit(1)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     with ShardedDataLoader(0, ["a"], load) as loader:
         for _ in range(2):
             with pytest.raises(WorkerDiedError, match=r"exit code 1.*\n.*no luck"):
@@ -306,7 +309,7 @@ from fkat_data import ShardedDataLoader
 
 def template():
     pid = os.getppid()
-    while pathlib.Path(f"/proc/{pid}/comm").read_text().startswith("fkat-"):
+    while pathlib.Path(f"/proc/{pid}/comm").read_text() in ("fkat-parent\\n", "fkat-importer\\n"):
         pid = int(pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     return pid
 
