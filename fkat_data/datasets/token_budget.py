@@ -97,7 +97,7 @@ class TokenBudgetBatchSampler(Described, Sampler[list[int]]):
         ConfigurationError: An argument is invalid, a sample is too long, or there are fewer samples than ranks.
     """
 
-    says_its_start = True
+    reports_start = True
     """Once ``iter()`` has returned, ``state_dict()`` says where that iteration begins, for a loader to save."""
 
     def __init__(

@@ -193,7 +193,7 @@ class DrawnPlan(IndexPlan):
             self._return_to(begun, drawn if step else 0)
         elif not step:
             self._load(begun)
-        elif self._says_its_start:
+        elif self._reports_start:
             self._generators.call(iter, self._sampler)
         elif drawn and self.has_states and not self._draws_at_once:
             self._load(begun)
@@ -373,7 +373,7 @@ class DrawnPlan(IndexPlan):
         self._num_drawn = first_step(self._layers, epoch)
         self._order, self._own = self._opened(epoch, loaded, before or [])
         self._newest = self._order.count, self._order.digest
-        if self._says_its_start:
+        if self._reports_start:
             self._begun = self._terms()  # before iter(), it said where the iteration before was left
         self._parts.clear()
         self._marks = {}
@@ -543,7 +543,7 @@ class DrawnPlan(IndexPlan):
         is_begun = epoch == self._epoch and self._begun is not None
         sampler = self._drawn_from if is_begun else cast("Any", self._sampler)
         begun = cast("Mapping[str, Any]", self._begun) if is_begun else self._loaded_at(epoch)
-        if not self._says_its_start or "samplers" not in begun or (is_begun and not self._is_as_drawn):
+        if not self._reports_start or "samplers" not in begun or (is_begun and not self._is_as_drawn):
             return len(sampler)
         state = begun["samplers"][-1]
         if self._known_length is None or self._known_length[0] != state:
@@ -617,8 +617,8 @@ class DrawnPlan(IndexPlan):
         return not self._draws_at_once and has_own_state(self._sampler)
 
     @property
-    def _says_its_start(self) -> bool:
-        return bool(getattr(self._sampler, "says_its_start", False))
+    def _reports_start(self) -> bool:
+        return bool(getattr(self._sampler, "reports_start", False))
 
     @property
     def _drawn_from(self) -> Any:

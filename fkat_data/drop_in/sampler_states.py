@@ -217,7 +217,7 @@ def _begins_with(batches: Iterator[Any], known: Check, first: list[Any], generat
 
 def has_own_state(sampler: object) -> bool:
     """Return whether a sampler, or one that it takes its indices from, has a state whose meaning it alone knows."""
-    if getattr(sampler, "says_its_start", False):
+    if getattr(sampler, "reports_start", False):
         return False
     return any(isinstance(member, Stateful) for member in members_of(sampler))
 

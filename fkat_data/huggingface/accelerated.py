@@ -77,7 +77,7 @@ def rest_or_next(begin: Callable[[], Iterable[_T]], *, may_be_over: bool, num_wo
 
     Args:
         begin: Begins an epoch, or the rest of one.
-        may_be_over: Whether the loaded place may be an epoch's end.
+        may_be_over: Whether the loaded position may be an epoch's end.
         num_workers: Workers of torch's, which start with the first item; 0: items are made here, and may draw.
     """
     is_empty = True

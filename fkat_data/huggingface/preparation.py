@@ -17,8 +17,8 @@ from fkat_data.types import ResumableLoader
 _logger = logging.getLogger(__name__)
 
 
-class Course(IterableDataset[Any]):
-    """Iterates over a loader, and knows the place after each microbatch that the loop has received.
+class TrackedLoop(IterableDataset[Any]):
+    """A dataset of a loader's microbatches that tracks the loop over it: the loader's state after each that the loop has received.
 
     Args:
         loader: Any loader of this library.
@@ -38,8 +38,8 @@ class Course(IterableDataset[Any]):
         self.step: int = 0
         self.num_stand_ins: int = 0
         self._loaded_step: int | None = None
-        self._place: Any = None
-        # The place that ``mark`` asked for, and the step; None until a microbatch comes after it.
+        self._state: Any = None
+        # The state that ``mark`` asked for, and the step; None until a microbatch comes after it.
         self._marked: tuple[Any, int] | None = None
         self._is_to_mark = False
 
@@ -61,42 +61,42 @@ class Course(IterableDataset[Any]):
         self._set_epoch()
         self.step, self._loaded_step = self._loaded_step or 0, None
         num_workers = getattr(self.loader, "num_workers", 0)
-        placed = rest_or_next(self._placed, may_be_over=may_be_over, num_workers=num_workers)
-        for (microbatch, place), is_last in with_end(placed):
+        with_states = rest_or_next(self._with_states, may_be_over=may_be_over, num_workers=num_workers)
+        for (microbatch, state), is_last in with_end(with_states):
             moved = microbatch if move is None else move(microbatch)
-            # Samplers begin the next epoch by another set_epoch(): behind the last one, the place is there.
+            # Samplers begin the next epoch by another set_epoch(): behind the last one, the state is there.
             is_next = is_last and bool(samplers_of(self.loader))
-            reached = self._reached() if is_next else place
+            reached = self._reached() if is_next else state
             if self._is_to_mark:
-                self._marked, self._is_to_mark = (self._place, self.step), False
+                self._marked, self._is_to_mark = (self._state, self.step), False
             # Last of all: if something before is interrupted, the loop does not have this microbatch.
-            self._place, self.step = reached, 0 if is_last else self.step + 1
+            self._state, self.step = reached, 0 if is_last else self.step + 1
             yield moved, is_last
 
     def mark(self) -> None:
-        """Remember the place before the next microbatch."""
+        """Remember the state before the next microbatch."""
         self._marked, self._is_to_mark = None, True
 
     def state_dict(self, *, is_at_mark: bool = False) -> dict[str, Any]:
-        """Return the place after the last microbatch that each rank's loop has received. A collective.
+        """Return the state after the last microbatch that each rank's loop has received. A collective.
 
         Args:
-            is_at_mark: Return the place before the first microbatch that came after ``mark``.
+            is_at_mark: Return the state before the first microbatch that came after ``mark``.
 
         Raises:
-            FkatDataError: The loader has no state for this place.
+            FkatDataError: The loader has no state here.
         """
-        place, step = self._place, self.step
+        state, step = self._state, self.step
         if is_at_mark and self._marked is not None:
-            place, step = self._marked
-        if place is None:
-            place = self._reached()
-        if isinstance(place, FkatDataError):
-            raise place
-        return {"version": STATE_VERSION, "step": step, "loader": self.loader.merge_state_dicts(gather(place))}
+            state, step = self._marked
+        if state is None:
+            state = self._reached()
+        if isinstance(state, FkatDataError):
+            raise state
+        return {"version": STATE_VERSION, "step": step, "loader": self.loader.merge_state_dicts(gather(state))}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go to a saved place: the next iteration begins there.
+        """Go to a saved position: the next iteration begins there.
 
         Raises:
             StateMismatchError: It is no such state, or belongs to another plan.
@@ -106,12 +106,12 @@ class Course(IterableDataset[Any]):
         saved_version(state_dict, STATE_VERSION)
         self.loader.load_state_dict(state_dict["loader"])
         self.step = self._loaded_step = self.num_stand_ins = state_dict["step"]
-        self._place = self._marked = None
+        self._state = self._marked = None
 
-    def _placed(self) -> Iterator[tuple[Any, Any]]:
-        """Begin an iteration; yield each microbatch, and the loader's place after it."""
+    def _with_states(self) -> Iterator[tuple[Any, Any]]:
+        """Begin an iteration; yield each microbatch, and the loader's state after it."""
         iterator = iter(self.loader)
-        self._place = self._reached()
+        self._state = self._reached()
         return ((microbatch, self._reached()) for microbatch in iterator)
 
     def _set_epoch(self) -> None:
@@ -122,7 +122,7 @@ class Course(IterableDataset[Any]):
                 each.set_epoch(self.loader._next_epoch())  # noqa: SLF001 - it has samplers: it is a DataLoader
 
     def _reached(self) -> Any:
-        """Return the loader's own place; or why there is none, for a caller that asks."""
+        """Return the loader's own state; or the error that says why there is none, for a caller that asks."""
         try:
             return self.loader.local_state_dict()
         except FkatDataError as error:
@@ -138,8 +138,8 @@ def samplers_of(loader: Any) -> list[Any]:
     return [sampler for sampler in samplers if sampler is not None]
 
 
-class LoaderFace(DataLoader[Any]):
-    """Iterates over a loader as accelerate wants it, and leaves its microbatches as they are.
+class AccelerateDataLoader(DataLoader[Any]):
+    """A torch ``DataLoader`` over a loader of this library, for accelerate; it leaves the microbatches as they are.
 
     - accelerate asks whether a batch is the epoch's last: one more microbatch is taken ahead. The state does not count
       it.
@@ -161,19 +161,19 @@ class LoaderFace(DataLoader[Any]):
             device = None
         self.loader = loader
         """The loader; one microbatch ahead of the loop during an epoch."""
-        self.course = Course(loader, device, non_blocking=non_blocking)
+        self.loop = TrackedLoop(loader, device, non_blocking=non_blocking)
         """Where the loop is; an iterator holds it, too."""
         # A generator of its own: an iteration that steps over batches draws no number from the trainer's.
-        super().__init__(self.course, batch_size=None, collate_fn=_unchanged, generator=torch.Generator())
+        super().__init__(self.loop, batch_size=None, collate_fn=_unchanged, generator=torch.Generator())
 
     @property
     def step(self) -> int:
         """Microbatches of the epoch that the loop has received."""
-        return self.course.step
+        return self.loop.step
 
     def __iter__(self) -> Any:
         """Begin an epoch, or the rest of one after ``load_state_dict``."""
-        return self.course.microbatches()
+        return self.loop.microbatches()
 
     def __len__(self) -> int:
         """Return the microbatches of an epoch.
@@ -184,24 +184,24 @@ class LoaderFace(DataLoader[Any]):
         return len(self.loader)
 
     def stand_in_for(self, num_skipped: int) -> None:
-        """Give the next ``skip_first_batches`` this many empty batches; without this, those before the loaded place."""
-        self.course.num_stand_ins = num_skipped
+        """Give the next ``skip_first_batches`` this many empty batches; without this, those before the loaded position."""
+        self.loop.num_stand_ins = num_skipped
 
     def state_dict(self, *, is_at_mark: bool = False) -> dict[str, Any]:
-        """Return the place after the last microbatch that the loop has received; collective if the loader's is.
+        """Return the state after the last microbatch that the loop has received; collective if the loader's is.
 
         Args:
-            is_at_mark: Return the place before the first microbatch that came after ``mark``.
+            is_at_mark: Return the state before the first microbatch that came after ``mark``.
         """
-        return self.course.state_dict(is_at_mark=is_at_mark)
+        return self.loop.state_dict(is_at_mark=is_at_mark)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go to a saved place: the next iteration begins there.
+        """Go to a saved position: the next iteration begins there.
 
         Raises:
             StateMismatchError: It is no such state, or belongs to another plan; nothing has changed then.
         """
-        self.course.load_state_dict(state_dict)
+        self.loop.load_state_dict(state_dict)
 
 
 def is_own_loader(value: object) -> bool:
@@ -219,7 +219,7 @@ def prepare(accelerator: Any, *objects: Any, device_placement: Sequence[bool | N
     """Prepare what ``accelerator.prepare`` does, and loaders of this library besides; return all in the same order.
 
     A prepared loader delivers each rank's own part once, and of a ``fkat_data.DataLoader`` its share of the batches, on
-    the accelerator's device. ``accelerator.save_state()`` and ``load_state()`` include its place, to the microbatch.
+    the accelerator's device. ``accelerator.save_state()`` and ``load_state()`` include its position, to the microbatch.
     ``accelerator.accumulate`` knows its last microbatch, and ``accelerator.skip_first_batches`` loads nothing that was
     delivered before. It takes one microbatch ahead.
 
@@ -238,81 +238,81 @@ def prepare(accelerator: Any, *objects: Any, device_placement: Sequence[bool | N
             be dealt out to the ranks.
         Exception: Whatever ``accelerator.prepare`` raises.
     """
-    placements = [None] * len(objects) if device_placement is None else list(device_placement)
+    moves = [None] * len(objects) if device_placement is None else list(device_placement)
     own = {index: item for index, item in enumerate(objects) if is_own_loader(item)}
-    faces: dict[int, Any] = {}
+    wrappers: dict[int, Any] = {}
     for index, loader in own.items():
-        faces[index] = _registered_face(loader, accelerator, placements[index])
+        wrappers[index] = _registered_loader(loader, accelerator, moves[index])
     others = [index for index in range(len(objects)) if index not in own]
     if others:
         # As a whole: an optimizer follows its model, a scheduler its optimizer.
-        given = None if device_placement is None else [placements[index] for index in others]
+        given = None if device_placement is None else [moves[index] for index in others]
         prepared = accelerator.prepare(*(objects[index] for index in others), device_placement=given)
-        faces |= zip(others, prepared if len(others) > 1 else (prepared,), strict=True)
-    results = tuple(faces[index] for index in range(len(objects)))
+        wrappers |= zip(others, prepared if len(others) > 1 else (prepared,), strict=True)
+    results = tuple(wrappers[index] for index in range(len(objects)))
     return results[0] if len(results) == 1 else results
 
 
-class _RegisteredPlace:
-    """What an ``Accelerator`` saves of a loader, for as long as the program has the loader, or an iterator of it.
+class _RegisteredLoader:
+    """The object that an ``Accelerator`` saves for a loader, for as long as the program has the loader, or an iterator of it.
 
     The accelerator itself never drops what is registered, not even in ``free_memory``: it must not keep workers alive.
     """
 
-    def __init__(self, face: LoaderFace) -> None:
-        self._face = ref(face)
-        self._course = ref(face.course)
+    def __init__(self, wrapper: AccelerateDataLoader) -> None:
+        self._wrapper = ref(wrapper)
+        self._loop = ref(wrapper.loop)
 
     @property
-    def face(self) -> LoaderFace | None:
-        return self._face()
+    def wrapper(self) -> AccelerateDataLoader | None:
+        return self._wrapper()
 
     @property
     def is_gone(self) -> bool:
-        return self._course() is None
+        return self._loop() is None
 
     def state_dict(self) -> dict[str, Any]:
-        course = self._course()
-        return {} if course is None else course.state_dict()
+        loop = self._loop()
+        return {} if loop is None else loop.state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        course = self._course()
-        if course is not None:
-            course.load_state_dict(state_dict)
+        loop = self._loop()
+        if loop is not None:
+            loop.load_state_dict(state_dict)
 
 
-def _registered_face(loader: Any, accelerator: Any, is_placed: bool | None) -> LoaderFace:
-    """Return a loader's face, the one that the accelerator saves if it has one; drop those that are gone."""
+def _registered_loader(loader: Any, accelerator: Any, is_moved: bool | None) -> AccelerateDataLoader:
+    """Return a loader's wrapper, the one that the accelerator saves if it has one; drop those that are gone."""
     registered: list[Any] = accelerator._custom_objects  # noqa: SLF001 - accelerate has no other way to drop one
-    registered[:] = [each for each in registered if not (isinstance(each, _RegisteredPlace) and each.is_gone)]
-    faces = [each.face for each in registered if isinstance(each, _RegisteredPlace)]
-    found = next((face for face in faces if face is not None and loader in (face, face.loader)), None)
+    registered[:] = [each for each in registered if not (isinstance(each, _RegisteredLoader) and each.is_gone)]
+    wrappers = [each.wrapper for each in registered if isinstance(each, _RegisteredLoader)]
+    found = next((wrapper for wrapper in wrappers if wrapper is not None and loader in (wrapper, wrapper.loader)), None)
     if found is not None:
         return found
-    face = loader if isinstance(loader, LoaderFace) else face_for(loader, accelerator, is_placed)
-    accelerator.register_for_checkpointing(_RegisteredPlace(face))
-    return face
+    wrapper = loader if isinstance(loader, AccelerateDataLoader) else wrapper_for(loader, accelerator, is_moved)
+    accelerator.register_for_checkpointing(_RegisteredLoader(wrapper))
+    return wrapper
 
 
-def face_for(loader: Any, accelerator: Any, is_placed: bool | None = None) -> LoaderFace:
-    """Return a loader's face for an accelerator. A collective: every rank must call it.
+def wrapper_for(loader: Any, accelerator: Any, is_moved: bool | None = None) -> AccelerateDataLoader:
+    """Return a loader's wrapper for an accelerator. A collective: every rank must call it.
 
     Args:
         loader: A loader of this library.
         accelerator: Says which device, and how many ranks there are.
-        is_placed: Whether microbatches go to its device; None: as the accelerator says.
+        is_moved: Whether microbatches go to its device; None: as the accelerator says.
     """
     device: torch.device = accelerator.device
-    if is_placed is None:
-        is_placed = accelerator.device_placement
+    if is_moved is None:
+        is_moved = accelerator.device_placement
     if accelerator.num_processes > 1:
         _give_part(loader, accelerator)
     if isinstance(loader, DataLoader) and hasattr(cast("Any", loader), "deal_out"):
-        # The face takes over from accelerator.prepare().
+        # The wrapper takes over from accelerator.prepare().
         loader._is_accelerate_prepared = False  # noqa: SLF001 - an attribute of accelerate's
     # On the CPU, microbatches stay the views that they are.
-    placed = device if is_placed and device.type != "cpu" else None
-    return LoaderFace(loader, placed, non_blocking=accelerator.non_blocking)
+    target = device if is_moved and device.type != "cpu" else None
+    return AccelerateDataLoader(loader, target, non_blocking=accelerator.non_blocking)
 
 
 def _give_part(loader: Any, accelerator: Any) -> None:

@@ -17,7 +17,7 @@ from torch.utils.data import IterableDataset
 
 from fkat_data.distributed import gather
 from fkat_data.errors import ConfigurationError, RankMismatchError, StateMismatchError
-from fkat_data.huggingface.preparation import LoaderFace, face_for, is_own_loader
+from fkat_data.huggingface.preparation import AccelerateDataLoader, is_own_loader, wrapper_for
 from fkat_data.interruption import genuine
 
 
@@ -38,9 +38,9 @@ class ExactResumeMixin:
     Trainer's own arguments for that have no effect. Each rank makes the loader of its own part; a
     ``fkat_data.DataLoader`` is dealt out.
 
-    A checkpoint has the loaders' places. A resume begins with the next microbatch; what was delivered before is not
+    A checkpoint has the loaders' positions. A resume begins with the next microbatch; what was delivered before is not
     loaded again. The length of the loader must be the same then, and so must ``gradient_accumulation_steps``. A
-    checkpoint has no accumulated gradients: where training stops between two updates, it has the place before the first
+    checkpoint has no accumulated gradients: where training stops between two updates, it has the position before the first
     microbatch of the update that is not complete.
     """
 
@@ -51,12 +51,12 @@ class ExactResumeMixin:
     train_dataset: Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._loader_faces: dict[str, LoaderFace] = {}
+        self._wrappers: dict[str, AccelerateDataLoader] = {}
         self._loader_states: dict[str, Any] = {}
         self._resumed_checkpoint: str | None = None
         self._is_training = False
         # Of the train() under way: a second call of get_train_dataloader() gets the one that is trained on.
-        self._trained_face: LoaderFace | None = None
+        self._trained_wrapper: AccelerateDataLoader | None = None
         # The optimizer's step whose microbatches come after that loader's mark; -1: none was asked for.
         self._marked_step = -1
         super().__init__(*args, **kwargs)
@@ -75,7 +75,7 @@ class ExactResumeMixin:
             definer = next((base for base in before if name in vars(base)), None)
             # A subclass of this one has its method wrapped already.
             if definer is cls or (definer is not None and not issubclass(definer, ExactResumeMixin)):
-                setattr(cls, name, _faced(vars(definer)[name], role))
+                setattr(cls, name, _wrapped(vars(definer)[name], role))
 
     def train(
         self, resume_from_checkpoint: str | os.PathLike[str] | bool | None = None, *args: Any, **kwargs: Any
@@ -83,7 +83,7 @@ class ExactResumeMixin:
         """Train; ``resume_from_checkpoint=True`` takes the newest whole checkpoint in ``output_dir``.
 
         Raises:
-            ConfigurationError: There is no whole checkpoint, or it does not have the loader's place.
+            ConfigurationError: There is no whole checkpoint, or it does not have the loader's position.
             StateMismatchError: The checkpoint belongs to another loader, or to other arguments of the Trainer.
             RankMismatchError: Ranks have different numbers of microbatches.
             Exception: Whatever the Trainer raises.
@@ -96,7 +96,7 @@ class ExactResumeMixin:
                     "resume_from_checkpoint", True, f"a whole checkpoint in {self.args.output_dir}; there is none"
                 )
             if resume_from_checkpoint is True:
-                # The Trainer's own choice may be without a loader's place: a method may return a loader that needs one.
+                # The Trainer's own choice may be without a loader's position: a method may return a loader that needs one.
                 resume_from_checkpoint = found or _last_of_trainer(self.args.output_dir) or True
             if not isinstance(resume_from_checkpoint, bool):
                 # A path is one of a checkpoint to the Trainer, too.
@@ -108,15 +108,15 @@ class ExactResumeMixin:
         try:
             return cast("Any", super()).train(resume_from_checkpoint, *args, **kwargs)
         finally:
-            self._resumed_checkpoint = self._trained_face = None
+            self._resumed_checkpoint = self._trained_wrapper = None
             self._is_training, self._marked_step = False, -1
 
     def get_train_dataloader(self) -> Any:
         """Return the loader that is ``train_dataset``, as the Trainer takes it; else what the Trainer makes."""
         if is_own_loader(self.train_dataset):
-            return self._train_face(self.train_dataset)
+            return self._train_wrapper(self.train_dataset)
         _refuse_dataset("train_dataset", self.train_dataset)
-        return self._train_face(cast("Any", super()).get_train_dataloader())
+        return self._train_wrapper(cast("Any", super()).get_train_dataloader())
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         """Return a loader of this library as the Trainer takes it; else what the Trainer makes."""
@@ -124,33 +124,33 @@ class ExactResumeMixin:
         own = self.eval_dataset
         loader = own[name] if name else own if eval_dataset is None else eval_dataset
         if is_own_loader(loader):
-            return self._face(f"eval {name}".strip(), loader)
+            return self._wrapper(f"eval {name}".strip(), loader)
         _refuse_dataset("eval_dataset", loader)
-        return self._face_of("eval", cast("Any", super()).get_eval_dataloader(eval_dataset))
+        return self._wrapper_of("eval", cast("Any", super()).get_eval_dataloader(eval_dataset))
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
         """Return a loader of this library as the Trainer takes it; else what the Trainer makes."""
         if is_own_loader(test_dataset):
-            return self._face("test", test_dataset)
+            return self._wrapper("test", test_dataset)
         _refuse_dataset("test_dataset", test_dataset)
-        return self._face_of("test", cast("Any", super()).get_test_dataloader(test_dataset))
+        return self._wrapper_of("test", cast("Any", super()).get_test_dataloader(test_dataset))
 
     def set_initial_training_values(self, args: Any, dataloader: Any) -> Any:
         """Return what the Trainer counts with, and let the loader stand in for the batches that it will step over.
 
         Raises:
-            ConfigurationError: The Trainer got its loader past this class, whose checkpoints would not have its place.
+            ConfigurationError: The Trainer got its loader past this class, whose checkpoints would not have its position.
             StateMismatchError: The checkpoint belongs to another loader, or to other arguments of the Trainer.
         """
-        if is_own_loader(dataloader) and not isinstance(dataloader, LoaderFace):
+        if is_own_loader(dataloader) and not isinstance(dataloader, AccelerateDataLoader):
             raise ConfigurationError(
                 "get_train_dataloader",
                 f"a function that returns a {type(dataloader).__name__}",
                 "a method of the Trainer's class, or train_dataset=loader: an attribute of the object hides what makes "
-                "the loader's place a part of each checkpoint",
+                "the loader's position a part of each checkpoint",
             )
         values: Any = cast("Any", super()).set_initial_training_values(args, dataloader)
-        if self._resumed_checkpoint is not None and isinstance(dataloader, LoaderFace):
+        if self._resumed_checkpoint is not None and isinstance(dataloader, AccelerateDataLoader):
             num_updates = values[1]
             global_step = read_global_step(self._resumed_checkpoint)
             num_skipped = global_step % num_updates * args.gradient_accumulation_steps
@@ -170,30 +170,30 @@ class ExactResumeMixin:
         return values
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the microbatches of an update: until it is complete, a checkpoint has the place before them."""
-        if self._trained_face is not None and self._marked_step != cast("Any", self).state.global_step:
+        """Return the microbatches of an update: until it is complete, a checkpoint has the position before them."""
+        if self._trained_wrapper is not None and self._marked_step != cast("Any", self).state.global_step:
             self._marked_step = cast("Any", self).state.global_step
-            self._trained_face.course.mark()
+            self._trained_wrapper.loop.mark()
         return cast("Any", super()).get_batch_samples(*args, **kwargs)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the model; into a checkpoint, the loaders' places too."""
+        """Save the model; into a checkpoint, the loaders' positions too."""
         cast("Any", super()).save_model(output_dir, _internal_call=_internal_call)
-        if _internal_call and output_dir is not None and self._loader_faces:
+        if _internal_call and output_dir is not None and self._wrappers:
             is_incomplete = self._marked_step == cast("Any", self).state.global_step
             states = {
-                role: face.state_dict(is_at_mark=is_incomplete and face is self._trained_face)
-                for role, face in self._loader_faces.items()
+                role: wrapper.state_dict(is_at_mark=is_incomplete and wrapper is self._trained_wrapper)
+                for role, wrapper in self._wrappers.items()
             }
             if self.args.should_save:
                 num_ranks = None if self.args.save_on_each_node else self.args.world_size
                 write_loaders(output_dir, states, num_ranks)
 
-    def _train_face(self, loader: Any) -> Any:
-        if isinstance(loader, LoaderFace) or not is_own_loader(loader):
+    def _train_wrapper(self, loader: Any) -> Any:
+        if isinstance(loader, AccelerateDataLoader) or not is_own_loader(loader):
             return loader
-        if self._trained_face is not None:
-            return self._trained_face
+        if self._trained_wrapper is not None:
+            return self._trained_wrapper
         if self.args.auto_find_batch_size:
             raise ConfigurationError("auto_find_batch_size", True, "False: the loader decides on the batch size")
         if self._resumed_checkpoint is not None:
@@ -201,40 +201,40 @@ class ExactResumeMixin:
                 raise ConfigurationError(
                     "ignore_data_skip",
                     True,
-                    "False: the Trainer then counts from the loader's place, and loads nothing",
+                    "False: the Trainer then counts from the loader's position, and loads nothing",
                 )
             if "train" not in self._loader_states:
                 read_loaders(self._resumed_checkpoint, needed="train")
-        face = self._face("train", loader)
+        wrapper = self._wrapper("train", loader)
         if self._is_training:
             warn_of_idle_arguments(self, loader)
-            self._trained_face = face
-        return face
+            self._trained_wrapper = wrapper
+        return wrapper
 
-    def _face_of(self, role: str, loader: Any) -> Any:
+    def _wrapper_of(self, role: str, loader: Any) -> Any:
         """Return a loader that a user's own method returns as the Trainer takes it."""
         if role == "train":
-            return self._train_face(loader)
-        # For an evaluation, it may be another loader each time: its place is not saved.
-        if isinstance(loader, LoaderFace) or not is_own_loader(loader):
+            return self._train_wrapper(loader)
+        # For an evaluation, it may be another loader each time: its position is not saved.
+        if isinstance(loader, AccelerateDataLoader) or not is_own_loader(loader):
             return loader
-        return _checked(face_for(loader, self.accelerator))
+        return _checked(wrapper_for(loader, self.accelerator))
 
-    def _face(self, role: str, loader: Any) -> LoaderFace:
-        face = self._loader_faces.get(role)
-        if face is None or face.loader is not loader:
-            face = self._loader_faces[role] = face_for(loader, self.accelerator)
+    def _wrapper(self, role: str, loader: Any) -> AccelerateDataLoader:
+        wrapper = self._wrappers.get(role)
+        if wrapper is None or wrapper.loader is not loader:
+            wrapper = self._wrappers[role] = wrapper_for(loader, self.accelerator)
         if role in self._loader_states:
-            face.load_state_dict(self._loader_states.pop(role))
-        return _checked(face)
+            wrapper.load_state_dict(self._loader_states.pop(role))
+        return _checked(wrapper)
 
 
-def _faced(own: Callable[..., Any], role: str) -> Callable[..., Any]:
+def _wrapped(own: Callable[..., Any], role: str) -> Callable[..., Any]:
     """Return a user's own method that gives loaders of this library as the Trainer takes them."""
 
     @wraps(own)
     def method(trainer: Any, *args: Any, **kwargs: Any) -> Any:
-        return trainer._face_of(role, own(trainer, *args, **kwargs))  # noqa: SLF001 - a method of the mixin, whose subclass it is
+        return trainer._wrapper_of(role, own(trainer, *args, **kwargs))  # noqa: SLF001 - a method of the mixin, whose subclass it is
 
     return method
 
@@ -250,21 +250,21 @@ def _refuse_dataset(argument: str, value: Any) -> None:
         )
 
 
-def _length(loader: LoaderFace) -> int | None:
+def _length(loader: AccelerateDataLoader) -> int | None:
     try:
         return len(loader)
     except genuine(TypeError):
         return None
 
 
-def _checked(face: LoaderFace) -> LoaderFace:
-    """Return a face; raise if ranks have different numbers of microbatches: at the end some would wait for the others."""
-    lengths = gather(_length(face))
+def _checked(wrapper: AccelerateDataLoader) -> AccelerateDataLoader:
+    """Return a wrapper; raise if ranks have different numbers of microbatches: at the end some would wait for the others."""
+    lengths = gather(_length(wrapper))
     if len(set(lengths)) > 1:
         raise RankMismatchError(
             "len(loader)", ", ".join(f"{length} on rank {rank}" for rank, length in enumerate(lengths))
         )
-    return face
+    return wrapper
 
 
 def _last_of_trainer(output_dir: str) -> str | None:
@@ -371,7 +371,7 @@ def read_loaders(checkpoint: str | os.PathLike[str], *, needed: str | None) -> d
         raise ConfigurationError(
             "resume_from_checkpoint",
             str(checkpoint),
-            f"a checkpoint with the {needed} loader's place in {_FILE}, which a Trainer with ExactResumeMixin writes: "
+            f"a checkpoint with the {needed} loader's position in {_FILE}, which a Trainer with ExactResumeMixin writes: "
             "this one does not say where the loader goes on. fkat_data.huggingface.last_checkpoint(output_dir) finds the newest one that does",
         )
     return states

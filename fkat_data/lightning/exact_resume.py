@@ -9,7 +9,7 @@ import torch
 from fkat_data.arguments import STATE_VERSION, saved_version
 from fkat_data.distributed import gather
 from fkat_data.errors import ConfigurationError
-from fkat_data.lightning.feed import EvaluationFeed, FeedPosition, FeedState, FirstPlaces, TrainFeed, fed, is_ours
+from fkat_data.lightning.feed import EvaluationFeed, FeedPosition, FeedState, InitialStates, TrainFeed, fed, is_ours
 from fkat_data.lightning.framework import Flavoured, package_of
 from fkat_data.plan.state import unsealed
 
@@ -32,7 +32,7 @@ class ExactResume(Flavoured, Callback):
     A learning rate finder, a batch size finder and a ``Tuner`` leave the loaders where they were before. With
     ``overfit_batches``, each epoch has the microbatches of the first.
 
-    The place of other loaders with a state is saved and loaded where Lightning would, and after
+    The state of other loaders that have one is saved and loaded where Lightning would, and after
     ``estimated_stepping_batches`` in ``configure_optimizers`` as well.
 
     Raises:
@@ -47,14 +47,14 @@ class ExactResume(Flavoured, Callback):
         self._state: FeedState | None = None
         self._gradients: dict[str, Any] = {}
         self._resumed_epoch = 0
-        self._first_places = FirstPlaces()
+        self._initial_states = InitialStates()
         self._has_trained = False
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Stand between the Trainer and its loaders."""
         del pl_module, stage
         self._state, self._gradients = None, {}
-        self._first_places, self._has_trained = FirstPlaces(), False
+        self._initial_states, self._has_trained = InitialStates(), False
         for loop in _loops(trainer):
             _intercept(trainer, loop, self._feed_of)
 
@@ -103,7 +103,7 @@ class ExactResume(Flavoured, Callback):
             restore_accumulation(trainer)
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Write the place of every loader, on all ranks."""
+        """Write the position of every loader, on all ranks."""
         feed = _train_feed(trainer)
         if feed is None:
             return
@@ -139,7 +139,7 @@ class ExactResume(Flavoured, Callback):
 
     def _begin_again(self, trainer: Any) -> None:
         """Bring the loaders back: what was fetched was for trials, in which a Trainer calls no callback of the user's."""
-        self._first_places.go_back()
+        self._initial_states.go_back()
         feed = _train_feed(trainer)
         if feed is not None:
             feed.position.begin_again()
@@ -158,10 +158,10 @@ class ExactResume(Flavoured, Callback):
             if isinstance(before, EvaluationFeed):
                 before.rewind()
             evaluated: EvaluationFeed = fed(loaders, EvaluationFeed)
-            evaluated.first_places = self._first_places
+            evaluated.initial_states = self._initial_states
             return evaluated
         feed: TrainFeed = fed(loaders, TrainFeed)
-        feed.first_places = self._first_places
+        feed.initial_states = self._initial_states
         feed.is_made_again = self._has_trained and not trainer.overfit_batches
         feed.epoch = lambda: self._epoch(trainer)
         feed.trainer = trainer
@@ -170,7 +170,7 @@ class ExactResume(Flavoured, Callback):
         feed.position = FeedPosition(
             lambda: progress.total.processed,
             lambda: hasattr(trainer.fit_loop._data_fetcher, "batches"),  # noqa: SLF001 - as above
-            self._first_places.go_back if trainer.overfit_batches else None,
+            self._initial_states.go_back if trainer.overfit_batches else None,
         )
         if self._state is not None:
             feed.position.restore(self._state)

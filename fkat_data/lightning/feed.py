@@ -1,4 +1,4 @@
-"""What stands in for Lightning's ``CombinedLoader``: the same loaders, at the places that are right.
+"""The replacement of Lightning's ``CombinedLoader``: the same loaders, at the positions that are right.
 
 Lightning fetches before it trains: one microbatch always, two where it does not know the length. So the loaders' own
 position, what was delivered, is ahead of what a checkpoint's weights have seen.
@@ -223,7 +223,7 @@ class FeedPosition:
         self._start = FeedState(self._states(), list(ended))
 
     def fetch(self) -> None:
-        """Note the place before a fetch: one that is interrupted may have moved the loaders."""
+        """Note the position before a fetch: one that is interrupted may have moved the loaders."""
         self._is_fetched_ahead = self._fetches_ahead()
         if not self._fetches or self._fetches[-1][0] != self._num_fetched:
             self._fetches.append((self._num_fetched, self._present()))
@@ -283,25 +283,25 @@ class FeedPosition:
                 loader.load_state_dict(saved)
 
 
-class FirstPlaces:
-    """The first places of loaders, in one call of a Trainer."""
+class InitialStates:
+    """The states of loaders before their first iteration in one call of a Trainer."""
 
     def __init__(self) -> None:
         # By identity; the loaders are kept so that no other gets the number of one of them.
-        self._places: dict[int, tuple[Any, Any]] = {}
+        self._states: dict[int, tuple[Any, Any]] = {}
 
     def note(self, loaders: Iterable[Any]) -> None:
-        """Note where the loaders of this library stand that are new here."""
+        """Note the states of the loaders of this library that are new here."""
         for loader in filter(is_ours, loaders):
-            if id(loader) not in self._places:
-                self._places[id(loader)] = loader, loader.local_state_dict()
+            if id(loader) not in self._states:
+                self._states[id(loader)] = loader, loader.local_state_dict()
 
     def go_back(self, loaders: Iterable[Any] | None = None) -> None:
-        """Bring these loaders back to their first places; None: all of them."""
+        """Bring these loaders back to their initial states; None: all of them."""
         chosen = None if loaders is None else {id(loader) for loader in loaders}
-        for number, (loader, place) in self._places.items():
-            if place is not None and (chosen is None or number in chosen):
-                loader.load_state_dict(place)
+        for number, (loader, state) in self._states.items():
+            if state is not None and (chosen is None or number in chosen):
+                loader.load_state_dict(state)
 
 
 class TrainFeed:
@@ -309,7 +309,7 @@ class TrainFeed:
 
     position: FeedPosition
     trainer: Any
-    first_places: FirstPlaces
+    initial_states: InitialStates
     epoch: Callable[[], int]
     saved: FeedState | None = None
     is_made_again: bool = False
@@ -320,7 +320,7 @@ class TrainFeed:
 
     def __iter__(self) -> Iterator[Any]:
         """Begin an epoch of Lightning's, or the rest of one."""
-        self.first_places.note(self.flattened)
+        self.initial_states.note(self.flattened)
         if self.is_made_again and self._iterator is None and not self.position.is_restored:
             _warn_of_first_epochs(self.flattened, self.epoch())
         ended = self.position.begin(self.flattened)
@@ -404,12 +404,12 @@ class EvaluationFeed:
     """
 
     flattened: list[Any]
-    first_places: FirstPlaces
+    initial_states: InitialStates
     starts: list[Any] | None = None
 
     def __iter__(self) -> Iterator[Any]:
         """Begin an evaluation."""
-        self.first_places.note(self.flattened)
+        self.initial_states.note(self.flattened)
         if self.starts is None:
             self.starts = [_start_of_epoch(loader) if is_ours(loader) else None for loader in self.flattened]
         self.rewind()

@@ -39,7 +39,7 @@ class DictBatchSampler(Described, Sampler[tuple[str, Any]]):
         ConfigurationError: An argument is invalid.
     """
 
-    says_its_start = True
+    reports_start = True
     """Once ``iter()`` has returned, ``state_dict()`` says where that iteration begins, for a loader to save."""
 
     def __init__(
@@ -162,7 +162,7 @@ class DictBatchSampler(Described, Sampler[tuple[str, Any]]):
 
     def _in_epoch(self, sampler: Any) -> Any:
         """Return a sampler as an iteration would set it, if its length follows the epoch; one under way stays as it is."""
-        if not getattr(sampler, "says_its_start", False):
+        if not getattr(sampler, "reports_start", False):
             return sampler
         other = copy.copy(sampler)
         other.set_epoch(self._epoch)

@@ -22,8 +22,8 @@ _log = logging.getLogger(__name__)
 
 # What says that a loader's state is of all ranks, which all call its state_dict() then.
 _OF_ALL_RANKS = frozenset({"all_rank_indices", "all_rank_states", "gathered"})
-_PLACE = ("epoch", "draw", "is_over", "exhausted", "left")
-_PLACE_IN_SOURCE = ("delivered", "taken", "epoch", "has_ended")
+_FIELDS_OF_RANK = ("epoch", "draw", "is_over", "exhausted", "left")
+_FIELDS_OF_SOURCE = ("delivered", "taken", "epoch", "has_ended")
 
 
 class DictDataLoader(Described, Closing):
@@ -39,8 +39,8 @@ class DictDataLoader(Described, Closing):
     the same each time they are iterated. The strategy may be another one after a resume: weights can be changed in
     the middle of a run.
 
-    A state of all ranks has each rank's place where they differ, as they do where a source has other numbers of
-    microbatches on other ranks; it needs as many ranks then. A state of ranks at one place loads on any number of them
+    A state of all ranks has each rank's position where they differ, as they do where a source has other numbers of
+    microbatches on other ranks; it needs as many ranks then. A state of ranks at one position loads on any number of them
     that the sources' states load on.
 
     Args:
@@ -176,7 +176,7 @@ class DictDataLoader(Described, Closing):
         states: list[object] = [unsealed(source["state"]) for source in own["sources"].values()]
         fields = {field for state in states if isinstance(state, Mapping) for field in cast("Mapping[str, Any]", state)}
         is_collective = not _OF_ALL_RANKS.isdisjoint(fields)
-        return _with_places(own, gather(_place_in(own))) if is_collective else own
+        return _with_ranks(own, gather(_rank_fields(own))) if is_collective else own
 
     def local_state_dict(self) -> dict[str, Any]:
         """Return this rank's position, with each source's ``local_state_dict`` where it has one; not collective."""
@@ -199,7 +199,7 @@ class DictDataLoader(Described, Closing):
                 for name, source in self._sources.items()
             },
         }
-        return _with_places(whole, [_place_in(state_dict) for state_dict in local_state_dicts])
+        return _with_ranks(whole, [_rank_fields(state_dict) for state_dict in local_state_dicts])
 
     def end_epoch(self) -> None:
         """Count the rest of the epoch as delivered: the next iteration begins the next epoch, and every source again.
@@ -242,11 +242,11 @@ class DictDataLoader(Described, Closing):
 
         Raises:
             StateMismatchError: It is no state of a mixture of these sources, or of another number of ranks that were at
-                other places. If it is a source's own state that belongs to another loader, sources before it have moved;
+                other positions. If it is a source's own state that belongs to another loader, sources before it have moved;
                 load another state then.
         """
         self._check_form(state_dict)
-        state_dict = _own_place(state_dict, *rank_and_world_size())
+        state_dict = _own_state(state_dict, *rank_and_world_size())
         self._check(state_dict)
         self._settle()
         self._schedule.load_state_dict(state_dict)
@@ -280,11 +280,11 @@ class DictDataLoader(Described, Closing):
                 close()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy has: the same arguments, and this place, at which its first iteration goes on."""
-        place = (
+        """Return what a copy has: the same arguments, and this position, at which its first iteration goes on."""
+        loading = (
             None if all(not source.is_used for source in self._settled_sources().values()) else self.local_state_dict()
         )
-        begins = {"_iterations": Iterations("mixture"), "_draft": _Draft(), "_num_delivered": 0, "_loading": place}
+        begins = {"_iterations": Iterations("mixture"), "_draft": _Draft(), "_num_delivered": 0, "_loading": loading}
         return {**vars(self), **begins}
 
     def __copy__(self) -> Self:
@@ -410,7 +410,7 @@ class DictDataLoader(Described, Closing):
                 if not source.delivered or not source.is_over or self._schedule.ran_out(name, is_empty=False):
                     self._schedule.restore(before)
                     return
-        except genuine(Exception):  # comes in its place, with the next microbatch
+        except genuine(Exception):  # comes in its turn, with the next microbatch
             self._schedule.restore(before)
             return
         self._end_epoch()
@@ -474,56 +474,56 @@ class _Draft:
             raise
 
 
-def _place_in(state: Mapping[str, Any]) -> list[list[Any]]:
-    """Return a rank's place: the values of its schedule's fields, and of each source's."""
-    sources = [[source[field] for field in _PLACE_IN_SOURCE] for source in state["sources"].values()]
-    return [[state[field] for field in _PLACE], *sources]
+def _rank_fields(state: Mapping[str, Any]) -> list[list[Any]]:
+    """Return the values of a rank's position: of its schedule's fields, and of each source's."""
+    sources = [[source[field] for field in _FIELDS_OF_SOURCE] for source in state["sources"].values()]
+    return [[state[field] for field in _FIELDS_OF_RANK], *sources]
 
 
-def _with_place(state: Mapping[str, Any], place: Sequence[Sequence[Any]]) -> dict[str, Any]:
+def _with_rank(state: Mapping[str, Any], fields: Sequence[Sequence[Any]]) -> dict[str, Any]:
     sources = {
-        name: {**source, **dict(zip(_PLACE_IN_SOURCE, values, strict=True))}
-        for (name, source), values in zip(state["sources"].items(), place[1:], strict=True)
+        name: {**source, **dict(zip(_FIELDS_OF_SOURCE, values, strict=True))}
+        for (name, source), values in zip(state["sources"].items(), fields[1:], strict=True)
     }
-    return {**state, **dict(zip(_PLACE, place[0], strict=True)), "sources": sources}
+    return {**state, **dict(zip(_FIELDS_OF_RANK, fields[0], strict=True)), "sources": sources}
 
 
-def _with_places(state: Mapping[str, Any], places: Sequence[list[list[Any]]]) -> dict[str, Any]:
-    """Return a state of all ranks: where their places differ, a tuple of each field's values.
+def _with_ranks(state: Mapping[str, Any], ranks: Sequence[list[list[Any]]]) -> dict[str, Any]:
+    """Return a state of all ranks: where their positions differ, a tuple of each field's values.
 
     The fields are the same in any case: torch.distributed.checkpoint reads those that the present state has.
     """
-    if all(place == places[0] for place in places):
+    if all(fields == ranks[0] for fields in ranks):
         return dict(state)
-    return _with_place(state, [list(zip(*parts, strict=True)) for parts in zip(*places, strict=True)])
+    return _with_rank(state, [list(zip(*parts, strict=True)) for parts in zip(*ranks, strict=True)])
 
 
-def _own_place(state: Mapping[str, Any], rank: int, world_size: int) -> Mapping[str, Any]:
-    """Return a state with this rank's place.
+def _own_state(state: Mapping[str, Any], rank: int, world_size: int) -> Mapping[str, Any]:
+    """Return a state with this rank's position.
 
     Raises:
-        StateMismatchError: It has the places of another number of ranks, which differ.
+        StateMismatchError: It has the positions of another number of ranks, which differ.
     """
     draws = state.get("draw")
     if not isinstance(draws, (list, tuple)):
         return state
     num_ranks = len(cast("Sequence[object]", draws))
     try:
-        together = _place_in(state)
-        places = [[[values[index] for values in part] for part in together] for index in range(num_ranks)]
+        together = _rank_fields(state)
+        ranks = [[[values[index] for values in part] for part in together] for index in range(num_ranks)]
     except genuine(TypeError, KeyError, IndexError):
         hint = "the state is damaged"
-        raise StateMismatchError("draw", cast("object", draws), "<a place of each rank in each field>", hint) from None
+        raise StateMismatchError("draw", cast("object", draws), "<a value of each rank in each field>", hint) from None
     if num_ranks == world_size:
-        return _with_place(state, places[rank])
-    (epoch, *_), *_ = places[0]
-    if all(own[:3] == [epoch, 0, False] and all(part[3] or not part[1] for part in parts) for own, *parts in places):
-        return _with_place(state, places[0])  # all are between two epochs, and no pass is under way
+        return _with_rank(state, ranks[rank])
+    (epoch, *_), *_ = ranks[0]
+    if all(own[:3] == [epoch, 0, False] and all(part[3] or not part[1] for part in parts) for own, *parts in ranks):
+        return _with_rank(state, ranks[0])  # all are between two epochs, and no pass is under way
     raise StateMismatchError(
         "draw",
-        f"<of {num_ranks} ranks at other places>",
+        f"<of {num_ranks} ranks at other positions>",
         f"<of {world_size} ranks>",
         "the sources of the ranks have different numbers of microbatches, so the ranks are at "
-        "different places of the mixture: resume with the number of ranks that saved, or, if each "
+        "different positions of the mixture: resume with the number of ranks that saved, or, if each "
         "rank loads its own state, pass it its local_state_dict()",
     )

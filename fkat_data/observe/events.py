@@ -34,7 +34,7 @@ class EventRecorder:
     """
 
     def __init__(self, process: int, thread: int) -> None:
-        self._place = f'"pid":{process},"tid":{thread}'
+        self._track = f'"pid":{process},"tid":{thread}'
         self._events: list[tuple[str, float, float, int, str]] = []
         self._due_s = time.perf_counter() + _BATCH_S
         self._next_cycle_s = 0.0
@@ -61,13 +61,13 @@ class EventRecorder:
         return "".join(self._texts(events)).encode()
 
     def _texts(self, events: list[tuple[str, float, float, int, str]]) -> Iterator[str]:
-        place = self._place
+        track = self._track
         for name, began_s, ended_s, index, label in events:
             arguments = f',"args":{{"index":{index}}}' if index >= 0 else ""
             if label:
                 arguments = f',"args":{{"index":{index},"shard":{json.dumps(label)}}}'
             duration_us = 1e6 * (ended_s - began_s)
-            yield f'{{"name":"{name}","ph":"X","ts":{1e6 * began_s:.1f},"dur":{duration_us:.1f},{place}{arguments}}},\n'
+            yield f'{{"name":"{name}","ph":"X","ts":{1e6 * began_s:.1f},"dur":{duration_us:.1f},{track}{arguments}}},\n'
 
 
 def named_event(kind: str, process: int, thread: int, name: str) -> bytes:

@@ -27,7 +27,7 @@ class Difference(NamedTuple):
     """The first difference between two values.
 
     Attributes:
-        path: The place in the tree, such as ``['tokens'][3]``; "" for the value itself.
+        path: The path in the tree, such as ``['tokens'][3]``; "" for the value itself.
         element: The index of the first different element of a tensor or an array; else None.
         first: The first value's content there, as text.
         second: The second value's content there, as text.
@@ -39,10 +39,10 @@ class Difference(NamedTuple):
     second: str
 
     def __str__(self) -> str:
-        place = self.path or "the microbatch itself"
+        text = self.path or "the microbatch itself"
         if self.element is not None:
-            place += f", element {list(self.element)}"
-        return f"{place}: {self.first} became {self.second}"
+            text += f", element {list(self.element)}"
+        return f"{text}: {self.first} became {self.second}"
 
 
 def digest(value: Any) -> str:
@@ -101,7 +101,7 @@ def _within(one: _Node, other: _Node) -> Difference:
         return Difference(one.path, None, one.shown(), other.shown())
     rows = [np.frombuffer(node.content, np.uint8).reshape(int(np.prod(one.shape)), -1) for node in (one, other)]
     first = int((rows[0] != rows[1]).any(axis=1).argmax())
-    index = tuple(int(place) for place in np.unravel_index(first, one.shape))
+    index = tuple(int(index) for index in np.unravel_index(first, one.shape))
     shown = [str(node.value[index].item()) for node in (one, other)]
     return Difference(one.path, index, *(f"{text[:_LONGEST_TEXT]} ({one.kind})" for text in shown))
 

@@ -316,7 +316,7 @@ def test_a_copy_of_a_prepared_loader_has_a_place_of_its_own():
     assert len(list(rest)) == NUM_TOKENS // BATCH_SIZE - 2
 
 
-def test_a_checkpoint_without_a_loaders_place_is_named(folder, tmp_path, caplog):
+def test_a_checkpoint_without_a_loaders_position_is_named(folder, tmp_path, caplog):
     Accelerator(cpu=True).save_state(tmp_path)
     for make in (data_loader, partial(streaming, folder)):
         accelerator = Accelerator(cpu=True)
@@ -324,7 +324,7 @@ def test_a_checkpoint_without_a_loaders_place_is_named(folder, tmp_path, caplog)
         caplog.clear()
         accelerator.load_state(tmp_path)
         (line,) = caplog.messages
-        assert "has no dl_state_dict_1.bin with the place of the " in line
+        assert "has no dl_state_dict_1.bin with the position of the " in line
 
 
 def test_gather_for_metrics_gives_every_sample(folder):
@@ -379,7 +379,7 @@ def test_a_state_of_something_else_is_refused():
 def test_torch_loaders_and_the_order_of_results_are_as_for_accelerate():
     model = torch.nn.Linear(1, 1)
     results = prepare(Accelerator(cpu=True), torch.utils.data.DataLoader(range(4)), model, sharded())
-    assert [type(result).__name__ for result in results] == ["DataLoaderShard", "Linear", "LoaderFace"]
+    assert [type(result).__name__ for result in results] == ["DataLoaderShard", "Linear", "AccelerateDataLoader"]
 
 
 def test_a_missing_accelerate_is_one_clear_line(run_script):

@@ -128,10 +128,10 @@ def test_a_loader_that_passes_by_the_mixin_is_refused(tmp_path, trainers):
 def test_a_checkpoint_of_other_loaders_alone_is_refused(tmp_path, trainers):
     settings = {"gradient_accumulation_steps": 1, "per_device_train_batch_size": 5, "max_steps": 1}
     trainers.trained(tmp_path, Rows("0"), eval_dataset=sharded(), eval_strategy="steps", eval_steps=1, **settings)
-    with pytest.raises(ConfigurationError, match="the train loader's place"):
+    with pytest.raises(ConfigurationError, match="the train loader's position"):
         trainers.trainer(tmp_path, sharded(), max_steps=2).train(resume_from_checkpoint=True)
     (tmp_path / "checkpoint-1" / "fkat_data_loaders.pt").unlink()
-    with pytest.raises(ConfigurationError, match="the train loader's place"):
+    with pytest.raises(ConfigurationError, match="the train loader's position"):
         trainers.trainer(tmp_path, rows(), trainer_class=trainers.WithLoaders, max_steps=2).train(
             resume_from_checkpoint=True
         )

@@ -104,7 +104,7 @@ def test_ranks_at_other_places_need_as_many_ranks_and_say_so():
     state = job.save()
     assert state["epoch"] != 0
     with pytest.raises(
-        StateMismatchError, match=r"draw.*of 2 ranks at other places.*of 3 ranks.*the number of ranks that saved"
+        StateMismatchError, match=r"draw.*of 2 ranks at other positions.*of 3 ranks.*the number of ranks that saved"
     ):
         Job(3, state, **how)
     with pytest.raises(StateMismatchError, match="damaged"):

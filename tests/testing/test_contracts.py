@@ -32,24 +32,26 @@ class Shuffled(contracts.ShuffleContract):
 
     def make(self, *numbers):
         own = BlockShuffle(*numbers)
-        return type("Changed", (), {"samples_at": lambda _, places: self.change(own.samples_at(places), places)})()
+        return type(
+            "Changed", (), {"samples_at": lambda _, positions: self.change(own.samples_at(positions), positions)}
+        )()
 
 
-def from_global_generator(samples, places):
+def from_global_generator(samples, positions):
     return (samples + random.randrange(2)) % max(len(samples), 1)
 
 
 @pytest.mark.parametrize(
     ("change", "test"),
     [
-        (lambda samples, places: samples // 2, "test_each_sample_has_one_place"),
-        (lambda samples, places: np.sort(samples), "test_any_places_can_be_asked_for"),
-        (lambda samples, places: samples.astype(np.int32), "test_any_places_can_be_asked_for"),
-        (lambda samples, places: places.sort() or samples, "test_any_places_can_be_asked_for"),
-        (lambda samples, places: places.copy(), "test_seed_and_epoch_change_the_order"),
+        (lambda samples, positions: samples // 2, "test_each_sample_has_one_position"),
+        (lambda samples, positions: np.sort(samples), "test_any_positions_can_be_asked_for"),
+        (lambda samples, positions: samples.astype(np.int32), "test_any_positions_can_be_asked_for"),
+        (lambda samples, positions: positions.sort() or samples, "test_any_positions_can_be_asked_for"),
+        (lambda samples, positions: positions.copy(), "test_seed_and_epoch_change_the_order"),
         (from_global_generator, "test_the_order_depends_on_its_arguments_alone"),
     ],
-    ids=["twice", "by the call", "dtype", "sorts the places", "no shuffle", "global generator"],
+    ids=["twice", "by the call", "dtype", "sorts the positions", "no shuffle", "global generator"],
 )
 def test_a_wrong_shuffle_is_found_out(change, test, tmp_path):
     assert test in failures(Shuffled(change), tmp_path)
@@ -98,7 +100,7 @@ class Counted(contracts.StateContract):
         ("moves", "test_saving_moves_nothing", "differs"),
         ("alias", "test_saving_moves_nothing", "the state after 1 items, at the end of the loop"),
         ("takes all", "test_what_is_no_state_is_refused", "expected Exception"),
-        ("fresh", "test_an_object_under_way_goes_where_the_state_says", "what follows place 0"),
+        ("fresh", "test_an_object_under_way_goes_where_the_state_says", "what follows position 0"),
     ],
 )
 def test_a_wrong_state_is_found_out(fault, test, message, tmp_path):

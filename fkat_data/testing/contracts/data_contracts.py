@@ -24,7 +24,7 @@ class FormatContract:
     Override ``write`` and ``open``; and ``samples`` for what the format is about.
 
     Attributes:
-        notices_cuts: Whether files that end early are noticed at any place, not only within a sample.
+        notices_cuts: Whether files that end early are noticed at any position, not only within a sample.
     """
 
     notices_cuts: ClassVar[bool] = True
@@ -122,7 +122,7 @@ class ShuffleContract:
         """Return the order of an epoch; see ``fkat_data.extensions.MakeShuffle``."""
         raise NotImplementedError
 
-    def test_each_sample_has_one_place(self) -> None:
+    def test_each_sample_has_one_position(self) -> None:
         """An order is a permutation for any units, canonical nodes and blocks."""
         for sizes, nodes, block_size in itertools.product(_SIZES, _NUM_NODES, _BLOCK_SIZES):
             if sum(sizes) < nodes:
@@ -132,8 +132,8 @@ class ShuffleContract:
                 what = f"the order of units {sizes} on {nodes} nodes in blocks of {block_size}, epoch {epoch}"
                 expect_same(np.sort(found).tolist(), list(range(sum(sizes))), f"{what}, sorted,")
 
-    def test_any_places_can_be_asked_for(self) -> None:
-        """What stands at a place does not depend on the other places that are asked for, or on their order."""
+    def test_any_positions_can_be_asked_for(self) -> None:
+        """What stands at a position does not depend on the other positions that are asked for, or on their order."""
         for sizes, nodes in itertools.product(_SIZES, _NUM_NODES):
             size = sum(sizes)
             if size < nodes:
@@ -142,13 +142,13 @@ class ShuffleContract:
             made = self._made(sizes, nodes=nodes)
             generator = np.random.default_rng(size)
             for count in (0, 1, 3, size, 2 * size):
-                places = generator.integers(0, size, count)
-                kept = places.copy()
-                found = np.asarray(made.samples_at(places))
-                expect(found.shape == places.shape, f"samples_at returns shape {found.shape} for {places.shape}")
+                positions = generator.integers(0, size, count)
+                kept = positions.copy()
+                found = np.asarray(made.samples_at(positions))
+                expect(found.shape == positions.shape, f"samples_at returns shape {found.shape} for {positions.shape}")
                 expect(found.dtype == np.int64, f"samples_at returns {found.dtype}, not int64")
-                expect_same(found.tolist(), whole[kept].tolist(), f"the samples at places {kept.tolist()}")
-                expect_same(places, kept, "the array of places, which samples_at must not change,")
+                expect_same(found.tolist(), whole[kept].tolist(), f"the samples at positions {kept.tolist()}")
+                expect_same(positions, kept, "the array of positions, which samples_at must not change,")
 
     def test_the_order_depends_on_its_arguments_alone(self) -> None:
         """Every process and every run makes the same order, and no global generator is drawn from."""
@@ -203,7 +203,7 @@ class StateContract:
         raise NotImplementedError
 
     def course(self, stateful: Any) -> Iterator[Any]:
-        """Yield the items from the object's place on: loop after loop, without end."""
+        """Yield the items from the object's position on: loop after loop, without end."""
         num_empty = 0
         while num_empty < _NUM_EMPTY_LOOPS:
             num_empty += 1
@@ -250,14 +250,14 @@ class StateContract:
             expect_same(state, kept, f"the state after {index + 1} items, at the end of the loop,")
 
     def test_an_object_under_way_goes_where_the_state_says(self) -> None:
-        """A state of an earlier place takes an object back, and one of a later place takes it ahead."""
+        """A state of an earlier position takes an object back, and one of a later position takes it ahead."""
         whole, used = self._whole(), self.make()
         states = [_saved(used.state_dict())]
         states += [_saved(used.state_dict()) for _ in islice(self.course(used), self.num_items - 1)]
-        for place in (0, self.num_items // 2, self.num_items - 1, 1):
-            used.load_state_dict(states[place])
-            rest = list(islice(self.course(used), self.num_items - place))
-            expect_same(rest, whole[place:], f"what follows place {place}, in an object that was elsewhere")
+        for position in (0, self.num_items // 2, self.num_items - 1, 1):
+            used.load_state_dict(states[position])
+            rest = list(islice(self.course(used), self.num_items - position))
+            expect_same(rest, whole[position:], f"what follows position {position}, in an object that was elsewhere")
         self.finish(used)
 
     def test_what_is_no_state_is_refused(self) -> None:

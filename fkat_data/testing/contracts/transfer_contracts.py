@@ -26,30 +26,30 @@ _LIMIT_BYTES = 1 << 24
 class StoreContract:
     """Tests of a store: of a client that ``register_store`` knows, or of a file system of fsspec.
 
-    Override ``place``, and the class attributes where they do not fit.
+    Override ``put``, and the class attributes where they do not fit.
 
     Attributes:
         storage_options: What the URL is opened with.
         can_list: Whether the store lists directories.
-        can_replace: Whether ``place`` may replace files.
+        can_replace: Whether ``put`` may replace files.
     """
 
     storage_options: ClassVar[Mapping[str, Any] | None] = None
     can_list: ClassVar[bool] = True
     can_replace: ClassVar[bool] = True
 
-    def place(self, files: Mapping[str, bytes], folder: Path) -> str:
+    def put(self, files: Mapping[str, bytes], folder: Path) -> str:
         """Put files where the store reads them, replace those that are there, and return the URL of their directory.
 
         Args:
             files: The content of each, by its name with slashes, relative to the directory.
             folder: An empty local folder of this test, for what the store needs on this machine. A test may call
-                ``place`` again with the same folder: then the URL is the same, and so are the files of other names.
+                ``put`` again with the same folder: then the URL is the same, and so are the files of other names.
         """
         raise NotImplementedError
 
     def files(self) -> dict[str, bytes]:
-        """Return the files that most tests place: empty, small, larger than a piece, and with peculiar names."""
+        """Return the files that most tests put: empty, small, larger than a piece, and with peculiar names."""
         return {
             "index.json": b'{"version": 2, "shards": []}',
             "empty.bin": b"",
@@ -60,7 +60,7 @@ class StoreContract:
 
     def test_each_file_arrives_whole(self, tmp_path: Path) -> None:
         """A file is read and downloaded byte for byte."""
-        store = self._placed(tmp_path)
+        store = self._store_of_files(tmp_path)
         for name, content in self.files().items():
             expect_same(_read(store, name), content, name)
             target = io.BytesIO()
@@ -69,8 +69,8 @@ class StoreContract:
         store.close()
 
     def test_any_range_arrives(self, tmp_path: Path) -> None:
-        """A range has its bytes and no others, whatever its place, and several ranges follow one another."""
-        store = self._placed(tmp_path)
+        """A range has its bytes and no others, wherever it begins, and several ranges follow one another."""
+        store = self._store_of_files(tmp_path)
         name, content = "train/shard.00001.mds", self.files()["train/shard.00001.mds"]
         size = len(content)
         version = ""
@@ -84,7 +84,7 @@ class StoreContract:
 
     def test_a_transfer_goes_on_where_it_stopped_or_begins_again(self, tmp_path: Path) -> None:
         """With the version of the bytes before, the client sends the rest, or all; with another version, all or none."""
-        store = self._placed(tmp_path)
+        store = self._store_of_files(tmp_path)
         client, name = store.client(), "train/shard.00000.mds"
         content = self.files()[name]
         version = client.version(name, 10.0)
@@ -99,13 +99,13 @@ class StoreContract:
 
     def test_a_version_names_a_content(self, tmp_path: Path) -> None:
         """A file has one version, which another content changes; "" where the store has none."""
-        store = self._placed(tmp_path)
+        store = self._store_of_files(tmp_path)
         name = "train/shard.00000.mds"
         version = store.version(name)
         expect(store.version(name) == version, "the version of a file changes from look to look")
         expect(store.read(name, _LIMIT_BYTES)[1] == version, "reading a file reports another version than version()")
         if version and self.can_replace:
-            self.place({name: bytes(reversed(self.files()[name]))}, tmp_path)
+            self.put({name: bytes(reversed(self.files()[name]))}, tmp_path)
             replaced = store.version(name)
             expect(replaced != version, f"the version is {version!r} before and after the file was replaced")
             expect_same(_read(store, name), bytes(reversed(self.files()[name])), f"{name}, replaced")
@@ -113,7 +113,7 @@ class StoreContract:
 
     def test_a_file_that_does_not_exist_is_missing(self, tmp_path: Path) -> None:
         """It is a ``ShardNotFoundError`` at once; a directory is no file either."""
-        store = self._placed(tmp_path)
+        store = self._store_of_files(tmp_path)
         expect(store.has("index.json"), "has() denies a file that exists")
         expect(not store.has("train/no.mds"), "has() reports a file that does not exist")
         expect_error(ShardNotFoundError, lambda: _read(store, "train/no.mds"), "read() of a missing file")
@@ -123,7 +123,7 @@ class StoreContract:
 
     def test_the_listing_has_each_file_with_its_size(self, tmp_path: Path) -> None:
         """A listing has the files below a prefix at any depth, each once; without listings, the file of that name."""
-        store, files = self._placed(tmp_path), self.files()
+        store, files = self._store_of_files(tmp_path), self.files()
         prefixes = ["", "train/", "train/shard.", "train/shard.00000.mds", "no/"]
         for prefix in prefixes if self.can_list else ["index.json", "no.json"]:
             expected = sorted((name, len(content)) for name, content in files.items() if name.startswith(prefix))
@@ -133,7 +133,7 @@ class StoreContract:
 
     def test_threads_share_a_store(self, tmp_path: Path) -> None:
         """Eight threads read at the same time, each its own file."""
-        store, files = self._placed(tmp_path), self.files()
+        store, files = self._store_of_files(tmp_path), self.files()
         names = [*files] * 8
         with ThreadPoolExecutor(8) as threads:
             for name, found in zip(names, threads.map(partial(_read, store), names), strict=True):
@@ -142,7 +142,7 @@ class StoreContract:
 
     def test_a_pickled_store_reads_the_same(self, tmp_path: Path) -> None:
         """A store that has connections pickles, and its copy opens its own."""
-        store, files = self._placed(tmp_path), self.files()
+        store, files = self._store_of_files(tmp_path), self.files()
         _read(store, "index.json")
         copied: Store = pickle.loads(pickle.dumps(store))
         store.close()
@@ -152,13 +152,13 @@ class StoreContract:
     def test_a_dataset_is_read_through_a_cache(self, tmp_path: Path) -> None:
         """A ``StreamingDataset`` of the URL has the samples that were written, twice: from the store and the cache."""
         written = [{"id": number, "text": f"sample {number}" * (number % 7)} for number in range(60)]
-        source, place = tmp_path / "source", tmp_path / "place"
-        place.mkdir()
+        source, folder = tmp_path / "source", tmp_path / "folder"
+        folder.mkdir()
         with MDSWriter(out=str(source), columns={"id": "int", "text": "str"}, size_limit=1 << 10) as writer:
             for sample in written:
                 writer.write(sample)
         files = {path.relative_to(source).as_posix(): path.read_bytes() for path in source.rglob("*.*")}
-        url = self.place(files, place)
+        url = self.put(files, folder)
         options = None if self.storage_options is None else dict(self.storage_options)
         for turn in ("first", "second"):
             dataset = StreamingDataset(
@@ -166,8 +166,8 @@ class StoreContract:
             )
             expect_same(list(dataset), written, f"the samples of the {turn} epoch")
 
-    def _placed(self, folder: Path) -> Store:
-        url = self.place(self.files(), folder)
+    def _store_of_files(self, folder: Path) -> Store:
+        url = self.put(self.files(), folder)
         return open_store(url, storage_options=self.storage_options, num_retries=2, timeout_s=20.0)
 
 

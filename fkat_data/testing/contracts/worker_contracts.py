@@ -133,7 +133,7 @@ class WorkerContract:
                     resumed.load_state_dict(state)
                     expect_same(first + list(resumed), whole, f"an epoch with a resume behind {num_delivered}")
 
-    def test_an_error_comes_in_its_place_and_says_where(self) -> None:
+    def test_an_error_comes_in_its_turn_and_says_where(self) -> None:
         """The microbatches before it are delivered; it is raised again, and the next epoch comes as far."""
         with self._loader(bad=13) as loader:
             for _ in range(2):

@@ -20,13 +20,13 @@ def write_files(files, folder):
 
 
 class TestDirectory(StoreContract):
-    def place(self, files, folder):
+    def put(self, files, folder):
         write_files(files, folder)
         return f"file://{quote(str(folder))}"
 
 
 class TestAnyFileSystemOfFsspec(StoreContract):
-    def place(self, files, folder):
+    def put(self, files, folder):
         import fsspec
 
         memory = fsspec.filesystem("memory")
@@ -58,7 +58,7 @@ class TestExample(StoreContract):
         yield
         registry._entries["store"].pop("sqlite")
 
-    def place(self, files, folder):
+    def put(self, files, folder):
         with sqlite3.connect(folder / "data.db") as database:
             database.execute("CREATE TABLE IF NOT EXISTS files(name TEXT PRIMARY KEY, content BLOB)")
             database.executemany("INSERT OR REPLACE INTO files VALUES (?, ?)", files.items())
@@ -74,7 +74,7 @@ class TestBucket(StoreContract):
         self.server = moto_server
         self.storage_options = moto_server.options()
 
-    def place(self, files, folder):
+    def put(self, files, folder):
         import servers
 
         for name, content in files.items():
@@ -93,7 +93,7 @@ class TestWeb(StoreContract):
         with FaultServer(tmp_path) as self.server:
             yield
 
-    def place(self, files, folder):
+    def put(self, files, folder):
         write_files(files, folder)
         return f"{self.server.url}/{folder.relative_to(self.root)}".removesuffix("/.")
 
@@ -138,7 +138,7 @@ class CarelessContract(StoreContract):
         self.fault = fault
         Careless.files = {}
 
-    def place(self, files, folder):
+    def put(self, files, folder):
         Careless.files |= files
         return f"careless://{self.fault}"
 
