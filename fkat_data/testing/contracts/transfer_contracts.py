@@ -69,7 +69,7 @@ class StoreContract:
         store.close()
 
     def test_any_range_arrives(self, tmp_path: Path) -> None:
-        """A range has its bytes and no others, wherever it begins, and several ranges follow one another."""
+        """A range has its bytes and no others, at any offset, and several ranges follow one another."""
         store = self._store_of_files(tmp_path)
         name, content = "train/shard.00001.mds", self.files()["train/shard.00001.mds"]
         size = len(content)
