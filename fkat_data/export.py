@@ -106,7 +106,7 @@ def prometheus_text(several: Iterable[tuple[Mapping[str, str], LoaderStatistics]
 
 
 class _Collected:
-    """What ``prometheus_client`` asks for metrics."""
+    """A collector of metrics for ``prometheus_client``."""
 
     def __init__(self, several: list[tuple[Mapping[str, str], LoaderStatistics]]) -> None:
         self._several = several
@@ -143,7 +143,7 @@ _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 
 
 class PrometheusFile:
-    """Writes loaders' statistics to a file every ``interval_s``, from a thread; also a context manager.
+    """A writer of loaders' statistics to a file every ``interval_s``, from a thread; also a context manager.
 
     A reader always sees a whole file: each is written beside it and renamed. Every line has the labels ``loader``
     and ``rank``. A file that cannot be written, when its disk is full, is one warning in the log; training goes on.

@@ -112,7 +112,7 @@ class Cursor:
 
 
 class Iterations:
-    """Numbers a loader's iterations.
+    """A counter of a loader's iterations.
 
     Args:
         loader_name: What messages call the loader.

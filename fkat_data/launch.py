@@ -30,7 +30,7 @@ _adopted_group: tuple[int, int] | None = None
 
 @dataclass(frozen=True)
 class Launch:
-    """What is known about this process's rank in its job.
+    """The facts that are known about this process's rank in its job.
 
     Attributes:
         world_size: Number of ranks in the job.

@@ -137,7 +137,7 @@ def _is_error(reference: Any) -> bool:
 
 
 class _Maker(RemoteMaker):
-    """What an actor is."""
+    """The class of an actor."""
 
     @_RAY.method(concurrency_group="beside")
     def errors(self) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""What users have registered by name: encodings, shuffles, stores and movers. It follows their objects to other processes."""
+"""The registry of users' encodings, shuffles, stores and movers. It follows their objects to other processes."""
 
 import re
 from collections.abc import Callable
@@ -14,7 +14,7 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.+-]{0,99}")
 
 
 class Registry(Generic[_T]):
-    """What is registered of one kind, in this process.
+    """The names that are registered of one kind, in this process.
 
     Args:
         kind: What it is, for messages: ``"encoding"``.

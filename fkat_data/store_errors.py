@@ -1,4 +1,4 @@
-"""What stores raise, as errors of this library that name the file; and files of stores that have no ranges."""
+"""Errors of stores, as errors of this library that name the file; and files of stores that have no ranges."""
 
 import io
 import re

@@ -1,4 +1,4 @@
-"""How objects, shards, counts and causes are put into words, and exceptions that can be made from their words alone."""
+"""Texts of objects, shards, counts and causes, and exceptions that can be made from their words alone."""
 
 import functools
 import inspect
@@ -122,7 +122,7 @@ _CALLABLES = (type, FunctionType, BuiltinFunctionType, MethodType)
 
 
 class Described:
-    """Shows itself by the few facts that ``_repr_facts`` yields."""
+    """A mixin with a ``repr`` of the few facts that ``_repr_facts`` yields."""
 
     __slots__ = ()
 

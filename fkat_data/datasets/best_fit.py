@@ -97,7 +97,7 @@ def _largest_first(packings: Sequence[npt.NDArray[np.int64]]) -> Iterator[tuple[
 
 
 class _Rooms:
-    """How many bins of each packing have room for exactly so much more, and a search for the smallest that is enough.
+    """The number of bins of each packing by their room, and a search for the smallest room that is enough.
 
     A bit for each room that some bin has, a bit for each word of those that is not 0, and so on up to a single word.
     """

@@ -14,7 +14,7 @@ from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.permutation import drawn_seed, permutation
 
 RankCounts: TypeAlias = Sequence[int | None]
-"""How many batches each rank had since the number of ranks changed; None: all that were left."""
+"""The number of batches that each rank had since the number of ranks changed; None: all that were left."""
 
 
 class PlannedBatch(NamedTuple):

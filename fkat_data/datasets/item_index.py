@@ -117,7 +117,7 @@ class EpochOrder(InOrder):
 
     @property
     def of_files(self) -> Any:
-        """What knows, for a state, what the files were; None: nothing does."""
+        """The object that writes into a state what the files were, and checks it at a load; None: there is none."""
         return self._base
 
     def set_epoch(self, epoch: int) -> None:

@@ -64,7 +64,7 @@ class SequencePart(NamedTuple):
 
 
 class _Planned:
-    """What was planned of an epoch so far.
+    """The part of an epoch's plan that was made so far.
 
     Args:
         seed: Seed of its order.

@@ -32,7 +32,7 @@ _FROM_D9D = {"dataset": "base_dataset"}
 
 
 class ShardIndexingMode(StrEnum):
-    """How items are assigned to views.
+    """The assignment of items to views.
 
     Attributes:
         sequential: In turn: the second of four views has items 1, 5, 9, …

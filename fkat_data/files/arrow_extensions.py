@@ -25,7 +25,7 @@ _HONOURED = (_TENSOR, "arrow.bool8", "arrow.uuid", "arrow.json")
 
 
 class TensorShape(NamedTuple):
-    """How the values of a column of tensors are stored.
+    """The layout in which a column of tensors is stored.
 
     Attributes:
         stored: The shape of the stored one.

@@ -1,4 +1,4 @@
-"""What the samples of a column of Arrow's are, and that column with the numbers that other files' samples need.
+"""The types of an Arrow column's samples, and that column with the numbers that other files' samples need.
 
 Writers differ in how they hold a value: texts with offsets of 32 or 64 bits or as views, as dictionaries, names of list
 items, nullability.

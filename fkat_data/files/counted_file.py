@@ -49,12 +49,12 @@ class CountedFile(NamedTuple):
 
     @property
     def folder(self) -> str:
-        """Where the file is."""
+        """The file's path or URI."""
         return self.path.rpartition("/")[0]
 
     @property
     def name(self) -> str:
-        """What its count is called among those of its folder."""
+        """The key of its count among those of its folder."""
         return f"{self.kind} {self.path.rpartition('/')[2]}"
 
     def version(self) -> str:

@@ -33,7 +33,7 @@ _BLOCKS_AT_ONCE = 4
 
 
 class IndexHeader(NamedTuple):
-    """What the first bytes of an index say.
+    """The header of an index.
 
     Attributes:
         dtype: The type of the tokens.
@@ -49,7 +49,7 @@ class IndexHeader(NamedTuple):
 
     @property
     def num_documents(self) -> int:
-        """How many documents there are."""
+        """The number of documents."""
         return self.num_sequences if self.num_ends is None else self.num_ends - 1
 
 

@@ -1,4 +1,4 @@
-"""Where the parts of a file begin, in four bytes each."""
+"""The byte offsets at which the parts of a file begin, in four bytes each."""
 
 from array import array
 from bisect import bisect_right

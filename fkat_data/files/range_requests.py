@@ -272,7 +272,7 @@ class Requests:
 
 
 class RangeRequests:
-    """How ranges of one file are asked for, as it was when it was opened.
+    """The requests for ranges of one file, as it was when it was opened.
 
     Args:
         url: Returns the file's URL, which holds for an hour.

@@ -226,7 +226,7 @@ class RemoteFile:
 
 
 class _Ahead:
-    """What lies ahead of a reader that goes on in order, fetched in the background; for one thread at a time.
+    """The bytes ahead of a reader that goes on in order, fetched in the background; for one thread at a time.
 
     Args:
         fetch: Returns the bytes from one offset to another.

@@ -1,4 +1,4 @@
-"""What the samples of a column are, and which type has those of several files, each unchanged.
+"""The types of a column's samples, and the type that holds those of several files, each unchanged.
 
 A type says what a sample is alone, and not how a writer held it. It is plain JSON: a name such as ``"string"`` or
 ``"int64"``, or a list such as ``["list", "int64"]``. ``column_types`` has the types of Arrow's columns.

@@ -1,4 +1,4 @@
-"""What an index says of a shard, what is known of a file without an index, and what every open shard can do."""
+"""A shard: its entry in an index, the description of a file without an index, and the interface of an open shard."""
 
 import os
 import re
@@ -340,7 +340,7 @@ class MapRegister(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """How the rows of a shard are read.
+    """Options with which the rows of a shard are read.
 
     Attributes:
         decoded: Keeps what was decoded, for several shards.

@@ -29,7 +29,7 @@ _VERSION = 2
 
 
 class Sidecar(NamedTuple):
-    """What was found out about a file.
+    """The facts about a file that its sidecar has.
 
     Attributes:
         values: The array; mapped where the file is on this machine.

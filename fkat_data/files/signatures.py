@@ -1,4 +1,4 @@
-"""What a file is by its first bytes: which compressions are read, and what to do with a file of another kind."""
+"""The kind of a file by its first bytes: the compressions that are read, and advice for a file of another kind."""
 
 import bz2
 import lzma
@@ -219,7 +219,7 @@ _WITH_GZIP_HEADER = 16 + zlib.MAX_WBITS
 
 
 class _Family(NamedTuple):
-    """How a compression is read.
+    """A compression, and how it is read.
 
     Attributes:
         piece_bytes: How much is fed at a time.

@@ -97,7 +97,7 @@ def members_of(archive: str, read: Callable[[int, int], bytes], size_bytes: int,
 
 @dataclass(slots=True)
 class _Given:
-    """What headers say about the member that follows them.
+    """The facts that headers give about the member that follows them.
 
     Attributes:
         offset: The first of these headers; -1: there is none.

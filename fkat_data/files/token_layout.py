@@ -1,4 +1,4 @@
-"""Where the tokens and the documents of a file are, whatever program has written it."""
+"""The layout of a file of tokens: its tokens and its documents, whatever program has written it."""
 
 from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right
@@ -11,7 +11,7 @@ from fkat_data.errors import ShardCorruptError
 
 
 class Layout(NamedTuple):
-    """Where the tokens of a file are.
+    """The layout of the tokens in a file.
 
     Attributes:
         dtype: Their type.
@@ -38,10 +38,10 @@ class TokenBytes(Protocol):
 
 
 class Documents(ABC):
-    """Where the documents of a file are, in tokens. Arrays are views of the mapped index."""
+    """The documents of a file, as offsets in tokens. Arrays are views of the mapped index."""
 
     num: int
-    """How many there are."""
+    """The number of documents."""
 
     @abstractmethod
     def start_of(self, document: int) -> int:

@@ -48,7 +48,7 @@ _BOUNDARIES = (Column("document_ids", "int32"), Column("position_ids", "int64"),
 
 
 class TokenWindowing(NamedTuple):
-    """How the tokens of a stream's files become samples; see the argument ``tokens`` of ``Stream``.
+    """The windows into which the tokens of a stream's files are cut; see the argument ``tokens`` of ``Stream``.
 
     Attributes:
         window_size: Tokens of a window.
@@ -114,7 +114,7 @@ def check_windowing(windowing: TokenWindowing | None, kind: str, name: str) -> N
 
 
 class WindowsOfPart(NamedTuple):
-    """Which windows a part of a file has, and where its tokens are.
+    """The windows of a part of a file, and the layout of its tokens.
 
     Attributes:
         first: The first of its windows, counted in the file.

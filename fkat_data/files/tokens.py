@@ -64,7 +64,7 @@ _SURE_BYTES, _PADDING = 4, b"\xff"
 
 
 class TokenFile(NamedTuple):
-    """What was found of a file when it was opened: plain values, which travel to a worker.
+    """The facts about a file that were found when it was opened: plain values, which travel to a worker.
 
     Attributes:
         path: The file.

@@ -112,7 +112,7 @@ def data_ranks(accelerator: Any) -> tuple[int, int]:
 
 
 class _Iteration(DataLoaderStateMixin):
-    """What accelerate asks."""
+    """The iteration under way, as accelerate asks for it."""
 
     def __init__(self) -> None:
         self.gradient_state = GradientState()

@@ -162,7 +162,7 @@ class AccelerateDataLoader(DataLoader[Any]):
         self.loader = loader
         """The loader; one microbatch ahead of the loop during an epoch."""
         self.loop = TrackedLoop(loader, device, non_blocking=non_blocking)
-        """Where the loop is; an iterator holds it, too."""
+        """The state of the loop; an iterator holds it, too."""
         # A generator of its own: an iteration that steps over batches draws no number from the trainer's.
         super().__init__(self.loop, batch_size=None, collate_fn=_unchanged, generator=torch.Generator())
 

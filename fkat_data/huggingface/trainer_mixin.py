@@ -1,4 +1,4 @@
-"""What makes the ``Trainer`` of transformers resume a loader of this library at its very next microbatch."""
+"""A mixin with which the ``Trainer`` of transformers resumes a loader of this library at its very next microbatch."""
 
 import json
 import logging

@@ -101,7 +101,7 @@ def is_ours(loader: object) -> TypeGuard[ResumableLoader]:
 
 @dataclass(frozen=True)
 class FeedState:
-    """What a Trainer's loaders go to.
+    """The states that a Trainer's loaders go to.
 
     Attributes:
         loaders: Each loader's state; None for one without.
@@ -117,7 +117,7 @@ class FeedState:
 
 
 class FeedPosition:
-    """Tracks what of the loaders' microbatches was trained on.
+    """The position of a Trainer's loaders: which of their microbatches were trained on.
 
     Args:
         num_trained: Returns the microbatches that the Trainer has trained on in all.
@@ -305,7 +305,7 @@ class InitialStates:
 
 
 class TrainFeed:
-    """Comes before ``CombinedLoader`` in the class of a Trainer's training loaders."""
+    """A mixin that comes before ``CombinedLoader`` in the class of a Trainer's training loaders."""
 
     position: FeedPosition
     trainer: Any
@@ -397,7 +397,7 @@ class TrainFeed:
 
 
 class EvaluationFeed:
-    """Comes before ``CombinedLoader`` in the class of loaders for validation, test and prediction.
+    """A mixin that comes before ``CombinedLoader`` in the class of loaders for validation, test and prediction.
 
     Each evaluation begins at the start of the epoch that the first one was of, so that all see the same, sanity checks
     and evaluations that were cut short included.

@@ -95,7 +95,7 @@ class DictDataLoader(Described, Closing):
 
     @property
     def strategy(self) -> SamplerStrategy:
-        """What chooses the loader of each microbatch."""
+        """The strategy that chooses the loader of each microbatch."""
         return self._schedule.strategy
 
     @property
@@ -441,7 +441,7 @@ _DELIVERED: tuple[Any, ...] = ("delivered",)
 
 
 class _Draft:
-    """What a call changes before its microbatch is delivered: a snapshot from before it, which undoes the changes."""
+    """The changes of a call before its microbatch is delivered: a snapshot from before it, which undoes them."""
 
     def __init__(self) -> None:
         self.snapshot: tuple[Any, ...] | None = None

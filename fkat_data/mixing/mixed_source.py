@@ -37,7 +37,7 @@ class _Counted(Protocol):
 
 
 class MixedSource:
-    """Iterates over a loader pass by pass, and saves its position.
+    """A loader of a mixture, iterated pass by pass, and its position.
 
     Args:
         name: Name of the source in the mixture.

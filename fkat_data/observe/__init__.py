@@ -1,4 +1,4 @@
-"""What the loader shows of itself: counts, times, named ranges, a timeline, a report."""
+"""Observation of a loader: counts, times, named ranges, a timeline, a report."""
 
 from fkat_data.observe.durations import Durations
 from fkat_data.observe.stages import reading

@@ -10,7 +10,7 @@ _NONE = Durations()
 
 
 class Seen(NamedTuple):
-    """What a mixture has had of a source.
+    """The microbatches and passes that a mixture has had of a source.
 
     Attributes:
         delivered: Microbatches.

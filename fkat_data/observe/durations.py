@@ -1,4 +1,4 @@
-"""How long things took, each counted in one of few buckets: any number of durations in constant memory.
+"""Histograms of durations, each counted in one of few buckets: any number of durations in constant memory.
 
 Sixteen buckets for each doubling, from a microsecond to a quarter of an hour: a quantile is found to 2.2 %.
 """
@@ -53,7 +53,7 @@ def bucket_of(duration_s: float) -> int:
 
 
 class Durations:
-    """How long things took; a snapshot, which does not change.
+    """A histogram of durations; a snapshot, which does not change.
 
     Args:
         counts: How many durations are in each bucket; None: none.
@@ -80,7 +80,7 @@ class Durations:
 
     @property
     def num(self) -> int:
-        """How many there are."""
+        """The number of durations."""
         return self.num_zero + int(self._counts.sum())
 
     @property

@@ -26,7 +26,7 @@ _BATCH_S = 0.5
 
 
 class EventRecorder:
-    """Collects the events of one thread of a process, and gives them out in batches; used by one thread.
+    """A collector of the events of one thread of a process, which gives them out in batches; used by one thread.
 
     Args:
         process: The process's number.

@@ -19,7 +19,7 @@ _LOG_GROWTH = 2.0
 
 
 class Activity(NamedTuple):
-    """What a worker does while the trainer waits for it.
+    """The activity of a worker while the trainer waits for it.
 
     Attributes:
         text: The activity.

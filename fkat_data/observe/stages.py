@@ -1,4 +1,4 @@
-"""How a worker spends its time: stages, one at a time, measured where the work is done.
+"""A worker's use of its time: stages, one at a time, measured where the work is done.
 
 The numbers live in a page of memory that a worker shares with its trainer: the worker adds to them, the trainer reads
 them when it is asked for statistics, and neither sends anything. A page outlives its worker, so what a dead one did
@@ -37,7 +37,7 @@ _PROFILED = {"": "", "build": "build", "produce": "produce", "replay": "produce"
 
 
 class StageTimes(NamedTuple):
-    """What a worker did so far.
+    """The seconds that a worker has spent in each stage, and the stage that it is in.
 
     Attributes:
         produced: Microbatches made.
@@ -61,7 +61,7 @@ class StageTimes(NamedTuple):
 
 
 class StageClock:
-    """Measures what one worker does; used by one thread.
+    """A clock of one worker's stages; used by one thread.
 
     Args:
         slots: A page.
@@ -75,7 +75,7 @@ class StageClock:
         self._slots = slots
         self._profile = profile if profile is not None and profile.is_active else None
         self.recorder = recorder
-        """Where events are collected."""
+        """The collector of events."""
         self._is_heard = self._profile is not None or recorder is not None
         self._thread = threading.get_ident()
         self._stage = 0
@@ -190,7 +190,7 @@ def reading() -> Generator[None]:
 
 
 class HelperTimes:
-    """What a worker that is a thread spends in ``reading``.
+    """The time that a worker thread spends in ``reading``.
 
     Attributes:
         store_s: The seconds.

@@ -1,4 +1,4 @@
-"""What a loader has done so far, in numbers."""
+"""The numbers of a loader so far."""
 
 import dataclasses
 from collections.abc import Iterable

@@ -29,7 +29,7 @@ _LARGEST_BYTES = 256 << 20
 
 
 class Timeline:
-    """Writes the file; belongs to the trainer's process and to one thread of it. A child of a fork writes nothing.
+    """The writer of a timeline's file; belongs to the trainer's process and to one thread of it. A child of a fork writes nothing.
 
     Args:
         path: The file; one that exists is replaced.

@@ -44,7 +44,7 @@ _CHEAPER = {
 
 
 class Terms(NamedTuple):
-    """What a loader calls the arguments that a verdict advises to change.
+    """A loader's names of the arguments that a verdict advises to change.
 
     Attributes:
         make_ahead: How to have workers.
@@ -71,7 +71,7 @@ OF_DATASETS = Terms(
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What limits a loop. ``str`` of it is a sentence, and so is what a notebook shows.
+    """The limit of a loop's speed. ``str`` of it is a sentence, and so is what a notebook shows.
 
     Attributes:
         limit: One of ``LIMITS``.

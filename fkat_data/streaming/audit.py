@@ -49,7 +49,7 @@ class SampleRecord:
 
 @dataclass(frozen=True)
 class StreamCoverage:
-    """What an epoch has shown of a stream.
+    """The coverage of a stream by an epoch.
 
     Attributes:
         num_samples: Samples in the stream.
@@ -74,7 +74,7 @@ class StreamCoverage:
 
 @dataclass(frozen=True)
 class Coverage:
-    """What an epoch has shown.
+    """The coverage of all streams by an epoch.
 
     Attributes:
         epoch: The epoch.

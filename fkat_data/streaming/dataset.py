@@ -240,7 +240,7 @@ class StreamingDataset(Described, DatasetProperties, SampleAccess, IterableDatas
 
     @property
     def skips(self) -> SampleSkips:
-        """What is not delivered, including the ``skip`` of a loaded state."""
+        """The batches and samples to skip, including the ``skip`` of a loaded state."""
         return self._skips
 
     @property
@@ -408,7 +408,7 @@ class StreamingDataset(Described, DatasetProperties, SampleAccess, IterableDatas
 
     @property
     def of_files(self) -> Catalog:
-        """What knows, for a state, what the files of tokens were."""
+        """The object that writes into a state what the files of tokens were, and checks it at a load."""
         return self.catalog
 
     def window_fingerprint(self) -> dict[str, Any]:

@@ -62,7 +62,7 @@ class StreamPart(DrawnBatches):
 
 
 class StreamEpochs(DatasetPlan):
-    """Plans this rank's part of a stream's epochs.
+    """The plan of this rank's part of a stream's epochs.
 
     Where the dataset's resume point says that the next epoch begins is read by ``begin``, and nowhere else.
 
@@ -183,7 +183,7 @@ class StreamEpochs(DatasetPlan):
 
     @property
     def _begun(self) -> ResumePoint:
-        """Where the iteration under way has begun."""
+        """The point where the iteration under way has begun."""
         assert self._point is not None  # noqa: S101 - an iteration has begun
         return self._point
 
@@ -199,7 +199,7 @@ class StreamEpochs(DatasetPlan):
 
 
 class StreamPlan(StreamEpochs):
-    """Plans epochs whose batches are known by the numbers of their samples.
+    """The plan of epochs whose batches are known by the numbers of their samples.
 
     Args:
         dataset: As for ``StreamEpochs``, like the next three.
@@ -329,7 +329,7 @@ class StreamPlan(StreamEpochs):
 
 
 class _KnownPart(NamedTuple):
-    """What a state says of the batches of a part.
+    """The batches of a part, as a state describes them.
 
     Attributes:
         first_step: The step of its first batch.
@@ -419,7 +419,7 @@ def _without_gaps(groups: Iterator[BatchGroup]) -> Iterator[BatchGroup]:
 
 
 class PartBatches:
-    """Makes any batch of a part; those that follow on one another are read together.
+    """The batches of a part, made in any order; those that follow on one another are read together.
 
     Args:
         dataset: The ``StreamingDataset``.

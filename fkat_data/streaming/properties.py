@@ -20,7 +20,7 @@ _Integers = npt.NDArray[np.int64]
 
 
 class DatasetProperties:
-    """What follows from the streams, the catalog and the settings of a dataset; and its shards by their numbers.
+    """The properties that follow from a dataset's streams, catalog and settings; and access to its shards by their numbers.
 
     Args:
         streams: The streams, with every setting filled in.
@@ -129,7 +129,7 @@ class DatasetProperties:
 
     @property
     def shards(self) -> list[ShardEntry]:
-        """What the indices say about all shards."""
+        """The entries of all shards in the indices."""
         return self.catalog.entries
 
     @property

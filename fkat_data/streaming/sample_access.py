@@ -191,7 +191,7 @@ class LocalDataset(Described, SampleAccess, Dataset[Any]):
 
     @property
     def shards(self) -> list[ShardEntry]:
-        """What the index says about the shards."""
+        """The entries of the shards in the index."""
         return self._catalog.entries
 
     @property
@@ -201,7 +201,7 @@ class LocalDataset(Described, SampleAccess, Dataset[Any]):
 
     @property
     def of_files(self) -> Catalog:
-        """What knows, for a state, what the files of tokens were."""
+        """The object that writes into a state what the files of tokens were, and checks it at a load."""
         return self._catalog
 
     def _repr_facts(self) -> Iterator[tuple[str, object]]:

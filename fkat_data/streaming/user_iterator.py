@@ -196,7 +196,7 @@ class UserIteratorBatches(NearestProduct):
 
 
 class _Progress(NamedTuple):
-    """How far the iteration is after a batch.
+    """The progress of the iteration after a batch.
 
     Attributes:
         num_samples: Samples so far.

@@ -23,7 +23,7 @@ _ANY = "any number of ranks"
 
 
 class RankPosition(NamedTuple):
-    """How far a rank is.
+    """The position of a rank.
 
     Attributes:
         rank: Its number; None: the position is that of all ranks.

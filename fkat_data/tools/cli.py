@@ -52,7 +52,7 @@ app.add_typer(simulate_app)
 
 
 class Mode(StrEnum):
-    """Where the loader makes the data."""
+    """The modes in which the loader makes the data."""
 
     BOTH = "both"
     WORKERS = "workers"

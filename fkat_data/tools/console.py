@@ -1,4 +1,4 @@
-"""What the terminal shows: lines of text, failures and progress."""
+"""The output of the program on a terminal: lines of text, failures and progress."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""What files say of their columns, and the encoding that stores those of all of them, each value unchanged."""
+"""The columns of files, and the encoding that stores those of all of them, each value unchanged."""
 
 import contextlib
 import copy
@@ -23,7 +23,7 @@ NOT_FOR_JSON = ("bytes", "jpeg", "png", "pkl")
 
 
 class FoundColumn(ABC):
-    """What a file's schema, or its first rows, say of a column."""
+    """A column, as a file's schema or its first rows describe it."""
 
     @property
     @abstractmethod
@@ -82,7 +82,7 @@ Found = TypeVar("Found", bound=FoundColumn)
 
 
 class FoundColumns:
-    """What all files have said of their columns.
+    """The columns of all files together.
 
     Args:
         given: The columns whose encoding the user has chosen.

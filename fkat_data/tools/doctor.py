@@ -32,7 +32,7 @@ from fkat_data.wording import readable_bytes
 
 
 class Level(StrEnum):
-    """How good it is."""
+    """The level: how good it is."""
 
     OK = "ok"
     ADVICE = "advice"

@@ -21,7 +21,7 @@ from fkat_data.tools.resume_record import RecordedRun, RunRecorder, Setting
 
 
 class NondeterminismSource(StrEnum):
-    """What a dataset may draw from besides the generators that the loader seeds. Each is an ``InexactCause``, too."""
+    """A source of randomness that the loader does not seed. Each is an ``InexactCause``, too."""
 
     OWN_GENERATOR = "generators made without a seed (np.random.default_rng(), random.Random())"
     CLOCK = "the clock (time.time() and similar)"
@@ -96,7 +96,7 @@ _REPLACEMENTS: Final[dict[NondeterminismSource, Callable[[], list[tuple[Any, str
 
 
 class InexactCause(StrEnum):
-    """What makes a resume inexact. The value explains it."""
+    """A cause of an inexact resume. The value explains it."""
 
     OWN_GENERATOR = (
         "the data are not a function of the position: the dataset draws from its own generator, made without a seed "
@@ -173,7 +173,7 @@ class Diagnosis:
 
     @property
     def remedy(self) -> str:
-        """What to change."""
+        """Advice: what to change."""
         return _REMEDIES[self.cause]
 
     def __str__(self) -> str:

@@ -21,7 +21,7 @@ _MOST_COPIED_BYTES = 256 << 20
 
 
 class Setting(NamedTuple):
-    """How a loader runs. None of this may change the data.
+    """The settings with which a loader runs. None of them may change the data.
 
     Attributes:
         multiprocessing: True: in worker processes; False: in process.
@@ -102,7 +102,7 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """What one loader delivered.
+    """The microbatches that one loader delivered.
 
     Attributes:
         setting: How the loader ran.

@@ -1,4 +1,4 @@
-"""What the nodes of a run will fetch: computed from a dataset's order and index, without its data."""
+"""The shards and bytes that the nodes of a run will fetch: computed from a dataset's order and index, without its data."""
 
 import math
 from collections import OrderedDict
@@ -20,7 +20,7 @@ _Integers = npt.NDArray[np.int64]
 
 @dataclass
 class NodeFetches:
-    """What a node fetches in an epoch.
+    """The shards and bytes that a node fetches in an epoch.
 
     Attributes:
         num_shards: Different shards that its ranks read.
@@ -39,7 +39,7 @@ class NodeFetches:
 
 @dataclass(frozen=True)
 class Simulation:
-    """What the nodes of a run fetch, epoch by epoch.
+    """The shards and bytes that the nodes of a run fetch, epoch by epoch.
 
     Attributes:
         cache_limit_bytes: The limit of a node's cache; None: unlimited.
@@ -125,7 +125,7 @@ def _epoch_of(
 
 
 def _delivered(dataset: StreamingDataset, number: int) -> Iterator[_Integers]:
-    """Yield the sample ids of an epoch's steps, many steps at a time: by step, rank and place, and -1 for none."""
+    """Yield the sample ids of an epoch's steps, many steps at a time: by step, rank and position in the batch, and -1 for none."""
     epochs, skips, point = dataset.epochs, dataset.skips, ResumePoint(number)
     for batches, planned in global_batches(epochs, point, epochs.batching(point).num_even_batches):
         ids = skips.without(planned)
@@ -135,7 +135,7 @@ def _delivered(dataset: StreamingDataset, number: int) -> Iterator[_Integers]:
 
 
 class _ShardSize(NamedTuple):
-    """What a shard takes.
+    """The bytes that a shard takes.
 
     Attributes:
         fetched_bytes: Bytes to fetch.

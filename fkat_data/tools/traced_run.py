@@ -32,12 +32,12 @@ class Span(NamedTuple):
 
     @property
     def ended_s(self) -> float:
-        """When it ended."""
+        """The time at which it ended."""
         return self.began_s + self.duration_s
 
 
 class Track(NamedTuple):
-    """What one thread did.
+    """The spans of one thread.
 
     Attributes:
         name: The process, and the thread if the process has several tracks.

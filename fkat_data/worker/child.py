@@ -232,7 +232,7 @@ def has_stdout() -> bool:
 
 
 def _program_file() -> list[str]:
-    """Return the arguments by which an interpreter runs ``process_main``, from wherever this package is imported."""
+    """Return the arguments by which an interpreter runs ``process_main``, by the path of this package."""
     folder, file = os.path.split(str(lifeline.__file__))
     path = os.path.join(folder, f"process_main{os.path.splitext(file)[1]}")  # noqa: PTH118, PTH122 - for each process
     if path.endswith((".py", ".pyc")) and os.path.isfile(path):  # noqa: PTH113 - as above

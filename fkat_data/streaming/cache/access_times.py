@@ -1,4 +1,4 @@
-"""When each file of a cache was last used, for all processes of a node."""
+"""The times at which the files of a cache were last used, for all processes of a node."""
 
 import os
 import struct

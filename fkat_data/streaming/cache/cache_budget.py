@@ -1,4 +1,4 @@
-"""How many bytes several cache directories may take together, and which files go when there is too little space."""
+"""A limit on the bytes of several cache directories together, and the eviction of files when there is too little space."""
 
 import contextlib
 import logging
@@ -72,7 +72,7 @@ class _Stock:
 
     @property
     def total_bytes(self) -> int:
-        """What the files take, without those in the making."""
+        """The bytes that the files take, without those in the making."""
         ledger = self._ledger
         if ledger is not None and ledger.counts is not None and not ledger.is_due:
             return ledger.counts.total_bytes
@@ -82,7 +82,7 @@ class _Stock:
 
     @property
     def making_bytes(self) -> int:
-        """What the files in the making will take."""
+        """The bytes that the files in the making will take."""
         return sum(file.size_bytes for file in self._directory.being_made())
 
     def sweep(self) -> None:
@@ -167,7 +167,7 @@ class _Stock:
 
 
 class CacheBudget:
-    """How many bytes several directories may take together.
+    """A limit on the bytes that several directories take together.
 
     The budget knows what the files take before each new one: other jobs' files, files in the making at their final
     size, and files that no cache made, from the next count on. It leaves out the cache's own bookkeeping, and a

@@ -1,4 +1,4 @@
-"""Which version of a dataset a cache's files belong to; a new one replaces it once no process uses the old one."""
+"""The version of a dataset that a cache's files belong to; a new one replaces it once no process uses the old one."""
 
 import contextlib
 import json
@@ -30,7 +30,7 @@ os.register_at_fork(before=_guard.acquire, after_in_parent=_guard.release, after
 
 
 class VersionRecord(NamedTuple):
-    """What a directory records.
+    """The version that a directory records.
 
     Attributes:
         version: The version that its files belong to; None without a record, "" if the record is unreadable.
@@ -42,7 +42,7 @@ class VersionRecord(NamedTuple):
 
 
 class DatasetVersion:
-    """Which version of a dataset the files of a cache's directory belong to.
+    """The version of a dataset that the files of a cache's directory belong to.
 
     Two versions may have files of the same names and sizes with different data. So the directory records one version,
     and every process that uses the directory holds a shared lock until it ends.

@@ -63,7 +63,7 @@ class LockFile(io.FileIO):
 
     @property
     def inherited(self) -> int | None:
-        """What a forked child has to close: the descriptor, also where another thread was about to close it."""
+        """The descriptor that a forked child has to close, also where another thread was about to close it."""
         descriptor, *file = self._opened
         with suppress(OSError):
             status = os.fstat(descriptor)

@@ -1,4 +1,4 @@
-"""Which files of a cache are mapped into memory, by this process and by the others of the node."""
+"""A register of the files of a cache that are mapped into memory, by this process and by the others of the node."""
 
 import contextlib
 import errno
@@ -21,7 +21,7 @@ _guard = threading.RLock()
 
 
 class MapOwner(Protocol):
-    """Keeps files mapped between two uses."""
+    """An object that keeps files mapped between two uses."""
 
     def give_back(self) -> None:
         """Drop the maps that no thread reads at this moment. Any thread may call it."""
@@ -75,7 +75,7 @@ class _Entry:
 
 
 class _EntryEnd(weakref.ref[_Entry]):
-    """Goes to a deque at an entry's end, which may come in any statement: no code of Python runs then."""
+    """A weak reference that goes to a deque at its entry's end, which may come in any statement: no Python code runs then."""
 
     __slots__ = ("lock", "offset", "register")
     register: "MappedFiles"
@@ -89,7 +89,7 @@ _left: deque[_EntryEnd] = deque()
 
 
 class MappedFiles:
-    """Which files of a directory are mapped, by this process and by the others of the node.
+    """A register of the files of a directory that are mapped, by this process and by the others of the node.
 
     A process that maps a file holds a shared lock on one byte of a register, which is an empty file: the byte at the
     position of the file's inode number. The kernel releases it when the process dies. Who evicts a file locks that

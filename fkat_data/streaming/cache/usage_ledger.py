@@ -23,7 +23,7 @@ _LEAST_CHANGES = 10_000
 
 @dataclass(frozen=True)
 class Counts:
-    """What the files of a directory took when they were counted, and the changes since.
+    """The bytes and files of a directory when they were counted, and the changes since.
 
     Attributes:
         total_bytes: The sum of the files' sizes now, without the files in the making.
@@ -39,7 +39,7 @@ class Counts:
 
 
 class UsageLedger(LockFile):
-    """A directory's lock, and in its file the record of what the directory's files take.
+    """A directory's lock, and in its file the record of the bytes that the directory's files take.
 
     A change is a record that says "unknown", the change of the files, and the new record. So a process that dies
     meanwhile leaves no wrong number: the next one that needs it counts the files. After a restart of the machine it
@@ -57,7 +57,7 @@ class UsageLedger(LockFile):
 
     @property
     def counts(self) -> Counts | None:
-        """What the files take; None: unknown."""
+        """The bytes that the files take; None: unknown."""
         return self._record[0]
 
     @property

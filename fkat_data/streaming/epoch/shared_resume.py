@@ -1,4 +1,4 @@
-"""Where an epoch starts or resumes, and a shared page that keeps it for the trainer and its DataLoader's workers.
+"""The point where an epoch starts or resumes, and a shared page that holds it for the trainer and its DataLoader's workers.
 
 A worker of torch's DataLoader has a copy of the dataset, and does not tell the trainer when it begins an epoch.
 Therefore the resume point is in anonymous memory. Processes inherit it, or receive its descriptor when they start. It
@@ -114,7 +114,7 @@ LARGEST_NUMBER = (1 << 63) - 1
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """Where an epoch starts or resumes. ``Epochs.with_defaults`` fills in the fields that are None.
+    """The point where an epoch starts or resumes. ``Epochs.with_defaults`` fills in the fields that are None.
 
     Attributes:
         epoch: Index of the epoch, from 0.

@@ -210,7 +210,7 @@ class OrderSettings:
 
 @dataclass(frozen=True)
 class EpochStart:
-    """Where the plan of an epoch starts, and the seed and canonical nodes that go with it.
+    """The start of an epoch's plan: a sample, the seed and the canonical nodes.
 
     Attributes:
         epoch: Index of the epoch, from 0.

@@ -165,7 +165,7 @@ class OrderPart(Protocol):
 
 
 class OrderCache(Protocol):
-    """Where the computed parts of an order are held: in memory, or in files that the processes of a node share."""
+    """A cache of the computed parts of an order: in memory, or in files that the processes of a node share."""
 
     def __call__(
         self, key: str, size: int, dtype: type[np.signedinteger[Any]], make: Callable[[], Iterator[_Integers]]

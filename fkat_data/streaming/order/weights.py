@@ -1,4 +1,4 @@
-"""How many samples an epoch takes of each stream."""
+"""The number of samples that an epoch takes of each stream."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -75,7 +75,7 @@ _MOST_FETCHES = 10
 
 
 class Evictable:
-    """Decides which files of a cache may be evicted: those of shards, which can be made again, and no index."""
+    """The files of a cache that may be evicted: those of shards, which can be made again, and no index."""
 
     def __init__(self) -> None:
         self._names: dict[str, frozenset[str]] = {}

@@ -310,12 +310,12 @@ class Catalog:
 
     @property
     def commits(self) -> list[PinnedCommit | None]:
-        """What each stream is read of, if its store has commits; else None."""
+        """The commit at which each stream is read, if its store has commits; else None."""
         return [source.read_commit for source in self.sources]
 
     @property
     def differing_columns(self) -> str | None:
-        """Which streams have which columns, in words; None if all have the same."""
+        """The columns of each stream, in words; None if all have the same."""
         columns: dict[int, tuple[str, ...]] = {}
         firsts: list[int] = self.shard_offset_per_stream.tolist()
         for stream, first in enumerate(firsts):

@@ -261,7 +261,7 @@ class Generated(NamedTuple):
 
 
 class GeneratedIndex:
-    """Makes the index of the files of a directory, and keeps it. It pickles.
+    """An index that is made of the files of a directory, and cached. It pickles.
 
     The descriptions are cached in one file, with the size and the version of each file. The next reading lists the
     directory, describes the files that are new or have changed, and no other.

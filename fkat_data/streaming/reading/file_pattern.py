@@ -41,7 +41,7 @@ class FilePattern(NamedTuple):
 
     @property
     def prefix(self) -> str:
-        """What the names of all files begin with."""
+        """The prefix that the names of all files share."""
         return unescaped(self.text[: wildcard_at(self.text)])
 
     def among(self, names: Collection[str]) -> "FilePattern":

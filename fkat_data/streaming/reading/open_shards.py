@@ -129,7 +129,7 @@ _LEAST_WAIT_S = 5.0
 
 
 class _IterationLife:
-    """Lives as long as an iteration does."""
+    """An object that lives as long as an iteration does."""
 
     __slots__ = ("__weakref__",)
 

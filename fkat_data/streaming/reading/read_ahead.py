@@ -14,7 +14,7 @@ _BUSY_S = 0.02
 
 
 class ReadAhead(Generic[_Ready]):
-    """Prepares shards before they are taken.
+    """A pool of threads that prepare shards before they are taken.
 
     A shard that another process is preparing moves behind the others, so that the processes of a node begin different
     downloads instead of waiting for the same one. An error is raised where its shard is taken, and only there. One

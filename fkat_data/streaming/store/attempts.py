@@ -61,7 +61,7 @@ class Retryability(Enum):
 
 @dataclass(frozen=True, slots=True)
 class FailureCause:
-    """Why an attempt failed.
+    """The cause of a failed attempt.
 
     Attributes:
         retryability: Whether another attempt may succeed.
@@ -205,7 +205,7 @@ _SIGNED = re.compile(
 
 
 class Redaction:
-    """Hides the secrets of a store's URL and options.
+    """A filter that hides the secrets of a store's URL and options in messages.
 
     Args:
         url: The URL, which may carry a user's name and password, or a signature in its query.
@@ -257,7 +257,7 @@ _random = random.SystemRandom()
 
 
 class FinalError(Exception):
-    """Wraps an error that ends all attempts and reaches the caller as it is: the store did not cause it."""
+    """A wrapper of an error that ends all attempts and reaches the caller as it is: the store did not cause it."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error

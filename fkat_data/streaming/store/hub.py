@@ -62,7 +62,7 @@ class HubLocation(NamedTuple):
 
     @property
     def revision_name(self) -> str:
-        """What identifies the revision."""
+        """The key that identifies the revision."""
         return f"{self.kind}/{self.repository}@{self.revision}"
 
     def file_url(self, name: str, commit: str) -> str:
@@ -112,7 +112,7 @@ _NO_DATA = ("README.md", ".gitattributes")
 
 
 class _HubFile(NamedTuple):
-    """Where the bytes of a file are.
+    """The URL of a file's bytes, and their version.
 
     Attributes:
         url: Their URL.
@@ -128,7 +128,7 @@ class _HubFile(NamedTuple):
 
 
 class HubOpener:
-    """Makes the clients of a store. It pickles with the commit, so that all processes that get the store read the same.
+    """A factory of a store's clients. It pickles with the commit, so that all processes that get the store read the same.
 
     Args:
         location: The directory.

@@ -1,4 +1,4 @@
-"""Where a writer puts a dataset: a local directory, a remote one with a local staging directory, or both."""
+"""The destination of a writer: a local directory, a remote one with a local staging directory, or both."""
 
 import contextlib
 import logging

@@ -1,4 +1,4 @@
-"""Where a dataset is written: a directory of this machine, or one on any file system that fsspec supports.
+"""The directory that a dataset is written to: of this machine, or on any file system that fsspec supports.
 
 And how a dataset that is there goes before another one replaces it.
 """

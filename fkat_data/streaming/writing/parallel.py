@@ -200,7 +200,7 @@ def write_parallel(
 
 
 class _Attempt(NamedTuple):
-    """What a call has written."""
+    """The result of a call: the parts that it has written."""
 
     folder: str
     num_samples: int

@@ -1,4 +1,4 @@
-"""What every format of files, every shuffle and every object with a saved state must do."""
+"""The contracts of file formats, of shuffles and of objects with a saved state."""
 
 import copy
 import io

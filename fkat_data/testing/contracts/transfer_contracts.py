@@ -1,4 +1,4 @@
-"""What every store and every mover must do."""
+"""The contracts of stores and of movers."""
 
 import copy
 import io

@@ -1,4 +1,4 @@
-"""What workers must do, in processes, in threads, on other machines."""
+"""The contract of workers, in processes, in threads, on other machines."""
 
 import gc
 import os
