@@ -18,7 +18,8 @@ from fkat_data.plan.position import Piece, Task
 from fkat_data.plan.shard_plan import ShardPlan
 from fkat_data.types import Shard
 from fkat_data.worker.batches import ShardCount
-from fkat_data.worker.messages import Failure, Item, Worker, WorkerGone
+from fkat_data.worker.messages import Failure, Item, WorkerGone
+from fkat_data.worker.worker import Worker
 
 logger: logging.Logger = logging.getLogger(__name__)
 

@@ -36,9 +36,9 @@ from fkat_data.worker.messages import (
     MemoryShortage,
     Message,
     Together,
-    Worker,
     WorkerGone,
 )
+from fkat_data.worker.worker import Worker
 
 
 class HungStartError(Exception):

@@ -20,8 +20,8 @@ from fkat_data.errors import (
 from fkat_data.observe.progress import Activity, WaitDisplay, display_for
 from fkat_data.plan.position import Position, Task
 from fkat_data.wording import add_note, shard_location, shard_name
-from fkat_data.worker.messages import Worker
 from fkat_data.worker.windows import read_left_out
+from fkat_data.worker.worker import Worker
 
 _GROWTH = 2.0
 _SHORTEST_S = 0.001

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 from fkat_data.errors import MemoryLimitError
 from fkat_data.transport.memory_limit import group_bytes, sufficient_limit
-from fkat_data.worker.messages import MemoryShortage, Worker
+from fkat_data.worker.messages import MemoryShortage
+from fkat_data.worker.worker import Worker
 
 logger: logging.Logger = logging.getLogger(__name__)
 

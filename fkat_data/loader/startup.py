@@ -34,7 +34,6 @@ from fkat_data.worker.messages import (
     End,
     Failure,
     Item,
-    Worker,
     pack_failure,
     remember_terms,
     reportable,
@@ -42,6 +41,7 @@ from fkat_data.worker.messages import (
 )
 from fkat_data.worker.produce import EpochAware, OpenShard, Producer
 from fkat_data.worker.settings import WorkerSettings, stand_in_for_worker, worker_info
+from fkat_data.worker.worker import Worker
 
 _logger = logging.getLogger(__name__)
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 from fkat_data.errors import StaleIteratorError
 from fkat_data.observe.sink import EventSink
 from fkat_data.plan.position import ShardTerms, Task
-from fkat_data.worker.messages import End, Failure, Item, MadeAlone, Marked, MemoryShortage, Message, Worker, WorkerGone
+from fkat_data.worker.messages import End, Failure, Item, MadeAlone, Marked, MemoryShortage, Message, WorkerGone
+from fkat_data.worker.worker import Worker
 
 if TYPE_CHECKING:  # Windows has no worker processes
     from fkat_data.worker.picks import Picks

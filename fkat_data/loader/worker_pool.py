@@ -30,10 +30,10 @@ from fkat_data.registry import Registrations
 from fkat_data.transport.memory_limit import SMALLEST_SHARE_BYTES, MemoryLimit, default_limit
 from fkat_data.types import Profiler
 from fkat_data.worker.inline import InlineWorker
-from fkat_data.worker.messages import Worker
 from fkat_data.worker.produce import Producer
 from fkat_data.worker.settings import CALLS_PER_ACTOR, ProgramKey, RemoteBackend, WorkerKind, WorkerSettings
 from fkat_data.worker.threads import ThreadWorker
+from fkat_data.worker.worker import Worker
 
 if TYPE_CHECKING:  # only where worker processes are wanted: Windows has none
     from fkat_data.loader.worker_starter import WorkerStarter

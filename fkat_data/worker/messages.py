@@ -5,7 +5,7 @@ import pickle
 import struct
 import traceback
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from fkat_data.errors import WorkerError
 from fkat_data.interruption import genuine
@@ -15,11 +15,6 @@ from fkat_data.tracebacks import OF_WORKER, folded_text
 from fkat_data.transport.codec import dumps, loads
 from fkat_data.transport.definitions import dump_shipment
 from fkat_data.wording import add_note, made_from_text, notes_of
-
-if TYPE_CHECKING:  # both import this module
-    from fkat_data.worker.inline import InlineWorker
-    from fkat_data.worker.spawn import ProcessWorker
-    from fkat_data.worker.threads import ThreadWorker
 
 
 class Kind(IntEnum):
@@ -261,10 +256,6 @@ class MadeAlone(NamedTuple):
 
 
 Message = Item | End | Failure | Together | MemoryShortage
-
-
-Worker: TypeAlias = "InlineWorker | ProcessWorker | ThreadWorker"
-"""Produces tasks, in any process."""
 
 
 class KnownOfTasks:

@@ -1,0 +1,167 @@
+"""What the engine asks of a worker, wherever it makes microbatches."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from fkat_data.observe.durations import Durations
+from fkat_data.observe.stages import StageTimes
+from fkat_data.plan.position import ShardTerms, Task
+from fkat_data.worker.messages import MadeAlone, Message
+
+
+class Worker(Protocol):
+    """Makes the microbatches of tasks, in the order in which it gets the tasks.
+
+    A process, threads of the trainer, the caller's own thread, or an actor on another machine. All methods are called by
+    the caller's thread, but for ``hang_up``, which may be called by any.
+    """
+
+    @property
+    def pid(self) -> int:
+        """The id of the process that makes microbatches; the trainer's where it is no other."""
+        ...
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the worker can take tasks."""
+        ...
+
+    @property
+    def has_started(self) -> bool:
+        """Whether the worker has opened what it was sent, and looks for tasks."""
+        ...
+
+    @property
+    def started_s(self) -> float:
+        """When the worker began to look for tasks (monotonic); infinite while that is not known."""
+        ...
+
+    @property
+    def works_ahead(self) -> bool:
+        """Whether the worker makes microbatches before they are asked for."""
+        ...
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the last call was interrupted while it waited for a message."""
+        ...
+
+    @property
+    def num_ready(self) -> int:
+        """Microbatches that are made, and were not received."""
+        ...
+
+    @property
+    def num_received(self) -> int:
+        """Microbatches that were received."""
+        ...
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of shared memory whose microbatches are alive."""
+        ...
+
+    @property
+    def num_segments(self) -> int:
+        """The worker's pieces of shared memory."""
+        ...
+
+    @property
+    def segment_bytes(self) -> int:
+        """Bytes of those."""
+        ...
+
+    @property
+    def made_on(self) -> Mapping[str, Durations]:
+        """How long microbatches took, by machine, if there are several."""
+        ...
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """What becomes readable when a message comes, or when the worker ends; empty: ``receive`` waits for itself."""
+        ...
+
+    def assign(self, task: Task, allowance: int) -> None:
+        """Take a task, to be produced after those taken before.
+
+        Args:
+            task: The task.
+            allowance: How many of its microbatches may be made by now; -1: all.
+        """
+        ...
+
+    def allow(self, ticket: int, allowance: int, *, is_ahead: bool = False) -> None:
+        """Let a task be produced up to ``allowance`` microbatches; ``is_ahead``: of a later task than the current one."""
+        ...
+
+    def cancel(self, ticket: int) -> None:
+        """Drop every task with a ticket below this one."""
+        ...
+
+    def begin_behind(self, ticket: int, index: int) -> None:
+        """Let a task begin at a microbatch, if it is not begun: the caller makes those before."""
+        ...
+
+    def allow_memory(self, size_bytes: int) -> None:
+        """Let the worker's segments take so much together, within its limit."""
+        ...
+
+    def receive(self, *, timeout_s: float | None) -> Message | MadeAlone | None:
+        """Return the next message, or None if none comes within ``timeout_s``; None: wait without a limit.
+
+        Raises:
+            WorkerGone: The worker has ended, and everything that it has sent was received.
+        """
+        ...
+
+    def end_wait(self) -> None:
+        """Record that an interrupted wait is over."""
+        ...
+
+    def has_begun(self, ticket: int) -> bool:
+        """Return whether the worker has reported that it works on a task."""
+        ...
+
+    def terms(self, ticket: int) -> ShardTerms | None:
+        """Return what the worker has reported of a task's shard; None: nothing."""
+        ...
+
+    def take_carry(self, ticket: int) -> bytes | None:
+        """Return, once, what a task has left for the one behind it; None: that is not known yet."""
+        ...
+
+    def give_carry(self, ticket: int, carry: bytes) -> None:
+        """Give a task that was assigned without it what the one before has left."""
+        ...
+
+    def times(self) -> StageTimes:
+        """Return how the worker spent its time."""
+        ...
+
+    def stack(self) -> str:
+        """Return the worker's Python stacks, and what may hold it up since its start."""
+        ...
+
+    def flush(self) -> None:
+        """Send what was posted, if there is room for it; for a caller that waits for several workers."""
+        ...
+
+    def dismiss(self) -> None:
+        """Let the worker leave when it next looks for tasks, and send its last events before."""
+        ...
+
+    def take_events(self, deadline_s: float) -> None:
+        """Receive the events that a dismissed worker sends, up to ``deadline_s`` (monotonic)."""
+        ...
+
+    def hang_up(self) -> None:
+        """Let the worker end, and a thread that waits for it wake up."""
+        ...
+
+    def kill(self) -> None:
+        """End the worker at once; what it has sent can still be received."""
+        ...
+
+    def close(self, timeout_s: float) -> None:
+        """End the worker: when it next looks for tasks, or at once when ``timeout_s`` has passed. Any number of calls."""
+        ...
