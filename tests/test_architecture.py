@@ -157,3 +157,41 @@ def test_the_state_is_read_without_unpickling_or_evaluating():
     for name in ("plan/state.py", "iteration.py", "plan/position.py"):
         names = {getattr(node, "id", getattr(node, "attr", None)) for node in ast.walk(tree_of(ROOT / name))}
         assert not names & {"pickle", "eval", "exec", "loads"}
+
+
+def circles(imports):
+    """Yield the groups of modules that import one another, directly or by others."""
+    reached = {}
+
+    def reach(module, start):
+        if module not in reached[start]:
+            reached[start].add(module)
+            for other in imports[module]:
+                reach(other, start)
+
+    for module in imports:
+        reached[module] = set()
+        for other in imports[module]:
+            reach(other, module)
+    return {
+        frozenset(other for other in reached[module] if module in reached[other])
+        for module in imports
+        if module in reached[module]
+    }
+
+
+def test_circles_are_found():
+    assert circles({"a": ["b"], "b": ["c"], "c": ["b", "d"], "d": [], "e": ["e"]}) == {
+        frozenset("bc"),
+        frozenset("e"),
+    }
+
+
+@pytest.mark.long
+def test_no_modules_import_one_another_in_a_circle():
+    modules = {tuple(parts_of(path)): path for path in FILES}
+    imports = {
+        module: sorted({found for parts in imported(path) if (found := tuple(parts)) in modules})
+        for module, path in modules.items()
+    }
+    assert not circles(imports)

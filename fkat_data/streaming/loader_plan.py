@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 from torch.utils import data
@@ -29,10 +29,6 @@ from fkat_data.streaming.reading.open_shards import own_array
 from fkat_data.streaming.reading.pinned_commits import check_saved, saved_commits
 from fkat_data.worker.fetch import call_collate
 from fkat_data.worker.windows import Window
-
-if TYPE_CHECKING:
-    from fkat_data.streaming.dataset import StreamingDataset
-
 
 _logger = logging.getLogger(__name__)
 
@@ -477,8 +473,20 @@ class PartBatches:
         return batch
 
 
+class BatchSource(Protocol):
+    """What reads the samples of batches."""
+
+    def collated(self, batches: Sequence[Any]) -> Iterable[Any]:
+        """Return batches of samples as torch's default collate makes them, read together, without user code."""
+        ...
+
+    def picked(self, picks: PickedSamples) -> Iterable[Any]:
+        """Return samples as the user's code makes them."""
+        ...
+
+
 def batch_maker(
-    dataset: "StreamingDataset", collate: Callable[[list[Any]], Any]
+    dataset: BatchSource, collate: Callable[[list[Any]], Any]
 ) -> Callable[[Sequence[PickedSamples]], Iterable[Any]]:
     """Return what makes the batches of some picks; where a batch fails, those before it come first."""
     if is_plain(dataset, collate):

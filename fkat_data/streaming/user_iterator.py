@@ -9,7 +9,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 from fkat_data.drop_in.strand_plan import left_in_turns
 from fkat_data.drop_in.worker_side import Snapshot, Strand
@@ -20,9 +20,6 @@ from fkat_data.streaming.epoch.shared_resume import ResumePoint
 from fkat_data.streaming.loader_plan import StreamEpochs, collate_of_samples, step_of
 from fkat_data.worker.batches import NearestProduct
 from fkat_data.worker.messages import Marked
-
-if TYPE_CHECKING:
-    from fkat_data.streaming.dataset import StreamingDataset
 
 # Batches are made ahead, and frameworks ask for the position after a batch or two ago.
 _MOST_KEPT = 8
@@ -108,6 +105,27 @@ class _BatchRecord(NamedTuple):
     end: BatchEnd | None
 
 
+class TrackedDataset(Protocol):
+    """A dataset that counts the samples that its own ``__iter__`` delivers.
+
+    Attributes:
+        delivery_tracker: The count of the iteration that was begun last.
+        next_of_strand: Where the next epoch of a loader's strand begins; None: none goes through the dataset now.
+    """
+
+    delivery_tracker: DeliveryTracker | None
+    next_of_strand: ResumePoint | None
+
+    @property
+    def batch_size(self) -> int | None:
+        """Samples a batch."""
+        ...
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield samples."""
+        ...
+
+
 class UserIteratorBatches(NearestProduct):
     """The batches of a worker that iterates a dataset with the user's ``__iter__``.
 
@@ -119,7 +137,7 @@ class UserIteratorBatches(NearestProduct):
         strand: The part of the iteration, as ``UserIteratorPlan`` makes it.
     """
 
-    def __init__(self, dataset: "StreamingDataset", collate_fn: Callable[[list[Any]], Any], strand: Strand) -> None:
+    def __init__(self, dataset: TrackedDataset, collate_fn: Callable[[list[Any]], Any], strand: Strand) -> None:
         self._dataset = dataset
         self._collate_fn = collate_fn
         self._strand = strand
@@ -228,7 +246,7 @@ class UserIteratorPlan(StreamEpochs):
         num_workers: Workers; 0: the dataset is iterated in this process, in none.
     """
 
-    def __init__(self, dataset: "StreamingDataset", dp_rank: int, *, num_workers: int, **settings: bool) -> None:
+    def __init__(self, dataset: TrackedDataset, dp_rank: int, *, num_workers: int, **settings: bool) -> None:
         super().__init__(dataset, dp_rank, **settings)
         self.num_strands: int | None = num_workers
         # By the number of batches before: the progress of what has arrived, of which the caller has the most.
