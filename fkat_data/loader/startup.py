@@ -28,7 +28,7 @@ from fkat_data.types import Profiler
 from fkat_data.wording import shard_name
 from fkat_data.worker.batches import NumberedBatches, is_map_style, is_random_access
 from fkat_data.worker.collate import FreshCollate
-from fkat_data.worker.fetch import is_plain as iterates_plainly
+from fkat_data.worker.fetch import iterates_as_torch
 from fkat_data.worker.inline import bytes_of, failure_of, item_of, made_as_in_worker
 from fkat_data.worker.messages import (
     End,
@@ -67,7 +67,7 @@ class _NumberedFactory(EpochAware):
     def __call__(self, shard: Any) -> Any:
         product = self._factory(shard)
         is_numbered = is_random_access(product) or (
-            is_map_style(product) and iterates_plainly(product) and _draws_alike(product)
+            is_map_style(product) and iterates_as_torch(product) and _draws_alike(product)
         )
         if not is_numbered or getattr(product, "begin_near", None) is not None:
             raise _InOrderError(f"microbatches of {type(product).__qualname__} are made in order")

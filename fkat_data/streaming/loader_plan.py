@@ -48,13 +48,13 @@ class StreamPart(DrawnBatches):
         first: The number of the first, among the global batches of the epoch.
         batches: The samples of each.
         num_together: How many of them to read together at first.
-        is_plain: Whether no code of a user's makes them.
+        runs_no_user_code: Whether no code of a user's makes them.
     """
 
-    def __init__(self, first: int, batches: list[PickedSamples], num_together: int, *, is_plain: bool) -> None:
+    def __init__(self, first: int, batches: list[PickedSamples], num_together: int, *, runs_no_user_code: bool) -> None:
         super().__init__(first, batches)
         self.num_together = num_together
-        self.is_plain = is_plain
+        self.runs_no_user_code = runs_no_user_code
 
 
 class StreamEpochs(DatasetPlan):
@@ -211,7 +211,7 @@ class StreamPlan(StreamEpochs):
     def __init__(self, dataset: Any, dp_rank: int, *, is_read_here: bool, collate_fn: Any, **settings: bool) -> None:
         super().__init__(dataset, dp_rank, **settings)
         self._is_read_here = is_read_here
-        self._is_plain = is_plain(dataset, collate_fn)
+        self._runs_no_user_code = runs_no_user_code(dataset, collate_fn)
         self._has_begun = False
         self._parts: dict[int, StreamPart] = {}
         self._wanted: Iterator[BatchGroup] = iter(())
@@ -223,7 +223,7 @@ class StreamPlan(StreamEpochs):
     def begin(self, position: Position) -> ResumeState:
         """Begin an iteration; warn, once, if streams whose columns differ are mixed in batches."""
         begun = super().begin(position)
-        is_mixed = self._is_plain and self._dataset.mixes_streams and self._dataset.batch_size > 1
+        is_mixed = self._runs_no_user_code and self._dataset.mixes_streams and self._dataset.batch_size > 1
         differing = self._dataset.catalog.differing_columns if is_mixed and not self._has_begun else None
         if differing is not None:
             _logger.warning("%s: a batch cannot have samples of both without %s", differing, COMMON_COLUMNS)
@@ -312,7 +312,9 @@ class StreamPlan(StreamEpochs):
     def _add(self, numbers: list[int], batches: list[PickedSamples]) -> None:
         assert self._batches is not None  # noqa: S101 - an iteration has begun
         together = len(numbers) if self._is_read_here else 1
-        part = StreamPart(self._batches.first_batch + numbers[0], batches, together, is_plain=self._is_plain)
+        part = StreamPart(
+            self._batches.first_batch + numbers[0], batches, together, runs_no_user_code=self._runs_no_user_code
+        )
         first_step = self._first_step + self._num_drawn
         self._known[first_step] = _KnownPart(first_step, numbers, batches, self._num_samples)
         self._num_drawn += len(numbers)
@@ -391,7 +393,7 @@ def wanted_batches(dataset: Any, batches: RankBatches, first: int, *, drop_last:
         yield numbers[:num_kept], chunk[:num_kept]
 
 
-def is_plain(dataset: Any, collate_fn: Any) -> bool:
+def runs_no_user_code(dataset: Any, collate_fn: Any) -> bool:
     """Return whether batches are gathered column by column, without code of the user's."""
     return collate_fn is data.default_collate and not dataset.has_user_code
 
@@ -436,9 +438,9 @@ class PartBatches:
         self._num_left = 0
 
     @property
-    def is_plain(self) -> bool:
+    def runs_no_user_code(self) -> bool:
         """Whether no code of a user's makes them, so that nothing is drawn."""
-        return self._part.is_plain
+        return self._part.runs_no_user_code
 
     @property
     def num_microbatches(self) -> int:
@@ -489,7 +491,7 @@ def batch_maker(
     dataset: BatchSource, collate: Callable[[list[Any]], Any]
 ) -> Callable[[Sequence[PickedSamples]], Iterable[Any]]:
     """Return what makes the batches of some picks; where a batch fails, those before it come first."""
-    if is_plain(dataset, collate):
+    if runs_no_user_code(dataset, collate):
         return lambda batches: dataset.collated([picks.ids for picks in batches])
     make = collate_of_samples(dataset, collate)
     return lambda batches: (make(list(dataset.picked(picks))) for picks in batches)

@@ -49,7 +49,7 @@ class IndexBatch(NamedTuple):
 class NumberedBatches(ABC):
     """Batches of indices, any of which is known without those before it: a sampler, or a batch sampler."""
 
-    is_plain: bool = False
+    runs_no_user_code: bool = False
     """Whether its microbatches are made without a random draw, in memory that no other code has, and all together."""
     is_stacked: bool = False
     """Whether a dataset reads its items into a microbatch: without a random draw, but one microbatch at a time."""
@@ -67,14 +67,14 @@ class NumberedBatches(ABC):
         return map(self.batch, range(len(self)))
 
 
-def is_plain(shard: object) -> bool:
+def runs_no_user_code(shard: object) -> bool:
     """Return whether no code of a user's makes a shard, from its opening on."""
-    return isinstance(shard, NumberedBatches) and shard.is_plain
+    return isinstance(shard, NumberedBatches) and shard.runs_no_user_code
 
 
 def draws_nothing(shard: object) -> bool:
     """Return whether no code of a user's makes a shard."""
-    return isinstance(shard, NumberedBatches) and (shard.is_plain or shard.is_stacked)
+    return isinstance(shard, NumberedBatches) and (shard.runs_no_user_code or shard.is_stacked)
 
 
 def draw_batches(sampler: Iterable[Any], streams: ShardStreams) -> Iterator[IndexBatch]:
@@ -460,13 +460,13 @@ def _begin_random_access(
     product: RandomAccess, streams: ShardStreams, collate: Callable[[Any], Any] | None
 ) -> IndexedProduction:
     count = arguments.integer("num_microbatches of the factory's product", product.num_microbatches, minimum=0)
-    is_plain = getattr(product, "is_plain", False)
+    drawn = None if getattr(product, "runs_no_user_code", False) else streams
     make, stack = product.microbatch, getattr(collate, "stack", None)
     stacked = cast("Any", product) if getattr(product, "stacks_items", False) else None
     if stack is not None and stacked is not None:
         make = functools.partial(stacked.microbatch, stack=stack)
     prefetch = None if stacked is None else stacked.prefetch
-    return NumberedProduction(make, count, None if is_plain else streams, prefetch=prefetch)
+    return NumberedProduction(make, count, drawn, prefetch=prefetch)
 
 
 def _begin_map_style(

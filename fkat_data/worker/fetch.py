@@ -46,7 +46,7 @@ def direct_fetch(loader: "DataLoader[Any]", collate: Callable[[Any], Any] | None
     Returns:
         The function; None, and nothing is drawn, where only iterating over the DataLoader does the same.
     """
-    if isinstance(loader.dataset, IterableDataset) or not is_plain(loader):
+    if isinstance(loader.dataset, IterableDataset) or not iterates_as_torch(loader):
         return None
     loader = _with_collate(loader, collate)
     object.__setattr__(loader, "sampler" if loader.batch_sampler is None else "batch_sampler", ())
@@ -60,7 +60,7 @@ def direct_iteration(loader: "DataLoader[Any]", collate: Callable[[Any], Any] | 
         loader: Stays as it is.
         collate: Is used instead of ``default_collate``, where iterating costs less.
     """
-    is_direct = is_plain(loader)
+    is_direct = iterates_as_torch(loader)
     iterator: Any = _iterator_of(_with_collate(loader, collate) if is_direct else loader)
     # torch warns where an iterable dataset has more samples than it said.
     if not is_direct or getattr(iterator, "_IterableDataset_len_called", None) is not None:
@@ -102,7 +102,7 @@ def _iterator_of(loader: "DataLoader[Any]") -> Iterator[Any]:
             object.__setattr__(loader, "collate_fn", collate)
 
 
-def is_plain(loader: "DataLoader[Any]") -> bool:
+def iterates_as_torch(loader: "DataLoader[Any]") -> bool:
     """Return whether torch's iterator over the DataLoader does no more than fetch by the sampler's indices."""
     kind = cast("Any", type(loader))
     return (

@@ -24,7 +24,7 @@ from fkat_data.transport.codec import copied
 from fkat_data.transport.digest import digest_of
 from fkat_data.types import Shard
 from fkat_data.wording import shard_name
-from fkat_data.worker.batches import draws_nothing, is_plain
+from fkat_data.worker.batches import draws_nothing, runs_no_user_code
 from fkat_data.worker.collate import FreshCollate
 from fkat_data.worker.messages import (
     End,
@@ -166,7 +166,7 @@ class InlineWorker(WorkerOfThisProcess):
             return None
         task = self._tasks[0]
         # A stream's batches that no code of a user's makes: nothing is drawn, and nothing is shared.
-        is_together = is_plain(task.shard)
+        is_together = runs_no_user_code(task.shard)
         began_s = time.perf_counter()
 
         def make() -> Message:

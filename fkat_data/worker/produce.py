@@ -32,8 +32,7 @@ from fkat_data.worker.batches import (
     is_map_style,
     is_random_access,
 )
-from fkat_data.worker.fetch import is_plain as iterates_plainly
-from fkat_data.worker.fetch import num_prefetched
+from fkat_data.worker.fetch import iterates_as_torch, num_prefetched
 from fkat_data.worker.messages import Epilogue, content_of
 from fkat_data.worker.windows import ShardWindows, WindowProduct
 
@@ -300,7 +299,7 @@ class OpenShard:
 
     def _started(self, product: Any, *, is_shared: bool) -> Production | IndexedProduction:
         first = self._first if self._first is not None else 0
-        if self._producer.is_threaded and is_map_style(product) and not iterates_plainly(product):
+        if self._producer.is_threaded and is_map_style(product) and not iterates_as_torch(product):
             raise ConfigurationError(
                 "workers",
                 "threads",
@@ -378,7 +377,7 @@ def produce(task: Task, producer: Producer) -> Generator[Produced]:
 
 
 def produce_together(task: Task, producer: Producer) -> tuple[int, Iterator[Any]]:
-    """Open a shard whose microbatches no code of a user's makes, see ``batches.is_plain``.
+    """Open a shard whose microbatches no code of a user's makes, see ``batches.runs_no_user_code``.
 
     Returns:
         The number of its last microbatch, and the microbatches from the task's first on.

@@ -37,7 +37,7 @@ class StackedBatches:
         batches: The indices of each.
     """
 
-    is_plain = stacks_items = True
+    runs_no_user_code = stacks_items = True
 
     def __init__(self, dataset: Any, batches: NumberedBatches) -> None:
         self._dataset = dataset

@@ -38,7 +38,7 @@ from fkat_data.seeding import (
     preserved_generators,
     seeding_nothing,
 )
-from fkat_data.worker.batches import Part, draws_nothing, is_plain
+from fkat_data.worker.batches import Part, draws_nothing, runs_no_user_code
 from fkat_data.worker.collate import FreshCollate
 from fkat_data.worker.fetch import num_prefetched
 from fkat_data.worker.inline import WorkerOfThisProcess, bytes_of, failure_of, item_of, made_together
@@ -629,7 +629,7 @@ class ThreadWorker(WorkerOfThisProcess):
         """Open a task's shard, in the caller's thread."""
         task, shared = work.task, self._shared
         work.is_open = True
-        if is_plain(task.shard):
+        if runs_no_user_code(task.shard):
             work.is_exhausted = True
             self._put(work, shared.make_together, work, self._producer)
             return
