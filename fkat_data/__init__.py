@@ -4,7 +4,7 @@ Everything that most users need is here; datasets, streaming and the Hydra side 
 """
 
 from fkat_data.drop_in.data_loader import DataLoader
-from fkat_data.drop_in.dataset_plan import Provenance
+from fkat_data.drop_in.loader_plan import Provenance
 from fkat_data.errors import (
     CacheFullError,
     ConfigurationError,

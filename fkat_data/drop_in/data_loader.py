@@ -16,27 +16,27 @@ from fkat_data.arguments import STATE_VERSION
 from fkat_data.datasets.packed import PackedDataset
 from fkat_data.datasets.token_budget import TokenBudgetBatchSampler
 from fkat_data.distributed import gather, rank_and_world_size
-from fkat_data.drop_in.dataset_plan import DatasetPlan, Provenance
 from fkat_data.drop_in.drawn_plan import DrawnPlan
-from fkat_data.drop_in.epochs_of_ranks import EpochsOfRanks, in_epoch
-from fkat_data.drop_in.frameworks import is_begun_by_fabric, original_of
-from fkat_data.drop_in.layers_of_ranks import resplits_field
-from fkat_data.drop_in.numbered_plan import EpochShuffle, NumberedPlan, check_kind_of_order, is_numbered
-from fkat_data.drop_in.own_engine import (
+from fkat_data.drop_in.engine_settings import (
     DataLoaderIterator,
+    adopt_batch_size,
     change_of,
     check_known,
     check_threads,
     checked_argument,
     drops_last,
-    engine_of,
     forks_program,
+    make_engine,
     prepare_workers,
     settable_of,
     size_of_batches,
-    stream_of,
 )
+from fkat_data.drop_in.epochs_of_ranks import EpochsOfRanks, in_epoch
+from fkat_data.drop_in.frameworks import is_begun_by_fabric, original_of
+from fkat_data.drop_in.loader_plan import LoaderPlan, Provenance
+from fkat_data.drop_in.numbered_plan import EpochShuffle, NumberedPlan, check_kind_of_order, is_numbered
 from fkat_data.drop_in.rank_share import RankShare, shared_fields
+from fkat_data.drop_in.reshards import reshards_field
 from fkat_data.drop_in.sampler_states import FirstBatch, samplers_in, with_samplers_set
 from fkat_data.drop_in.states import check_order, checked_loader_state, merged_states
 from fkat_data.drop_in.strand_plan import StrandPlan, StrandRanks, counts_all_ranks
@@ -224,7 +224,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         # Workers that kept an order of their own would deliver another one than a state says.
         self._keeps_workers = None if persistent_workers and self._ordered_dataset() is not None else persistent_workers
         self._engine: Engine[Microbatch_co] | None = None
-        self._plan: DatasetPlan | None = None
+        self._plan: LoaderPlan | None = None
         self._drawn_seed: int | None = None
         self._first_batch = FirstBatch()
         # A state that the next iteration begins with.
@@ -260,7 +260,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
             self._stream, self._windowed = None, dataset
             self._windows_of(dataset)
         else:
-            self._stream = stream_of(dataset, self.batch_size, in_order=self.in_order)
+            self._stream = adopt_batch_size(dataset, self.batch_size, in_order=self.in_order)
         is_planned = self._stream is not None or self._windowed is not None
         self._is_iterable = isinstance(dataset, torch_data.IterableDataset) and not is_planned
         if self.workers != "processes" and self.num_workers:
@@ -293,7 +293,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         return window_functions_of(self.window_fn)
 
     def __len__(self) -> int:
-        """Return the microbatches of the epoch under way, or of the next one; of this rank's, with those before a re-split.
+        """Return the microbatches of the epoch under way, or of the next one; of this rank's, with those before a reshard.
 
         An epoch is under way while its iterator is used: not after a ``break``.
 
@@ -303,7 +303,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         if self.has_windows:
             return self._new_plan().num_batches(self.epoch)
         is_new = self._stream is None and self._engine is None and self._loaded is None
-        if self._is_iterable or (is_new and not self._share and not self._layers):
+        if self._is_iterable or (is_new and not self._share and not self._reshards):
             return super().__len__()
         iterator = None if self._iterator_of is None else self._iterator_of()
         if iterator is not None and iterator.is_under_way:
@@ -365,7 +365,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
                     "epoch begins. To look at a microbatch, do so before load_state_dict(), or call take_back() afterwards",
                     self.epoch,
                 )
-        plan = cast("DatasetPlan", self._plan)
+        plan = cast("LoaderPlan", self._plan)
         begun = plan.begin(engine.position)
         if begun is not None:
             engine.leave_for(begun)
@@ -437,7 +437,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         fingerprint = (
             (self._begun_with if is_begun else self._fingerprint())
             | shared_fields(self._share)
-            | resplits_field(self._layers, saved["epoch"])
+            | reshards_field(self._reshards, saved["epoch"])
         )
         if order := order_of(self.dataset):
             fingerprint["dataset_order"] = order
@@ -690,7 +690,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         if loaded is not None and not self._is_untouched:
             self._check_since_load(loaded)
         plan = self._new_plan()
-        engine: Engine[Microbatch_co] = engine_of(
+        engine: Engine[Microbatch_co] = make_engine(
             self,
             plan,
             seed=self._known_seed(),
@@ -705,12 +705,12 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         return engine
 
     def _state_of_engine(self, engine: Engine[Microbatch_co]) -> dict[str, Any]:
-        plan, position = cast("DatasetPlan", self._plan), engine.position
+        plan, position = cast("LoaderPlan", self._plan), engine.position
         epoch, step = plan.epoch_and_step(position)
         return {"epoch": epoch, "step": step, **plan.saved(position)}
 
     def _epoch_and_step(self, engine: Engine[Microbatch_co]) -> dict[str, int]:
-        epoch, step = cast("DatasetPlan", self._plan).epoch_and_step(engine.position)
+        epoch, step = cast("LoaderPlan", self._plan).epoch_and_step(engine.position)
         return {"epoch": epoch, "step": step}
 
     def _initial_state(self) -> dict[str, Any]:
@@ -719,7 +719,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         position = plan.first()
         return {"epoch": position.epoch, "step": position.step, **plan.saved(position)}
 
-    def _new_plan(self) -> DatasetPlan:
+    def _new_plan(self) -> LoaderPlan:
         if self._stream is not None:
             return self._stream.loader_plan(
                 self._known_dp_rank(),
@@ -749,14 +749,14 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
             dataset = dealing if isinstance(dealing, PackedDataset) else None
             is_stacked = self.batch_sampler is not None and stacks_items(self.dataset, self.collate_fn)
             order = self.sampler, self.batch_sampler
-            return NumberedPlan(*order, self._known_seed(), self._share, self._layers, dataset, is_stacked=is_stacked)
+            return NumberedPlan(*order, self._known_seed(), self._share, self._reshards, dataset, is_stacked=is_stacked)
         order = self.sampler if self.batch_sampler is None else self.batch_sampler
         seed, dp_rank = self._known_seed(), self._known_dp_rank()
         dealt = dealing if isinstance(dealing, TokenBudgetBatchSampler) else None
         shared: dict[str, Any] = {
             "known": self._first_batch,
             "share": self._share,
-            "layers": self._layers,
+            "reshards": self._reshards,
             "dealt": dealt,
         }
         # As torch, whose default is 2.
@@ -776,7 +776,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         """Return the plan that the next iteration begins with."""
         plan = self._map_plan()
         if self._loaded is not None:
-            plan.load_sampler_state(self._loaded["epoch"], self._loaded["sampler"])
+            plan.load_plan_state(self._loaded["epoch"], self._loaded["sampler"])
         return plan
 
     def _strand_plan(self) -> StrandPlan:

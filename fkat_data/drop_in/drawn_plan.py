@@ -22,20 +22,20 @@ from torch.utils.data import (
 from fkat_data.arguments import copied_state
 from fkat_data.datasets.token_budget import TokenBudgetBatchSampler
 from fkat_data.drop_in.checked_order import Check, CheckedOrder, check_order, checks_in
-from fkat_data.drop_in.dataset_plan import OTHER_LENGTH, IndexPlan
-from fkat_data.drop_in.layers_of_ranks import (
-    DistributedRest,
-    Layer,
-    LeftOver,
-    distributed_sampler_of,
-    first_step,
-    left_of,
-    left_overs,
-    of_epoch,
-    terms_of,
-)
+from fkat_data.drop_in.loader_plan import OTHER_LENGTH, IndexPlan
 from fkat_data.drop_in.numbered_plan import SampleOrder
 from fkat_data.drop_in.rank_share import RankShare
+from fkat_data.drop_in.reshards import (
+    DistributedRemainder,
+    Remainder,
+    Reshard,
+    distributed_sampler_of,
+    first_step,
+    of_epoch,
+    remainders_of,
+    remaining_batches,
+    terms_of,
+)
 from fkat_data.drop_in.sampler_states import (
     FirstBatch,
     Iteration,
@@ -101,7 +101,7 @@ class DrawnPlan(IndexPlan):
             an epoch that are decided on when it begins come in larger parts.
         known: Of the loader's first iteration.
         share: What this rank gets of the batches; None: there is one rank, or the sampler knows its rank.
-        layers: Where the number of ranks has changed.
+        reshards: Where the number of ranks has changed.
         dealt: The sampler, if it deals itself out to ranks.
     """
 
@@ -116,14 +116,14 @@ class DrawnPlan(IndexPlan):
         most_ahead: int,
         known: FirstBatch,
         share: RankShare | None = None,
-        layers: Sequence[Layer] = (),
+        reshards: Sequence[Reshard] = (),
         dealt: TokenBudgetBatchSampler | None = None,
     ) -> None:
         self._sampler = sampler
         self._dealt = dealt
         self._known_length: tuple[object, int] | None = None
         self._share = share
-        self._layers = layers
+        self._reshards = reshards
         self._seed = seed
         self._dp_rank = dp_rank
         self._most_ahead = most_ahead
@@ -287,7 +287,7 @@ class DrawnPlan(IndexPlan):
         return self._parts.get(index)
 
     def batch_at(self, epoch: int, number: int) -> Any:
-        """Return a batch of an epoch without layers, by its number; None past its end. Raises as ``shard`` does."""
+        """Return a batch of an epoch without reshards, by its number; None past its end. Raises as ``shard`` does."""
         part: DrawnBatches | None = self.shard(epoch, number // self._part_size)
         return None if part is None or number >= len(part) else part.batch(number)
 
@@ -296,9 +296,9 @@ class DrawnPlan(IndexPlan):
         part: DrawnBatches | None = self.shard(epoch, index)
         return None if part is None else Piece(self._dp_rank, 0, part.first)
 
-    def load_sampler_state(self, epoch: int, state: Mapping[str, Any] | None) -> None:
+    def load_plan_state(self, epoch: int, state: Mapping[str, Any] | None) -> None:
         """Begin this epoch with samplers as they were when the state's epoch began, and go on at its step."""
-        super().load_sampler_state(epoch, state)
+        super().load_plan_state(epoch, state)
         self._begun = self._left = self._again = None
 
     def state_at(self, epoch: int, step: int) -> dict[str, Any]:
@@ -310,7 +310,7 @@ class DrawnPlan(IndexPlan):
             drawn, order = self._marks.get(step, self._known.get(step, (0, 0)))
             count: dict[str, Any] = {"drawn": drawn} if self._share is not None or self._is_of_others(epoch) else {}
             within = self._within(drawn) if self._has_own_states else None
-            if within is not None and self._share is None and not self._layers:
+            if within is not None and self._share is None and not self._reshards:
                 count["within"] = within
             return as_saved({**self._begun, **self._first_said(), "step": step, **count, "order": order})
         # A state of an order that is arithmetic, before the first microbatch, says nothing of these samplers.
@@ -348,8 +348,8 @@ class DrawnPlan(IndexPlan):
 
     def _is_of_others(self, epoch: int) -> bool:
         """Whether other ranks have had something of an epoch's batches, which are drawn again."""
-        layers = of_epoch(self._layers, epoch)
-        return self._distributed is None and bool(layers) and not layers[0].is_by_order
+        reshards = of_epoch(self._reshards, epoch)
+        return self._distributed is None and bool(reshards) and not reshards[0].is_by_order
 
     def _begin(self, epoch: int) -> None:
         loaded = self._loaded_at(epoch)
@@ -370,7 +370,7 @@ class DrawnPlan(IndexPlan):
         self._iteration, self._left, self._again = Iteration(), None, None
         self._is_stale = False
         self._generators = self._new_generators()
-        self._num_drawn = first_step(self._layers, epoch)
+        self._num_drawn = first_step(self._reshards, epoch)
         self._order, self._own = self._opened(epoch, loaded, before or [])
         self._newest = self._order.count, self._order.digest
         if self._reports_start:
@@ -410,7 +410,7 @@ class DrawnPlan(IndexPlan):
     def _go_on(self, loaded: Mapping[str, Any], *, is_known: bool) -> None:
         """Draw the batches before the step of a loaded state."""
         step: int = loaded["step"]
-        if not is_known and "within" in loaded and self._share is None and not self._layers:
+        if not is_known and "within" in loaded and self._share is None and not self._reshards:
             within = loaded["within"]
             order = repeated(self._iterable, within, self._generators, is_left=False)
             if order is not None:
@@ -429,16 +429,16 @@ class DrawnPlan(IndexPlan):
     def _opened(self, epoch: int, loaded: Mapping[str, Any], before: list[Any]) -> tuple[CheckedOrder, Iterator[Any]]:
         """Begin to draw an epoch, after batches that were; return what counts them, and this rank's of them."""
         checks = checks_in(loaded)
-        layers = of_epoch(self._layers, epoch)
+        reshards = of_epoch(self._reshards, epoch)
         # Of another rank's state, nothing else says whether the order is the same.
-        if self._distributed is not None and (layers or (loaded.get("step") and not checks)):
+        if self._distributed is not None and (reshards or (loaded.get("step") and not checks)):
             _compare_terms(loaded.get("distributed", {}), terms_of(self._distributed))
-        if layers and self._distributed is not None:
+        if reshards and self._distributed is not None:
             rest = self._distributed_rest(self._distributed, epoch).batches()
             order = CheckedOrder(iter(rest), checks, num_before=self._num_drawn)
             return order, order
-        if layers and layers[0].is_by_order and self._dealt is not None:
-            rest = self._generators.call(self._dealt.rest, [layer.counts_in(epoch) for layer in layers])
+        if reshards and reshards[0].is_by_order and self._dealt is not None:
+            rest = self._generators.call(self._dealt.rest, [reshard.counts_in(epoch) for reshard in reshards])
             order = CheckedOrder(rest, checks, num_before=self._num_drawn)
             return order, order
         share = self._share or RankShare(1, 0, even_batches=False)
@@ -450,14 +450,16 @@ class DrawnPlan(IndexPlan):
         )
         own: Iterator[Any] = order
         size, drop_last = self._batch_size, self._drop_last
-        for layer in layers:
-            own = left_of(own, layer, epoch, size, drop_last=drop_last)
-        if layers or self._share is not None:
+        for reshard in reshards:
+            own = remaining_batches(own, reshard, epoch, size, drop_last=drop_last)
+        if reshards or self._share is not None:
             own = share.deal(own, order.first, size, drop_last=drop_last)
         return order, own
 
-    def _distributed_rest(self, sampler: "DistributedSampler[Any]", epoch: int) -> DistributedRest:
-        return DistributedRest(copy.copy(sampler), self._layers, epoch, self._batch_size, drop_last=self._drop_last)
+    def _distributed_rest(self, sampler: "DistributedSampler[Any]", epoch: int) -> DistributedRemainder:
+        return DistributedRemainder(
+            copy.copy(sampler), self._reshards, epoch, self._batch_size, drop_last=self._drop_last
+        )
 
     def _skip(self, count: int) -> None:
         while self._num_drawn < count and self._draw(min(count - self._num_drawn, 1024)):
@@ -517,26 +519,26 @@ class DrawnPlan(IndexPlan):
         return self._num_batches(epoch, self._share)
 
     def _num_batches(self, epoch: int, share: RankShare | None) -> int:
-        layers = of_epoch(self._layers, epoch)
-        if layers and self._distributed is not None:
+        reshards = of_epoch(self._reshards, epoch)
+        if reshards and self._distributed is not None:
             return len(self._distributed_rest(self._distributed, epoch))
-        if layers and layers[0].is_by_order and self._dealt is not None:
-            return self._num_dealt(self._dealt, layers, epoch)
+        if reshards and reshards[0].is_by_order and self._dealt is not None:
+            return self._num_dealt(self._dealt, reshards, epoch)
         order = self._plain_order(epoch, share)
         if order is not None:
             return len(order)
         num_left = self._length(epoch)
-        for layer in layers:
-            counts = layer.counts_in(epoch)
-            if layer.is_split and (len(set(counts)) > 1 or counts[0] is None):
+        for reshard in reshards:
+            counts = reshard.counts_in(epoch)
+            if reshard.is_split and (len(set(counts)) > 1 or counts[0] is None):
                 raise TypeError(
                     "the number of microbatches is not known: ranks that split batches were at different steps"
                 )
-            counts = counts[:1] if layer.is_split else counts
+            counts = counts[:1] if reshard.is_split else counts
             num_rounds = num_left // len(counts) if self._drop_last else -(-num_left // len(counts))
-            num_left = len(LeftOver(num_left, 1, [num_rounds if count is None else count for count in counts]))
+            num_left = len(Remainder(num_left, 1, [num_rounds if count is None else count for count in counts]))
         num_own = num_left if share is None else share.num_batches(num_left, drop_last=self._drop_last)
-        return first_step(self._layers, epoch) + num_own
+        return first_step(self._reshards, epoch) + num_own
 
     def _length(self, epoch: int) -> int:
         """Return the batches of the sampler in an epoch."""
@@ -558,12 +560,12 @@ class DrawnPlan(IndexPlan):
         """Whether the samplers are where the batches were drawn to: the program has not set them since."""
         return self._is_torn or (self._drawn_to is not None and is_same(self._states(), self._drawn_to))
 
-    def _num_dealt(self, dealt: TokenBudgetBatchSampler, layers: Sequence[Layer], epoch: int) -> int:
+    def _num_dealt(self, dealt: TokenBudgetBatchSampler, reshards: Sequence[Reshard], epoch: int) -> int:
         if self._known_length is None or self._known_length[0] != epoch:
-            step = first_step(self._layers, epoch)
+            step = first_step(self._reshards, epoch)
             other = dealt.for_rank(dealt.dp_size, dealt.dp_rank)
             other.load_state_dict(self.state_at(epoch, step)["samplers"][-1])
-            length = step + sum(1 for _ in other.rest([layer.counts_in(epoch) for layer in layers]))
+            length = step + sum(1 for _ in other.rest([reshard.counts_in(epoch) for reshard in reshards]))
             self._known_length = epoch, length
         return self._known_length[1]
 
@@ -581,15 +583,15 @@ class DrawnPlan(IndexPlan):
             return None
         size, drop_last = cast("int", self._batch_size), self._drop_last
         num_given = _num_given(len(indices), size, drop_last=drop_last)
-        rests = left_overs(self._layers, epoch, num_given, drop_last=drop_last)
+        remainders = remainders_of(self._reshards, epoch, num_given, drop_last=drop_last)
         return SampleOrder(
             len(indices),
             size,
             drop_last=drop_last,
             shuffle=None,
             share=share,
-            rests=rests,
-            first=first_step(self._layers, epoch),
+            remainders=remainders,
+            first=first_step(self._reshards, epoch),
         )
 
     def is_over(self, state: Mapping[str, Any]) -> bool:
@@ -597,13 +599,13 @@ class DrawnPlan(IndexPlan):
 
         False for samplers that are neither torch's own nor deal themselves out.
         """
-        is_at_resplit = 0 < first_step(self._layers, state["epoch"]) == state["step"]
+        is_at_reshard = 0 < first_step(self._reshards, state["epoch"]) == state["step"]
         if self._dealt is not None:
-            return is_at_resplit and state["step"] == self._num_batches(state["epoch"], None)
+            return is_at_reshard and state["step"] == self._num_batches(state["epoch"], None)
         if self._distributed is None and not (self._draws_at_once and isinstance(self._sampler, Sized)):
             return False
         first_rank = None if self._share is None else self._share._replace(rank=0)
-        return state["step"] == self._num_batches(state["epoch"], first_rank if is_at_resplit else self._share)
+        return state["step"] == self._num_batches(state["epoch"], first_rank if is_at_reshard else self._share)
 
     @property
     def has_states(self) -> bool:

@@ -14,12 +14,12 @@ from fkat_data.datasets.packed import PackedDataset
 from fkat_data.datasets.token_budget import TokenBudgetBatchSampler
 from fkat_data.distributed import gather, rank_and_world_size
 from fkat_data.drop_in.drawn_plan import DrawnPlan
+from fkat_data.drop_in.engine_settings import drops_last, size_of_batches
 from fkat_data.drop_in.equal_ends import EndsOfRanks
 from fkat_data.drop_in.frameworks import AccelerateSide
-from fkat_data.drop_in.layers_of_ranks import Layer, distributed_sampler_of, layers_in, rank_in
 from fkat_data.drop_in.numbered_plan import EpochShuffle, NumberedPlan, is_numbered
-from fkat_data.drop_in.own_engine import drops_last, size_of_batches
 from fkat_data.drop_in.rank_share import RankShare, agreed_state, check_share, shared_fields
+from fkat_data.drop_in.reshards import Reshard, distributed_sampler_of, rank_in, reshards_in
 from fkat_data.drop_in.states import (
     Layout,
     check_saver,
@@ -104,7 +104,7 @@ class EpochsOfRanks(AccelerateSide):
     # The ranks whose strands a dataset counts together; None: it does not.
     _strand_ranks: StrandRanks | None = None
     # Where the number of ranks has changed, in an epoch that is not over.
-    _layers: tuple[Layer, ...] = ()
+    _reshards: tuple[Reshard, ...] = ()
     # Whether Lightning has made this loader of another one, with a sampler of its own.
     _is_of_lightning: bool = False
     # Whether a state is of all ranks, which have samplers or datasets of their own.
@@ -496,7 +496,7 @@ class EpochsOfRanks(AccelerateSide):
         self.close()
         if self._stream is not None and state["stream"] is not None:  # else the next epoch begins
             self._stream.load_state_dict(state["stream"])
-        fields = {"_loaded": state, "_drawn_seed": state["seed"], "_layers": layers_in(state)}
+        fields = {"_loaded": state, "_drawn_seed": state["seed"], "_reshards": reshards_in(state)}
         vars(self).update(_is_untouched=is_untouched, _engine=None, _plan=None, **fields)
         if self._driven is not None:
             self._driven.saved = None

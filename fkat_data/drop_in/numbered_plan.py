@@ -9,9 +9,17 @@ import torch
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
 
 from fkat_data.datasets.packed import PackedDataset
-from fkat_data.drop_in.dataset_plan import IndexPlan, Provenance
-from fkat_data.drop_in.layers_of_ranks import Layer, LeftOver, first_step, in_the_first, layers_in, left_overs, of_epoch
+from fkat_data.drop_in.loader_plan import IndexPlan, Provenance
 from fkat_data.drop_in.rank_share import RankShare
+from fkat_data.drop_in.reshards import (
+    Remainder,
+    Reshard,
+    first_step,
+    in_epoch_order,
+    of_epoch,
+    remainders_of,
+    reshards_in,
+)
 from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.permutation import keys_of, permutation, permuted
 from fkat_data.plan.position import Position
@@ -33,7 +41,7 @@ class SampleOrder(NumberedBatches):
         drop_last: Whether a last batch that is smaller is left out.
         shuffle: Seed and epoch that decide on the order; None: it is that of the dataset.
         share: What one of several ranks gets of the batches; None: there is one rank.
-        rests: What other ranks before have left of the epoch, each of what was left before; this one is of the last.
+        remainders: What other ranks before have left of the epoch, each of what was left before; this one is of the last.
         first: The number of the first batch.
         items: Indices to batch instead, in order; None: those of the samples.
         is_stacked: Whether the dataset reads its items into a microbatch, without code of a user's.
@@ -49,7 +57,7 @@ class SampleOrder(NumberedBatches):
         drop_last: bool,
         shuffle: tuple[int, int] | None,
         share: RankShare | None = None,
-        rests: Sequence[LeftOver] = (),
+        remainders: Sequence[Remainder] = (),
         first: int = 0,
         items: Sequence[Any] | None = None,
         is_stacked: bool = False,
@@ -61,10 +69,10 @@ class SampleOrder(NumberedBatches):
         self._drop_last = drop_last
         self._shuffle = shuffle
         self._share = share
-        self._rests = tuple(rests)
+        self._remainders = tuple(remainders)
         self.first = first
         """The number of the first batch: those before it were other ranks'."""
-        self._num_left = len(rests[-1]) if rests else num_samples
+        self._num_left = len(remainders[-1]) if remainders else num_samples
         size = 1 if batch_size is None else batch_size
         # Of a batch, and of the batches of all ranks together.
         self._size = size if share is None else share.own_size(size)
@@ -112,7 +120,7 @@ class SampleOrder(NumberedBatches):
         end = begin + self._size
         left = min(begin, self._num_left), min(end, self._num_left)
         found: list[Any] = []
-        for run in in_the_first(self._rests, *left):
+        for run in in_epoch_order(self._remainders, *left):
             found += self._indices(*run)
         if self._is_even:
             found += self._filling(max(begin, self._num_left) - self._num_left, end - self._num_left)
@@ -214,10 +222,10 @@ def check_kind_of_order(state: Mapping[str, Any], sampler: object, batch_sampler
         is_numbered(sampler, batch_sampler) and 1 + isinstance(indices, EpochShuffle)
     ]
     kinds = {None: present, False: "<in order>", True: "<shuffle=True>"}
-    sampler_state = state["sampler"]
-    is_drawn = "num_samples" not in sampler_state or "samplers_begun" in sampler_state
-    saved = "<a sampler>" if is_drawn else kinds[sampler_state.get("shuffle")]
-    is_distributed = "distributed" in sampler_state or isinstance(indices, DistributedSampler)
+    plan_state = state["sampler"]
+    is_drawn = "num_samples" not in plan_state or "samplers_begun" in plan_state
+    saved = "<a sampler>" if is_drawn else kinds[plan_state.get("shuffle")]
+    is_distributed = "distributed" in plan_state or isinstance(indices, DistributedSampler)
     is_before_all = (state["epoch"], state["step"]) == (0, 0)
     if saved == present or is_before_all or (is_distributed and not state["step"]):
         return
@@ -239,7 +247,7 @@ class NumberedPlan(IndexPlan):
         batch_sampler: Groups them; None: microbatches are single samples.
         seed: The loader's.
         share: What this rank gets of the batches; None: there is one rank.
-        layers: Where the number of ranks has changed.
+        reshards: Where the number of ranks has changed.
         dataset: What deals itself out to ranks; None: no dataset does.
         is_stacked: Whether the dataset reads its items into a microbatch, without code of a user's.
     """
@@ -250,7 +258,7 @@ class NumberedPlan(IndexPlan):
         batch_sampler: Any,
         seed: int,
         share: RankShare | None = None,
-        layers: Sequence[Layer] = (),
+        reshards: Sequence[Reshard] = (),
         dataset: PackedDataset | None = None,
         *,
         is_stacked: bool = False,
@@ -262,7 +270,7 @@ class NumberedPlan(IndexPlan):
         self._batch_sampler = batch_sampler
         self._seed = seed
         self._share = share
-        self._layers = layers
+        self._reshards = reshards
         self._order: SampleOrder | None = None
         # What the epoch under way was begun with; what the next one begins with is read when it does.
         self._begun: _OrderArguments | None = None
@@ -332,10 +340,10 @@ class NumberedPlan(IndexPlan):
             return self._begun
         batches = self._batch_sampler
         sampler = self._sampler if batches is None else batches.sampler
-        layers = self._layers_of_dataset(epoch)
-        if self._dataset is not None and layers:
+        reshards = self._reshards_of_dataset(epoch)
+        if self._dataset is not None and reshards:
             # The part of each of the ranks that the epoch began with.
-            num_samples = len(self._dataset.for_rank(len(layers[0].epochs), 0))
+            num_samples = len(self._dataset.for_rank(len(reshards[0].epochs), 0))
         else:
             num_samples = len(sampler)
         shuffle = sampler if isinstance(sampler, EpochShuffle) else None
@@ -346,11 +354,11 @@ class NumberedPlan(IndexPlan):
             return _OrderArguments(num_samples, shuffle, None, drop_last=False)
         return _OrderArguments(num_samples, shuffle, int(batches.batch_size), drop_last=bool(batches.drop_last))
 
-    def _layers_of_dataset(self, epoch: int) -> list[Layer]:
-        return [layer for layer in of_epoch(self._layers, epoch) if layer.is_by_order]
+    def _reshards_of_dataset(self, epoch: int) -> list[Reshard]:
+        return [reshard for reshard in of_epoch(self._reshards, epoch) if reshard.is_by_order]
 
     def _rest_of_dataset(
-        self, dataset: PackedDataset, layers: Sequence[Layer], epoch: int, arguments: "_OrderArguments"
+        self, dataset: PackedDataset, reshards: Sequence[Reshard], epoch: int, arguments: "_OrderArguments"
     ) -> SampleOrder:
         """Return what the dataset deals out to this rank of what other ranks have left."""
         known = epoch, arguments
@@ -358,13 +366,13 @@ class NumberedPlan(IndexPlan):
             num_samples, drop_last, order = arguments.num_samples, arguments.drop_last, None
             if arguments.shuffle is not None:
                 order = [*SampleOrder(num_samples, None, drop_last=False, shuffle=(self._seed, epoch))]
-            earlier = [(layer.counts_in(epoch), layer.batch_size) for layer in layers]
+            earlier = [(reshard.counts_in(epoch), reshard.batch_size) for reshard in reshards]
             items = dataset.rest(earlier, drop_last=drop_last, order=order)
             rest = SampleOrder(
                 *(len(items), arguments.batch_size),
                 drop_last=drop_last,
                 shuffle=None,
-                first=first_step(self._layers, epoch),
+                first=first_step(self._reshards, epoch),
                 items=items,
             )
             self._known_order = known, rest
@@ -373,17 +381,17 @@ class NumberedPlan(IndexPlan):
     def _order_of(self, epoch: int) -> SampleOrder:
         arguments = self._arguments(epoch)
         num_samples, shuffle, batch_size, drop_last = arguments
-        layers = self._layers_of_dataset(epoch)
-        if self._dataset is not None and layers:
-            return self._rest_of_dataset(self._dataset, layers, epoch, arguments)
+        reshards = self._reshards_of_dataset(epoch)
+        if self._dataset is not None and reshards:
+            return self._rest_of_dataset(self._dataset, reshards, epoch, arguments)
         return SampleOrder(
             num_samples,
             batch_size,
             drop_last=drop_last,
             shuffle=None if shuffle is None else (self._seed, epoch),
             share=self._share,
-            rests=left_overs(self._layers, epoch, num_samples, drop_last=drop_last),
-            first=first_step(self._layers, epoch),
+            remainders=remainders_of(self._reshards, epoch, num_samples, drop_last=drop_last),
+            first=first_step(self._reshards, epoch),
             is_stacked=self._is_stacked,
         )
 
@@ -420,11 +428,13 @@ def batches_left(state: Mapping[str, Any], rank: int | None) -> tuple[int, int] 
     is_same_on_all = num_ranks == 1 or state["even_batches"] or state["split_batches"]
     if num_samples is None or (rank is None and not is_same_on_all):
         return None
-    size, drop_last, layers = state["batch_size"], state["drop_last"], layers_in(state)
+    size, drop_last, reshards = state["batch_size"], state["drop_last"], reshards_in(state)
     share = None
     if num_ranks > 1:
         share = RankShare(num_ranks, rank or 0, state["even_batches"], state["split_batches"])
-    rests = left_overs(layers, state["epoch"], num_samples, drop_last=drop_last)
-    first = first_step(layers, state["epoch"])
-    order = SampleOrder(num_samples, size, drop_last=drop_last, shuffle=None, share=share, rests=rests, first=first)
+    remainders = remainders_of(reshards, state["epoch"], num_samples, drop_last=drop_last)
+    first = first_step(reshards, state["epoch"])
+    order = SampleOrder(
+        num_samples, size, drop_last=drop_last, shuffle=None, share=share, remainders=remainders, first=first
+    )
     return len(order) - state["step"], len(order) - first

@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 from fkat_data.arguments import STATE_VERSION, saved_integer, saved_version
 from fkat_data.drop_in.checked_order import checks_in, without_order
-from fkat_data.drop_in.layers_of_ranks import first_step, layers_in, resplits_field, with_layer
+from fkat_data.drop_in.reshards import first_step, reshards_field, reshards_in, with_reshard
 from fkat_data.drop_in.window_states import is_of_windows, windows_at_start, windows_of_rest
 from fkat_data.errors import StateMismatchError
 
@@ -110,7 +110,7 @@ def own_state(
         own.pop(_GATHERED, None)
         _drop_rounds(own)
         return _as_of_rank(own, layout)
-    return _split_again(states, num_ranks, layout)
+    return _reshard(states, num_ranks, layout)
 
 
 def _check_stands_for_all(state: Mapping[str, Any], layout: Layout) -> None:
@@ -240,8 +240,8 @@ def _dealt_by(state: Mapping[str, Any]) -> DealtBy | None:
         return "loader"
     if _num_by_order(state) > 1:
         return "order"
-    layers = layers_in(state)
-    return ("order" if layers[-1].is_by_order else "loader") if layers else None
+    reshards = reshards_in(state)
+    return ("order" if reshards[-1].is_by_order else "loader") if reshards else None
 
 
 def _check_dealing(states: Sequence[Mapping[str, Any]], layout: Layout) -> bool:
@@ -271,7 +271,7 @@ def _drop_rounds(state: dict[str, Any]) -> None:
         state["sampler"] = {**sampler, "orders": []}
 
 
-def _split_again(states: Sequence[dict[str, Any]], num_ranks: int, layout: Layout) -> dict[str, Any]:
+def _reshard(states: Sequence[dict[str, Any]], num_ranks: int, layout: Layout) -> dict[str, Any]:
     """Return where a rank begins with what other ranks have left."""
     of_ranks = _one_of_each(states, num_ranks)
     for state in of_ranks:
@@ -287,11 +287,11 @@ def _split_again(states: Sequence[dict[str, Any]], num_ranks: int, layout: Layou
     is_by_order = "order" in (_dealt_by(base), layout.dealt_by)
     is_split = bool(base.get("split_batches", False))
     how = {"is_split": is_split, "is_by_order": is_by_order}
-    layers, epoch, step = with_layer(layers_in(base), positions, base["batch_size"], **how)
+    reshards, epoch, step = with_reshard(reshards_in(base), positions, base["batch_size"], **how)
     if is_by_order and base["sampler"].get("shuffle"):
         _check_seeds(of_ranks)
     own = {name: value for name, value in base.items() if name not in (*_POSITION_FIELDS, _GATHERED)}
-    own |= {"seed": base["seed"], "epoch": epoch, "step": step, **layout.fields, **resplits_field(layers, epoch)}
+    own |= {"seed": base["seed"], "epoch": epoch, "step": step, **layout.fields, **reshards_field(reshards, epoch)}
     own["batch_size"] = layout.batch_size
     own["sampler"] = _sampler_of_rest(of_ranks, base, step, layout, is_by_order=is_by_order)
     _logger.info(
@@ -370,7 +370,7 @@ def state_at_epoch(
         epoch: The epoch.
         snapshots: For an iterable dataset, its state at that start, for each strand; None: it begins as it is.
     """
-    step = first_step(layers_in(state), epoch)
+    step = first_step(reshards_in(state), epoch)
     begun = {**state, "epoch": epoch, "step": step}
     if "strands" in state:
         begun.pop("taken_over", None)

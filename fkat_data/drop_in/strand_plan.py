@@ -9,8 +9,8 @@ import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard, cast
 
-from fkat_data.drop_in.dataset_plan import DatasetPlan
 from fkat_data.drop_in.equal_ends import DeliveredAlike, EqualEnds
+from fkat_data.drop_in.loader_plan import LoaderPlan
 from fkat_data.drop_in.states import state_at_epoch
 from fkat_data.drop_in.worker_side import Snapshot, Strand, is_of_datasets
 from fkat_data.errors import StateMismatchError
@@ -25,7 +25,7 @@ _logger = logging.getLogger(__name__)
 _MOST_BEHIND = 4
 
 
-class StrandPlan(DatasetPlan):
+class StrandPlan(LoaderPlan):
     """Plans epochs whose tasks are strands.
 
     Args:
@@ -171,7 +171,7 @@ class StrandPlan(DatasetPlan):
             raise StateMismatchError("strands", strands, expected, "the state is damaged: fkat_data never saves this")
         return ResumeState(position, sampler={"strands": strands})
 
-    def load_sampler_state(self, epoch: int, state: Mapping[str, Any] | None) -> None:
+    def load_plan_state(self, epoch: int, state: Mapping[str, Any] | None) -> None:
         """Remember the saved states of the dataset."""
         strands: Sequence[dict[str, Any]] = () if state is None else state["strands"]
         self._unsaid_epoch = -1

@@ -17,12 +17,12 @@ from typing import Any
 
 from torch.utils.data import BatchSampler, IterableDataset
 
-from fkat_data.drop_in.dataset_plan import IndexPlan, Provenance
 from fkat_data.drop_in.drawn_plan import DrawnPlan
 from fkat_data.drop_in.equal_ends import DeliveredAlike, EndsOfRanks
-from fkat_data.drop_in.layers_of_ranks import distributed_sampler_of
+from fkat_data.drop_in.loader_plan import IndexPlan, Provenance
 from fkat_data.drop_in.numbered_plan import EpochShuffle, SampleOrder, is_numbered
 from fkat_data.drop_in.rank_share import RankShare
+from fkat_data.drop_in.reshards import distributed_sampler_of
 from fkat_data.drop_in.sampler_states import FirstBatch
 from fkat_data.drop_in.window_states import DealtWindows, WindowPosition, dealt_windows, window_position_in
 from fkat_data.errors import ConfigurationError, SkippedSamplesError, StateMismatchError
@@ -149,7 +149,7 @@ class DrawnWindows(WindowOrder):
         """Return the number of samples, and the samplers' states when the epoch began."""
         if saved is not None and saved is not self._saved:
             self._saved, self._ended = saved, None
-            self._plan.load_sampler_state(epoch, {**saved[_BEGUN], "orders": saved[_ORDERS]})
+            self._plan.load_plan_state(epoch, {**saved[_BEGUN], "orders": saved[_ORDERS]})
         return {"num_samples": len(self._sampler), **self.drawn(epoch, 0)}
 
     def drawn(self, epoch: int, num_windows: int) -> dict[str, Any]:
@@ -449,9 +449,9 @@ class WindowPlan(IndexPlan):
         sampler = {**state["sampler"], "step": state["step"]}
         return ResumeState(Position(state["epoch"], sampler["window"], 0, state["step"]), sampler=sampler)
 
-    def load_sampler_state(self, epoch: int, state: Mapping[str, Any] | None) -> None:
+    def load_plan_state(self, epoch: int, state: Mapping[str, Any] | None) -> None:
         """Go on with a saved position."""
-        super().load_sampler_state(epoch, state)
+        super().load_plan_state(epoch, state)
         self._kept.clear()
         self._left_out.clear()
         self._skipped.clear()

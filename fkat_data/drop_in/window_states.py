@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fkat_data.drop_in.layers_of_ranks import LeftOver, in_the_first
 from fkat_data.drop_in.rank_share import RankShare
+from fkat_data.drop_in.reshards import Remainder, in_epoch_order
 from fkat_data.errors import StateMismatchError
 
 _Integers = npt.NDArray[np.int64]
@@ -121,7 +121,7 @@ class DealtWindows:
         num_windows: Windows of the whole epoch.
         share: The ranks, and which of them this one is; None: there is one.
         begun: Windows that ranks before had begun when their number changed, in order.
-        layers: How many other windows each rank had by then, at each change.
+        reshards: How many other windows each rank had by then, at each change.
         numbers: The windows in the order in which they are dealt out; None: in that of their numbers.
     """
 
@@ -130,15 +130,15 @@ class DealtWindows:
         num_windows: int,
         share: RankShare | None,
         begun: Sequence[BegunWindow] = (),
-        layers: Sequence[Sequence[int]] = (),
+        reshards: Sequence[Sequence[int]] = (),
         numbers: _Integers | None = None,
     ) -> None:
         self._numbers = numbers
         self._num_ranks, self._rank = (1, 0) if share is None else (share.num_ranks, share.rank)
-        self._rests: list[LeftOver] = []
-        for counts in layers:
-            self._rests.append(LeftOver(num_windows, 1, counts))
-            num_windows = len(self._rests[-1])
+        self._remainders: list[Remainder] = []
+        for counts in reshards:
+            self._remainders.append(Remainder(num_windows, 1, counts))
+            num_windows = len(self._remainders[-1])
         self._num_left = num_windows
         self._begun = [*begun[self._rank :: self._num_ranks]]
 
@@ -152,7 +152,7 @@ class DealtWindows:
         if index < len(self._begun):
             return self._begun[index]
         number = (index - len(self._begun)) * self._num_ranks + self._rank
-        number = in_the_first(self._rests, number, number + 1)[0][0]
+        number = in_epoch_order(self._remainders, number, number + 1)[0][0]
         return BegunWindow(number if self._numbers is None else int(self._numbers[number]), 0)
 
     def left_at(self, position: WindowPosition) -> tuple[list[BegunWindow], int]:
@@ -228,8 +228,8 @@ def windows_of_rest(of_ranks: Sequence[Mapping[str, Any]], epoch: int) -> dict[s
     if "num_skipped" in rest:
         in_epoch = (state["sampler"]["num_skipped"] for state in of_ranks if state["epoch"] == epoch)
         rest |= {"num_skipped": 0, "skipped_before": rest.get("skipped_before", 0) + sum(in_epoch)}
-    layers = [*map(list, sampler.get("layers", ())), counts]
-    return {**rest, "window": 0, "row": 0, "begun": [each.plain() for each in sorted(begun)], "layers": layers}
+    reshards = [*map(list, sampler.get("layers", ())), counts]
+    return {**rest, "window": 0, "row": 0, "begun": [each.plain() for each in sorted(begun)], "layers": reshards}
 
 
 def windows_at_start(sampler: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from fkat_data.distributed import Exchange, group_ranks, is_initialized, named_r
 from fkat_data.errors import ConfigurationError, RankMismatchError
 from fkat_data.interruption import genuine
 from fkat_data.plan.position import Position
-from fkat_data.plan.shard_plan import ElasticShardPlan, ShardPlan
+from fkat_data.plan.shard_plan import ElasticShardPlan, Plan
 from fkat_data.types import ResplittableSampler
 
 
@@ -82,7 +82,7 @@ class RankAgreement:
     """
 
     def __init__(
-        self, replica_ranks: Sequence[int] | None, interval_steps: int, identity: Identity, plan: ShardPlan
+        self, replica_ranks: Sequence[int] | None, interval_steps: int, identity: Identity, plan: Plan
     ) -> None:
         self._replica_ranks = replica_ranks
         self._interval_steps = interval_steps
@@ -153,7 +153,7 @@ class RankAgreement:
 
 
 def rank_agreement(
-    replica_group: Any, interval_steps: int | None, identity: Identity, plan: ShardPlan
+    replica_group: Any, interval_steps: int | None, identity: Identity, plan: Plan
 ) -> RankAgreement | None:
     """Return what compares the ranks as a loader's arguments ask for it; None if they do not.
 
@@ -198,7 +198,7 @@ def disagreement(names: Sequence[str], ranks: Sequence[int], numbers: Sequence[S
             raise RankMismatchError(name, text)
 
 
-def shared_facts(plan: ShardPlan) -> dict[str, int | str | None]:
+def shared_facts(plan: Plan) -> dict[str, int | str | None]:
     """Return what the plans of all data-parallel ranks must have alike, by name."""
     if not isinstance(plan, ElasticShardPlan):
         return {"dp_size": None, "all shards": None}

@@ -24,7 +24,7 @@ from fkat_data.loader.worker_pool import WorkerPool, WorkerPoolSettings
 from fkat_data.observe.sink import EventSink
 from fkat_data.observe.statistics import LoaderStatistics
 from fkat_data.plan.position import Position, ResumeState, ShardTerms
-from fkat_data.plan.shard_plan import ShardPlan
+from fkat_data.plan.shard_plan import Plan
 from fkat_data.types import Microbatch, Microbatch_co
 
 
@@ -68,14 +68,14 @@ class Engine(Generic[Microbatch_co]):
 
     def __init__(
         self,
-        plan: ShardPlan,
+        plan: Plan,
         settings: EngineSettings,
         *,
         agreement: RankAgreement | None = None,
         lengths: ShardLengths | None = None,
         on_leave: Callable[[int, int], None] | None = None,
     ) -> None:
-        self.plan: ShardPlan = plan
+        self.plan: Plan = plan
         """The ordered work."""
         self._on_leave = on_leave
         self._agreement = agreement

@@ -15,7 +15,7 @@ from fkat_data.loader.shard_lengths import ShardLengths
 from fkat_data.loader.worker_pool import WorkerPool, WorkerPoolSettings
 from fkat_data.observe.sink import EventSink
 from fkat_data.plan.position import Piece, Task
-from fkat_data.plan.shard_plan import ShardPlan
+from fkat_data.plan.shard_plan import Plan
 from fkat_data.types import Shard
 from fkat_data.worker.batches import ShardCount
 from fkat_data.worker.messages import Failure, Item, WorkerGone
@@ -54,9 +54,7 @@ class EpochLength:
             no microbatches.
     """
 
-    def __init__(
-        self, plan: ShardPlan, settings: WorkerPoolSettings, lengths: ShardLengths, recovery: Recovery
-    ) -> None:
+    def __init__(self, plan: Plan, settings: WorkerPoolSettings, lengths: ShardLengths, recovery: Recovery) -> None:
         self._plan = plan
         self._settings = settings
         self._factory = settings.factory

@@ -21,7 +21,7 @@ from fkat_data.loader.shortages import Shortages
 from fkat_data.loader.startup import StartupMaker
 from fkat_data.loader.worker_group import WorkerGroup, left_out_before
 from fkat_data.plan.position import START, Piece, Position, ShardTerms, Task
-from fkat_data.plan.shard_plan import ShardPlan
+from fkat_data.plan.shard_plan import Plan
 from fkat_data.sample_errors import early_end
 from fkat_data.types import Shard
 from fkat_data.wording import add_note
@@ -198,7 +198,7 @@ class Prefetcher:
 
     def __init__(
         self,
-        plan: ShardPlan,
+        plan: Plan,
         groups: Sequence[WorkerGroup],
         replace: Callable[[WorkerGroup], None],
         release: Callable[[], None],

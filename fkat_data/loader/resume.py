@@ -7,14 +7,14 @@ from typing import Any
 from fkat_data.distributed import rank_and_world_size
 from fkat_data.errors import StateMismatchError
 from fkat_data.loader.agreement import Identity
-from fkat_data.plan.position import Position, ResumeState, with_layer
-from fkat_data.plan.shard_plan import ElasticShardPlan, ShardPlan
+from fkat_data.plan.position import Position, ResumeState, with_reshard
+from fkat_data.plan.shard_plan import ElasticShardPlan, Plan
 from fkat_data.plan.state import is_reported, read, verify
 
 _logger = logging.getLogger(__name__)
 
 
-def with_fingerprint(resume_state: ResumeState, plan: ShardPlan, identity: Identity) -> ResumeState:
+def with_fingerprint(resume_state: ResumeState, plan: Plan, identity: Identity) -> ResumeState:
     """Return a state with the fingerprint of its plan."""
     epoch = resume_state.position.epoch
     is_elastic = isinstance(plan, ElasticShardPlan)
@@ -23,14 +23,14 @@ def with_fingerprint(resume_state: ResumeState, plan: ShardPlan, identity: Ident
         dp_rank=identity.dp_rank,
         num_shards=plan.num_shards(epoch),
         shards=plan.digest(epoch),
-        sampler=plan.sampler_state(epoch),
+        sampler=plan.plan_state(epoch),
         dp_size=plan.dp_size if is_elastic else None,
-        layers=plan.layers if is_elastic else (),
+        reshards=plan.reshards if is_elastic else (),
         batching=identity.batching or resume_state.batching,
     )
 
 
-def resume(state_dict: Mapping[str, Any], plan: ShardPlan, identity: Identity) -> ResumeState:
+def resume(state_dict: Mapping[str, Any], plan: Plan, identity: Identity) -> ResumeState:
     """Return where a loader goes on after a state; changes nothing.
 
     Raises:
@@ -42,25 +42,25 @@ def resume(state_dict: Mapping[str, Any], plan: ShardPlan, identity: Identity) -
     if isinstance(plan, ElasticShardPlan):
         if saved_size != plan.dp_size:
             has_steps = "step" in state_dict or "all_rank_steps" in state_dict
-            return _split_again(ranks, saved_size, plan, identity, has_steps=has_steps)
-    elif ranks[0].layers or (ranks[0].dp_size or 1) > 1:
+            return _reshard(ranks, saved_size, plan, identity, has_steps=has_steps)
+    elif ranks[0].reshards or (ranks[0].dp_size or 1) > 1:
         hint = "the present sampler does not split its shards: use DistributedDataParallelShardSampler, for 1 rank too"
         raise StateMismatchError("dp_size", saved_size, "<not split>", hint)
     saved = _own_rank(ranks, identity.dp_rank)
     epoch = saved.position.epoch
     present = plan
-    if isinstance(plan, ElasticShardPlan) and saved.layers != plan.layers:
-        present = plan.for_rank(plan.dp_size, identity.dp_rank, epoch, saved.layers)
+    if isinstance(plan, ElasticShardPlan) and saved.reshards != plan.reshards:
+        present = plan.for_rank(plan.dp_size, identity.dp_rank, epoch, saved.reshards)
     verify(saved, _first_state(epoch, present, identity))
     num_shards = present.num_shards(epoch)
     # A share of an epoch that had no shards from the start is not over before it was iterated.
     is_over = num_shards is not None and saved.position.shard >= max(1, num_shards)
     if is_over:
-        return ResumeState(saved.position.after_epoch(), identity.dp_rank, saved.layers, saved.sampler)
+        return ResumeState(saved.position.after_epoch(), identity.dp_rank, saved.reshards, saved.sampler)
     return saved._replace(dp_rank=identity.dp_rank, batching=_reported(saved))
 
 
-def _first_state(epoch: int, plan: ShardPlan, identity: Identity) -> ResumeState:
+def _first_state(epoch: int, plan: Plan, identity: Identity) -> ResumeState:
     return with_fingerprint(ResumeState(Position(epoch, 0, 0, 0)), plan, identity)
 
 
@@ -85,7 +85,7 @@ def _own_rank(ranks: Sequence[ResumeState], dp_rank: int) -> ResumeState:
     raise StateMismatchError("dp_size", len(ranks), world_size, "resume with the ranks that saved it")
 
 
-def _split_again(
+def _reshard(
     ranks: Sequence[ResumeState], saved_size: int, plan: ElasticShardPlan, identity: Identity, *, has_steps: bool
 ) -> ResumeState:
     before = _one_of_each(ranks, saved_size)
@@ -94,7 +94,7 @@ def _split_again(
     # By epoch: a sampler that shuffles for all ranks then shuffles once.
     for dp_rank, saved in sorted(enumerate(before), key=lambda item: item[1].position.epoch):
         position = saved.position
-        saved_plan = plan.for_rank(saved_size, dp_rank, position.epoch, saved.layers)
+        saved_plan = plan.for_rank(saved_size, dp_rank, position.epoch, saved.reshards)
         verify(saved, _first_state(position.epoch, saved_plan, identity._replace(dp_rank=dp_rank)))
         while position.shard >= (num_shards := saved_plan.num_shards(position.epoch) or 0):
             position = position.after_epoch()
@@ -104,7 +104,7 @@ def _split_again(
     if has_steps and not any(position.step for position in positions.values()):
         # No rank has delivered anything of the epoch: the shards that were passed had no microbatches.
         positions = {dp_rank: Position(position.epoch, 0, 0, 0) for dp_rank, position in positions.items()}
-    layers, epoch = with_layer(before[0].layers, tuple(positions[dp_rank] for dp_rank in range(saved_size)))
+    reshards, epoch = with_reshard(before[0].reshards, tuple(positions[dp_rank] for dp_rank in range(saved_size)))
     _check_dp_rank(plan, identity, epoch)
     _logger.info(
         "state of %d data-parallel ranks split again over %d, from epoch %d on: %d shards left, %d of them begun",
@@ -117,13 +117,13 @@ def _split_again(
     step = max(position.step for position in positions.values() if position.epoch == epoch)
     # After an earlier split, a shard may have been begun by a rank that has another one now.
     begun = {_reported(state) for dp_rank, state in enumerate(before) if positions[dp_rank].microbatch}
-    batching = begun.pop() if len(begun) == 1 and not before[0].layers else None
+    batching = begun.pop() if len(begun) == 1 and not before[0].reshards else None
     # What all have left out counts against the bounds of all.
     num_left_out = sum(state.num_left_out for state in before if state.position.epoch == epoch)
     num_own = (num_left_out + identity.dp_rank) // plan.dp_size
     # Not of its files: each of those shards has others.
     position = Position(epoch, 0, 0, step)
-    return ResumeState(position, identity.dp_rank, layers, num_left_out=num_own, batching=batching)
+    return ResumeState(position, identity.dp_rank, reshards, num_left_out=num_own, batching=batching)
 
 
 def _reported(saved: ResumeState) -> str | None:

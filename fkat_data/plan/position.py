@@ -48,8 +48,8 @@ class Position(NamedTuple):
 START = Position(0, 0, 0, 0)
 
 
-Layer: TypeAlias = tuple[Position, ...]
-"""Position of each data-parallel rank at a re-split, in the rank's pieces before the re-split."""
+Reshard: TypeAlias = tuple[Position, ...]
+"""Position of each data-parallel rank at a reshard, in the rank's pieces before the reshard."""
 
 
 class Piece(NamedTuple):
@@ -69,32 +69,32 @@ class Piece(NamedTuple):
 
 
 def deal(
-    epoch: int, layers: Sequence[Layer], dp_size: int, num_shards: Callable[[int, int], int]
+    epoch: int, reshards: Sequence[Reshard], dp_size: int, num_shards: Callable[[int, int], int]
 ) -> list[list[Piece]] | None:
-    """Return each rank's pieces of an epoch, or None if the epoch had not begun at any layer.
+    """Return each rank's pieces of an epoch, or None if the epoch had not begun at any reshard.
 
     Args:
         epoch: The epoch.
-        layers: All re-splits so far, in order.
+        reshards: All reshards so far, in order.
         dp_size: Current number of data-parallel ranks.
         num_shards: Called with a number of ranks and a rank; returns the rank's number of shards in the epoch.
     """
-    sizes = [*map(len, layers), dp_size][1:]
+    sizes = [*map(len, reshards), dp_size][1:]
     pieces: list[list[Piece]] | None = None
-    for layer, next_size in zip(layers, sizes, strict=True):
+    for reshard, next_size in zip(reshards, sizes, strict=True):
         if pieces is None:
-            if not _is_past(layer, epoch):
+            if not _is_past(reshard, epoch):
                 continue
-            begun_size = len(layer)
+            begun_size = len(reshard)
             pieces = [
                 [Piece(rank, index, 0) for index in range(num_shards(begun_size, rank))] for rank in range(begun_size)
             ]
-        left = [left_over(own, position, epoch) for own, position in zip(pieces, layer, strict=True)]
-        pieces = resplit(left, next_size)
+        left = [remainder_of(own, position, epoch) for own, position in zip(pieces, reshard, strict=True)]
+        pieces = assign_remainders(left, next_size)
     return pieces
 
 
-def left_over(pieces: Sequence[Piece], position: Position, epoch: int) -> list[Piece]:
+def remainder_of(pieces: Sequence[Piece], position: Position, epoch: int) -> list[Piece]:
     """Return the part of a rank's pieces of an epoch that was not delivered at a position."""
     if position.epoch != epoch:
         return list(pieces) if position.epoch < epoch else []
@@ -107,47 +107,47 @@ def left_over(pieces: Sequence[Piece], position: Position, epoch: int) -> list[P
     return left
 
 
-def resplit(left: Sequence[Sequence[Piece]], dp_size: int) -> list[list[Piece]]:
+def assign_remainders(left: Sequence[Sequence[Piece]], dp_size: int) -> list[list[Piece]]:
     """Deal the remaining pieces of each rank to another number of ranks.
 
     Pieces are ordered by their index in a rank's list, then by rank, so that pieces in progress come first. They go
-    to the ranks in turn. Two re-splits with nothing delivered in between give the same pieces as the second one alone.
+    to the ranks in turn. Two reshards with nothing delivered in between give the same pieces as the second one alone.
     """
     order = [piece for row in zip_longest(*left) for piece in row if piece is not None]
     return [order[rank::dp_size] for rank in range(dp_size)]
 
 
-def with_layer(layers: Sequence[Layer], layer: Layer) -> tuple[tuple[Layer, ...], int]:
-    """Append a layer. Return the layers that still matter, and the epoch in which the next ranks begin.
+def with_reshard(reshards: Sequence[Reshard], reshard: Reshard) -> tuple[tuple[Reshard, ...], int]:
+    """Append a reshard. Return those that still matter, and the epoch in which the next ranks begin.
 
-    A layer is dropped if none of its ranks had begun that epoch or a later one.
+    It is dropped if none of its ranks had begun that epoch or a later one.
 
     Args:
-        layers: All re-splits so far.
-        layer: Current positions of the ranks; a rank that has finished an epoch is at the start of the next one.
+        reshards: All reshards so far.
+        reshard: Current positions of the ranks; a rank that has finished an epoch is at the start of the next one.
     """
-    epoch = min(position.epoch for position in layer)
-    return without_idle((*layers, layer), epoch), epoch
+    epoch = min(position.epoch for position in reshard)
+    return without_idle((*reshards, reshard), epoch), epoch
 
 
-def without_idle(layers: Sequence[Layer], epoch: int) -> tuple[Layer, ...]:
-    """Return the layers that matter to an epoch or a later one: those at which it had begun."""
-    return tuple(layer for layer in layers if _is_past(layer, epoch))
+def without_idle(reshards: Sequence[Reshard], epoch: int) -> tuple[Reshard, ...]:
+    """Return the reshards that matter to an epoch or a later one: those at which it had begun."""
+    return tuple(reshard for reshard in reshards if _is_past(reshard, epoch))
 
 
-def first_step(epoch: int, layers: Sequence[Layer]) -> int:
-    """Return the ``step`` at which every rank begins an epoch: 0, except in the epoch of the last re-split.
+def first_step(epoch: int, reshards: Sequence[Reshard]) -> int:
+    """Return the ``step`` at which every rank begins an epoch: 0, except in the epoch of the last reshard.
 
     There, it is the largest step of the previous ranks, so that the count of microbatches continues.
     """
-    if not layers or min(position.epoch for position in layers[-1]) != epoch:
+    if not reshards or min(position.epoch for position in reshards[-1]) != epoch:
         return 0
-    return max(position.step for position in layers[-1] if position.epoch == epoch)
+    return max(position.step for position in reshards[-1] if position.epoch == epoch)
 
 
-def _is_past(layer: Layer, epoch: int) -> bool:
+def _is_past(reshard: Reshard, epoch: int) -> bool:
     """Return whether any rank was past the start of an epoch."""
-    return any(position[:3] > (epoch, 0, 0) for position in layer)
+    return any(position[:3] > (epoch, 0, 0) for position in reshard)
 
 
 class ResumeState(NamedTuple):
@@ -156,8 +156,8 @@ class ResumeState(NamedTuple):
     Attributes:
         position: Position in the plan.
         dp_rank: The data-parallel rank whose part of the plan it is.
-        layers: Positions of all ranks at each change of their number that an epoch under way depends on.
-        sampler: What the order of the position's epoch depends on, as the plan's ``sampler_state`` returned it.
+        reshards: Positions of all ranks at each change of their number that an epoch under way depends on.
+        sampler: What the order of the position's epoch depends on, as the plan's ``plan_state`` returned it.
         skipped: Indices of the epoch's shards that failed and were skipped.
         num_left_out: Samples of the epoch that were left out, those of the begun shard too.
         batching: How the begun shard's samples are grouped into microbatches.
@@ -170,7 +170,7 @@ class ResumeState(NamedTuple):
 
     position: Position
     dp_rank: int | None = None
-    layers: tuple[Layer, ...] = ()
+    reshards: tuple[Reshard, ...] = ()
     sampler: dict[str, Any] | None = None
     skipped: tuple[int, ...] = ()
     num_left_out: int = 0
@@ -203,7 +203,7 @@ class Task(NamedTuple):
         shard_index: Index of the shard in this rank's order of the epoch.
         shard: The shard, which the worker passes to the factory.
         first_microbatch: Number of microbatches that were delivered before and are skipped.
-        piece: Origin of the shard and its random streams in an epoch that was re-split; None: this rank.
+        piece: Origin of the shard and its random streams in an epoch that was resharded; None: this rank.
         digest: Digest of the last skipped microbatch if a dead worker had produced it. The worker produces that
             microbatch again and compares.
         lost_microbatch: Index of a microbatch that a dead worker of a group had picked: its successor makes it before

@@ -9,13 +9,13 @@ from typing import Any, cast
 
 from fkat_data.arguments import copied_state
 from fkat_data.errors import ConfigurationError, StateMismatchError
-from fkat_data.plan.position import Layer, Piece, Position, ResumeState, Task, deal, first_step
+from fkat_data.plan.position import Piece, Position, Reshard, ResumeState, Task, deal, first_step
 from fkat_data.samplers.base import ShardSampler, check_shard, check_shards, has_own_iteration, shard_identity
 from fkat_data.samplers.sequence import as_shard_sampler
 from fkat_data.types import ResplittableSampler, Shard, Stateful
 
 
-def shard_plan(sampler: Any) -> "ShardPlan":
+def shard_plan(sampler: Any) -> "Plan":
     """Return the plan of a ``ShardSampler`` or any iterable of shards.
 
     Raises:
@@ -38,7 +38,7 @@ def _is_replayed(sampler: object) -> bool:
     return isinstance(sampler, Iterable) and not isinstance(sampler, (str, bytes, Sequence, AbstractSet, Mapping))
 
 
-class ShardPlan(ABC):
+class Plan(ABC):
     """The shards of a rank by epoch and index. Answers depend only on (epoch, index)."""
 
     has_carries: bool = False
@@ -57,7 +57,7 @@ class ShardPlan(ABC):
         """Return the number of shards in an epoch, or None if unknown."""
 
     def piece(self, epoch: int, index: int) -> Piece | None:
-        """Return the piece at an index of an epoch that was re-split; None in other epochs."""
+        """Return the piece at an index of an epoch that was resharded; None in other epochs."""
         del epoch, index
         return None
 
@@ -71,18 +71,18 @@ class ShardPlan(ABC):
         del epoch
         return None
 
-    def sampler_state(self, epoch: int) -> dict[str, Any] | None:
+    def plan_state(self, epoch: int) -> dict[str, Any] | None:
         """Return the state that a new process needs to reproduce the epoch's order, or None if it needs none."""
         del epoch
         return None
 
-    def load_sampler_state(self, epoch: int, state: dict[str, Any] | None) -> None:
-        """Restore what ``sampler_state`` returned for an epoch."""
+    def load_plan_state(self, epoch: int, state: dict[str, Any] | None) -> None:
+        """Restore what ``plan_state`` returned for an epoch."""
         del epoch, state
 
     def adopt(self, state: ResumeState) -> None:
         """Become the plan of a saved state."""
-        self.load_sampler_state(state.position.epoch, state.sampler)
+        self.load_plan_state(state.position.epoch, state.sampler)
 
     def renew(self, epoch: int, step: int) -> None:
         """Look again at what may have changed since the iteration before: another one begins.
@@ -120,7 +120,7 @@ class ShardPlan(ABC):
         del task, epilogue
 
 
-class PureShardPlan(ShardPlan):
+class PureShardPlan(Plan):
     """The plan of a sampler whose order is a pure function of the epoch.
 
     Args:
@@ -165,7 +165,7 @@ class PureShardPlan(ShardPlan):
             self._epoch = epoch
 
 
-class ReplayedShardPlan(ShardPlan):
+class ReplayedShardPlan(Plan):
     """The plan of a user's own iterable, which may be endless: an epoch is one iteration, and a resume repeats it.
 
     If the iterable has ``set_epoch``, the plan calls it when an epoch begins. If it has ``state_dict`` and
@@ -225,7 +225,7 @@ class ReplayedShardPlan(ShardPlan):
         """Return the number of shards in an epoch, or None before it has been read to the end."""
         return self._num_shards if epoch == self._epoch else None
 
-    def sampler_state(self, epoch: int) -> dict[str, Any] | None:
+    def plan_state(self, epoch: int) -> dict[str, Any] | None:
         """Return the iterable's state at the start of an epoch."""
         if not isinstance(self._iterable, Stateful):
             return None
@@ -233,7 +233,7 @@ class ReplayedShardPlan(ShardPlan):
             self._begin(epoch)
         return self._begin_state
 
-    def load_sampler_state(self, epoch: int, state: dict[str, Any] | None) -> None:
+    def load_plan_state(self, epoch: int, state: dict[str, Any] | None) -> None:
         """Restore the iterable's state when the epoch next begins."""
         self._loaded = None if state is None else (epoch, state)
         self._epoch = -1
@@ -287,7 +287,7 @@ def _is_spent_by_reading(iterable: Iterable[Any]) -> bool:
     return isinstance(iterable, Iterator) and type(iterable).__module__ in ("builtins", "itertools")
 
 
-def elastic_shard_plan(sampler: Any) -> ShardPlan:
+def elastic_shard_plan(sampler: Any) -> Plan:
     """Return the plan of a sampler: an elastic one if the sampler can split its shards over any number of ranks.
 
     A plan stays what it is.
@@ -295,7 +295,7 @@ def elastic_shard_plan(sampler: Any) -> ShardPlan:
     Raises:
         ConfigurationError: The sampler is not an iterable of shards, or its first epoch is empty.
     """
-    if isinstance(sampler, ShardPlan):
+    if isinstance(sampler, Plan):
         return sampler
     plan = shard_plan(sampler)
     is_elastic = isinstance(plan, PureShardPlan) and isinstance(sampler, ShardSampler)
@@ -304,48 +304,50 @@ def elastic_shard_plan(sampler: Any) -> ShardPlan:
     return plan
 
 
-class ElasticShardPlan(ShardPlan):
+class ElasticShardPlan(Plan):
     """A rank's plan when the number of ranks may change within an epoch.
 
     Args:
         sampler: Returns the shards of this rank and of any other.
-        plan: Plan of the sampler for epochs that were not re-split.
+        plan: Plan of the sampler for epochs that were not resharded.
         dp_size: Number of data-parallel ranks that the sampler splits its shards over.
-        dp_rank: Rank whose plan this is; unused as long as there are no layers.
-        layers: Earlier re-splits.
+        dp_rank: Rank whose plan this is; unused as long as there are no reshards.
+        reshards: Earlier reshards.
     """
 
     def __init__(
         self,
         sampler: ResplittableSampler,
-        plan: ShardPlan,
+        plan: Plan,
         dp_size: int,
         dp_rank: int = 0,
-        layers: tuple[Layer, ...] = (),
+        reshards: tuple[Reshard, ...] = (),
     ) -> None:
         self._sampler = sampler
         self.dp_size = dp_size
         self._dp_rank = dp_rank
-        self.layers: tuple[Layer, ...] = layers
-        self.own: ShardPlan = plan
-        """Plan of this rank's sampler, for epochs that were not re-split."""
+        self.reshards: tuple[Reshard, ...] = reshards
+        self.own: Plan = plan
+        """Plan of this rank's sampler, for epochs that were not resharded."""
         self._epoch = -1
         self._pieces: Sequence[Piece] | None = None
         self._begun: dict[int, PureShardPlan] = {}
         self._digest = ""
 
-    def for_rank(self, dp_size: int, dp_rank: int, epoch: int, layers: tuple[Layer, ...] = ()) -> "ElasticShardPlan":
-        """Return the plan of rank ``dp_rank`` of ``dp_size`` after some re-splits.
+    def for_rank(
+        self, dp_size: int, dp_rank: int, epoch: int, reshards: tuple[Reshard, ...] = ()
+    ) -> "ElasticShardPlan":
+        """Return the plan of rank ``dp_rank`` of ``dp_size`` after some reshards.
 
         Raises:
             StateMismatchError: The epoch has fewer shards than ranks.
         """
         sampler, own = self._of_rank(dp_size, dp_rank, epoch)
-        return ElasticShardPlan(sampler, own, dp_size, dp_rank, layers)
+        return ElasticShardPlan(sampler, own, dp_size, dp_rank, reshards)
 
     def adopt(self, state: ResumeState) -> None:
-        """Become the plan of a saved state, after its re-splits."""
-        self._dp_rank, self.layers = state.dp_rank or 0, state.layers
+        """Become the plan of a saved state, after its reshards."""
+        self._dp_rank, self.reshards = state.dp_rank or 0, state.reshards
         self._epoch = -1
 
     def shard(self, epoch: int, index: int) -> Shard | None:
@@ -356,18 +358,18 @@ class ElasticShardPlan(ShardPlan):
         return None if piece is None else self._begun[piece.dp_rank].shard(epoch, piece.shard_index)
 
     def piece(self, epoch: int, index: int) -> Piece | None:
-        """Return the piece at an index of an epoch that was re-split; None in other epochs."""
+        """Return the piece at an index of an epoch that was resharded; None in other epochs."""
         self._go_to(epoch)
         return self._pieces[index] if self._pieces is not None and index < len(self._pieces) else None
 
     def num_shards(self, epoch: int) -> int | None:
-        """Return the number of shards in an epoch; it may be 0 if the epoch was re-split."""
+        """Return the number of shards in an epoch; it may be 0 if the epoch was resharded."""
         self._go_to(epoch)
         return self.own.num_shards(epoch) if self._pieces is None else len(self._pieces)
 
     def first_step(self, epoch: int) -> int:
         """Return the step at which this rank's part of an epoch begins."""
-        return first_step(epoch, self.layers)
+        return first_step(epoch, self.reshards)
 
     def digest(self, epoch: int) -> str | None:
         """Return 16 hexadecimal digits that identify the epoch's order and the origin of its pieces."""
@@ -391,7 +393,7 @@ class ElasticShardPlan(ShardPlan):
             begun[dp_rank] = self._of_rank(dp_size, dp_rank, epoch)[1]
             return begun[dp_rank].num_shards(epoch) or 0
 
-        dealt = deal(epoch, self.layers, self.dp_size, num_shards)
+        dealt = deal(epoch, self.reshards, self.dp_size, num_shards)
         self._epoch = -1  # an interruption may come between the next lines
         self._pieces = None if dealt is None else dealt[self._dp_rank]
         self._begun = {} if self._pieces is None else {piece.dp_rank: begun[piece.dp_rank] for piece in self._pieces}

@@ -24,7 +24,7 @@ A *rank state* describes one rank, in plain values that JSON can hold. A *state*
     }
 
 An item of ``resplits`` has the lists ``epochs``, ``indices``, ``microbatches`` and ``steps``, with an entry for each
-data-parallel rank at that time. Only re-splits that matter to an epoch in progress are kept.
+data-parallel rank at that time. Only reshards that matter to an epoch in progress are kept.
 
 torch.distributed.checkpoint takes mappings apart, and lists with tensors or mappings in them, and reads the parts that
 the present state has. So a state has the same parts for any number of ranks and at any position: every field is always
@@ -42,7 +42,7 @@ import torch
 from fkat_data.arguments import STATE_VERSION, saved_version
 from fkat_data.errors import StateMismatchError
 from fkat_data.modes import without_modes
-from fkat_data.plan.position import Layer, Position, ResumeState, without_idle
+from fkat_data.plan.position import Position, Reshard, ResumeState, without_idle
 
 #: The field of a sealed state that has all of it.
 _SEALED = "place"
@@ -106,7 +106,7 @@ def write_rank(resume_state: ResumeState) -> dict[str, Any]:
         state["sampler"] = resume_state.sampler
     if resume_state.dp_size is not None:
         state["fingerprint"]["dp_size"] = resume_state.dp_size
-        state["resplits"] = _resplits(resume_state.layers)
+        state["resplits"] = _resplits(resume_state.reshards)
     if resume_state.skipped:
         state["skipped"] = list(resume_state.skipped)
     if resume_state.num_left_out:
@@ -118,19 +118,19 @@ def merge(ranks: Sequence[ResumeState]) -> dict[str, Any]:
     """Return the state of all ranks, from rank states in order of rank.
 
     Raises:
-        StateMismatchError: The ranks differ in seed, number of ranks or past re-splits.
+        StateMismatchError: The ranks differ in seed, number of ranks or past reshards.
     """
-    seed, dp_size, layers = ranks[0].seed, ranks[0].dp_size, ranks[0].layers
+    seed, dp_size, reshards = ranks[0].seed, ranks[0].dp_size, ranks[0].reshards
     for rank in ranks:
         if rank.seed != seed:
             raise StateMismatchError("fingerprint.seed", seed, rank.seed, "pass the same seed on every rank")
         if rank.dp_size != dp_size:
             raise StateMismatchError("fingerprint.dp_size", dp_size, rank.dp_size, "the ranks belong to different runs")
-        if rank.layers != layers:
-            raise StateMismatchError("resplits", layers, rank.layers, "the ranks loaded different states")
+        if rank.reshards != reshards:
+            raise StateMismatchError("resplits", reshards, rank.reshards, "the ranks loaded different states")
     positions = [rank.position for rank in ranks]
     epoch = min(position.epoch for position in positions)
-    # A layer that these ranks no longer need may still matter to a missing one.
+    # A reshard that these ranks no longer need may still matter to a missing one.
     is_whole = {rank.dp_rank for rank in ranks} == set(range(dp_size or 0))
     with without_modes():
         # Views of one storage: torch.save writes one record for all of them.
@@ -156,7 +156,7 @@ def merge(ranks: Sequence[ResumeState]) -> dict[str, Any]:
             "all_rank_files": tuple(rank.files for rank in ranks),
             "dp_size": dp_size,
         },
-        "resplits": tuple(_resplits(without_idle(layers, epoch) if is_whole else layers)),
+        "resplits": tuple(_resplits(without_idle(reshards, epoch) if is_whole else reshards)),
     }
 
 
@@ -197,7 +197,7 @@ def read(state: Mapping[str, Any]) -> list[ResumeState]:
         _items(fingerprint, f"all_rank_{name}", num_ranks)
         for name in ("dp_ranks", "num_shards", "shards", "batchings", "files")
     )
-    saved_dp_size, layers = _dp_size(fingerprint), _layers(state)
+    saved_dp_size, reshards = _dp_size(fingerprint), _reshards(state)
     if "version" not in state:
         # The system that this one follows subtracts its prefetched shards, also before the first one is delivered.
         indices = [max(-1, index) for index in _integers(indices, "all_rank_indices")]
@@ -211,7 +211,7 @@ def read(state: Mapping[str, Any]) -> list[ResumeState]:
         found = _files(files[rank], "fingerprint.all_rank_files")
         num_left_out = _count(columns["num_left_out"][rank], "all_rank_num_left_out", minimum=len(position.left_out))
         resume_state = ResumeState(
-            position, dp_rank, layers, sampler, skipped, num_left_out, batchings[rank], found, seed
+            position, dp_rank, reshards, sampler, skipped, num_left_out, batchings[rank], found, seed
         )
         ranks.append(resume_state._replace(dp_size=saved_dp_size, num_shards=nums_shards[rank], shards=digests[rank]))
     return ranks
@@ -241,7 +241,7 @@ def read_rank(state: Mapping[str, Any]) -> ResumeState:
         shards=fingerprint.get("shards"),
         sampler=sampler,
         dp_size=_dp_size(fingerprint),
-        layers=_layers(state),
+        reshards=_reshards(state),
         skipped=_shard_indices(state.get("skipped", ()), "skipped"),
         num_left_out=_count(state.get("num_left_out", 0), "num_left_out", minimum=len(position.left_out)),
         batching=fingerprint.get("batching"),
@@ -262,7 +262,7 @@ def verify(saved: ResumeState, present: ResumeState) -> None:
         ("shards", "the shards, or their order, have changed since the state was saved"),
         ("batching", "finish a shard that was begun in the same batches: with the batch_size and the samplers of then"),
     ):
-        if field == "batching" and not saved.position.microbatch and not saved.layers:
+        if field == "batching" and not saved.position.microbatch and not saved.reshards:
             continue  # no shard is begun
         was, now = getattr(saved, field), getattr(present, field)
         if field == "batching" and is_reported(was):
@@ -332,27 +332,27 @@ def _counts(value: object, field: str, what: str) -> tuple[int, ...]:
     return tuple(_count(number, field) for number in cast("Sequence[object]", value))
 
 
-def _resplits(layers: Sequence[Layer]) -> list[dict[str, list[Any]]]:
+def _resplits(reshards: Sequence[Reshard]) -> list[dict[str, list[Any]]]:
     return [
         {
-            "epochs": [position.epoch for position in layer],
-            "indices": [position.shard - 1 for position in layer],
-            "microbatches": [position.microbatch for position in layer],
-            "steps": [position.step for position in layer],
+            "epochs": [position.epoch for position in reshard],
+            "indices": [position.shard - 1 for position in reshard],
+            "microbatches": [position.microbatch for position in reshard],
+            "steps": [position.step for position in reshard],
             **(
-                {"left_out": [list(position.left_out) for position in layer]}
-                if any(position.left_out for position in layer)
+                {"left_out": [list(position.left_out) for position in reshard]}
+                if any(position.left_out for position in reshard)
                 else {}
             ),
         }
-        for layer in layers
+        for reshard in reshards
     ]
 
 
-def _layers(state: Mapping[str, Any]) -> tuple[Layer, ...]:
+def _reshards(state: Mapping[str, Any]) -> tuple[Reshard, ...]:
     if state.get("resplits") is None:
         return ()
-    layers: list[Layer] = []
+    reshards: list[Reshard] = []
     for item in _items(state, "resplits", None):
         resplit = _mapping(item, "resplits")
         epochs = _items(resplit, "epochs", None)
@@ -360,8 +360,8 @@ def _layers(state: Mapping[str, Any]) -> tuple[Layer, ...]:
             raise StateMismatchError("resplits", [], "<a position for each rank>", _NOT_A_STATE)
         columns = [_items(resplit, name, len(epochs)) for name in ("indices", "microbatches", "steps")]
         columns.append(_items(resplit, "left_out", len(epochs), ()))
-        layers.append(tuple(_position(*row) for row in zip(epochs, *columns, strict=True)))
-    return tuple(layers)
+        reshards.append(tuple(_position(*row) for row in zip(epochs, *columns, strict=True)))
+    return tuple(reshards)
 
 
 def _dp_size(fingerprint: Mapping[str, Any]) -> int | None:

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, Protocol, cast
 import numpy as np
 from torch.utils import data
 
-from fkat_data.drop_in.dataset_plan import DatasetPlan, Provenance
 from fkat_data.drop_in.drawn_plan import DrawnBatches
+from fkat_data.drop_in.loader_plan import LoaderPlan, Provenance
 from fkat_data.drop_in.window_plan import WindowOrder
 from fkat_data.drop_in.window_states import Spread
 from fkat_data.interruption import genuine
@@ -57,7 +57,7 @@ class StreamPart(DrawnBatches):
         self.runs_no_user_code = runs_no_user_code
 
 
-class StreamEpochs(DatasetPlan):
+class StreamEpochs(LoaderPlan):
     """The plan of this rank's part of a stream's epochs.
 
     Where the dataset's resume point says that the next epoch begins is read by ``begin``, and nowhere else.

@@ -141,11 +141,11 @@ def _of_shards(where: str, state: Mapping[str, Any]) -> CheckpointPosition:
         for each, saved in zip(positions, ranks, strict=True)
         if saved.skipped
     )
-    return CheckpointPosition(where, "ShardedDataLoader", positions, loads_on, notes + _resplits(ranks[0].layers))
+    return CheckpointPosition(where, "ShardedDataLoader", positions, loads_on, notes + _resplits(ranks[0].reshards))
 
 
-def _resplits(layers: Sequence[Any]) -> tuple[str, ...]:
-    return (f"the number of ranks has changed {counted(len(layers), 'time')} in this epoch",) if layers else ()
+def _resplits(reshards: Sequence[Any]) -> tuple[str, ...]:
+    return (f"the number of ranks has changed {counted(len(reshards), 'time')} in this epoch",) if reshards else ()
 
 
 def _shards(rank: ResumeState) -> str:

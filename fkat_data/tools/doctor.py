@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from fkat_data.drop_in.data_loader import DataLoader
-from fkat_data.drop_in.own_engine import forks_program
+from fkat_data.drop_in.engine_settings import forks_program
 from fkat_data.launch import ranks_on_this_node
 from fkat_data.loader.sharded import ShardedDataLoader
 from fkat_data.location import path_of

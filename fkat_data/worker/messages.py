@@ -112,7 +112,7 @@ class Marked(NamedTuple):
 
     Attributes:
         microbatch: For the caller.
-        mark: For ``ShardPlan.mark``.
+        mark: For ``Plan.mark``.
         left_out: Samples that were left out since the microbatch before, by their offsets in the shard's order.
     """
 
@@ -130,7 +130,7 @@ class Epilogue(NamedTuple):
     """What a factory's product may yield behind a shard's last microbatch: it is none, and the plan gets it.
 
     Attributes:
-        value: For ``ShardPlan.end_shard``.
+        value: For ``Plan.end_shard``.
     """
 
     value: bytes

@@ -118,7 +118,7 @@ def streams_of(loader, dp_rank, epoch):
     """Return where the draws of each of a rank's strands come from, by the strand's number."""
     state = unsealed(loader.local_state_dict())
     plan = StrandPlan(state["num_strands"], dp_rank, None, {name: state[name] for name in OF_RANKS})
-    plan.load_sampler_state(state["epoch"], state)
+    plan.load_plan_state(state["epoch"], state)
     return {number: plan.piece(epoch, index)[:2] for index, number in enumerate(state["strand_numbers"])}
 
 

@@ -13,7 +13,7 @@ from torch.utils.data import dataloader as torchs
 from fkat_data import arguments
 from fkat_data.device.accelerator import device_of
 from fkat_data.distributed import rank_and_world_size
-from fkat_data.drop_in.dataset_plan import DatasetPlan
+from fkat_data.drop_in.loader_plan import LoaderPlan
 from fkat_data.drop_in.numbered_plan import is_numbered
 from fkat_data.drop_in.worker_side import EpochFactory, EpochTerms
 from fkat_data.errors import ConfigurationError
@@ -132,7 +132,7 @@ class DataLoaderIterator(EpochIterator, _TORCHS):
 
     def __init__(
         self,
-        plan: DatasetPlan,
+        plan: LoaderPlan,
         engine: Engine[Any],
         take: Callable[[], Microbatch],
         cursor: HandOver,
@@ -175,7 +175,7 @@ def _public_name(kind: type) -> str:
     return next((base.__name__ for base in kind.__mro__ if base.__module__.startswith("fkat_data.")), kind.__name__)
 
 
-def engine_of(loader: Any, plan: DatasetPlan, *, seed: int, dp_rank: int, keeps_dataset: bool) -> Engine[Any]:
+def make_engine(loader: Any, plan: LoaderPlan, *, seed: int, dp_rank: int, keeps_dataset: bool) -> Engine[Any]:
     """Return the engine that makes a plan's microbatches.
 
     Args:
@@ -387,7 +387,7 @@ def _pinned(microbatch: Any) -> Any:
     return _PIN(microbatch)
 
 
-def stream_of(dataset: Any, batch_size: int | None, *, in_order: bool) -> Any:
+def adopt_batch_size(dataset: Any, batch_size: int | None, *, in_order: bool) -> Any:
     """Return a dataset that plans its batches itself, once it has the loader's batch size; None for any other.
 
     Raises:

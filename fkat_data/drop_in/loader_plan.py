@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from fkat_data.drop_in.states import state_at_epoch
 from fkat_data.errors import StateMismatchError
 from fkat_data.plan.position import START, Position, ResumeState
-from fkat_data.plan.shard_plan import ShardPlan
+from fkat_data.plan.shard_plan import Plan
 
 OTHER_LENGTH = (
     "the dataset has another length now: finish the epoch with the one that began it. To begin an epoch with this one, make "
@@ -31,7 +31,7 @@ class Provenance(NamedTuple):
     rows: tuple[int, int | None] | None = None
 
 
-class DatasetPlan(ShardPlan):
+class LoaderPlan(Plan):
     """The plan of a DataLoader's epochs, and the part of a state that is the plan's."""
 
     takes_marks = True
@@ -104,14 +104,14 @@ class DatasetPlan(ShardPlan):
         del epoch
 
 
-class IndexPlan(DatasetPlan):
+class IndexPlan(LoaderPlan):
     """The plan of a map-style dataset: batches of indices."""
 
     # The epoch that was begun, -1 for none, and that of a loaded state with what it says of the order.
     _epoch: int = -1
     _loaded: tuple[int, Mapping[str, Any]] | None = None
 
-    def load_sampler_state(self, epoch: int, state: Mapping[str, Any] | None) -> None:
+    def load_plan_state(self, epoch: int, state: Mapping[str, Any] | None) -> None:
         """Begin this epoch again, as a state says; None: as any other one."""
         self._loaded = None if state is None else (epoch, state)
         self._epoch = -1

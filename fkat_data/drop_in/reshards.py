@@ -1,8 +1,8 @@
 """An epoch that goes on with another number of ranks, or in batches of another size: how far the ranks before had come.
 
-A *layer* holds how many microbatches each rank had at such a re-split. What they had left, in the order of the epoch, is
-dealt out to the next ranks from its beginning, as if it were an epoch of its own. So every rank computes its part from
-the layers; a state has nothing else of the ranks before. Saved, they are the field ``resplits`` of a state::
+A *reshard* records how many microbatches each rank had when the number of ranks changed. What they had left, in the order
+of the epoch, is dealt out to the next ranks from its beginning, as if it were an epoch of its own. So every rank computes
+its part from the reshards; a state has nothing else of the ranks before. Saved, they are the field ``resplits``::
 
     [{"split_batches": False, "batch_size": 4, "step": 3, "epochs": [0, 0], "counts": [3, 3]}]
 """
@@ -20,7 +20,7 @@ from fkat_data.errors import StateMismatchError
 from fkat_data.interruption import genuine
 
 
-class LeftOver:
+class Remainder:
     """The items that ranks have left, by their offsets in the sequence.
 
     Args:
@@ -104,28 +104,28 @@ class LeftOver:
     def _sorted_ranks(self) -> dict[int, list[int]]:
         return {}
 
-    def __reduce__(self) -> tuple[type["LeftOver"], tuple[int, int, tuple[int, ...]]]:
-        return LeftOver, (self._sequence_length, self._part_size, self._counts)
+    def __reduce__(self) -> tuple[type["Remainder"], tuple[int, int, tuple[int, ...]]]:
+        return Remainder, (self._sequence_length, self._part_size, self._counts)
 
 
-def in_the_first(rests: Sequence[LeftOver], first: int, end: int) -> list[tuple[int, int]]:
+def in_epoch_order(remainders: Sequence[Remainder], first: int, end: int) -> list[tuple[int, int]]:
     """Return where items of what is left in the end are in the first sequence, as ranges.
 
     Args:
-        rests: What was left, each time of what was left before.
+        remainders: What was left, each time of what was left before.
         first: The first item.
         end: The end of the items.
     """
     runs = [(first, end)]
-    for rest in reversed(rests):
+    for rest in reversed(remainders):
         runs = [run for begin, stop in runs for run in rest.runs(begin, stop)]
     return runs
 
 
-_NOT_A_RESPLIT = "this is not a state of a fkat_data.DataLoader"
+_NOT_A_RESHARD = "this is not a state of a fkat_data.DataLoader"
 
 
-class Layer(NamedTuple):
+class Reshard(NamedTuple):
     """How far ranks had come when their number changed, or the size of their batches.
 
     Attributes:
@@ -133,7 +133,7 @@ class Layer(NamedTuple):
         batch_size: Samples of a batch; 1 where they were single samples, or batches of any size.
         step: Where all ranks after them begin, in the earliest epoch of theirs.
         epochs: The epoch of each rank.
-        counts: Microbatches of it that each rank had, of what the layer before had left.
+        counts: Microbatches of it that each rank had, of what the reshard before had left.
         is_by_order: Whether the dataset or the batch sampler dealt out, and deals out what is left.
     """
 
@@ -150,32 +150,32 @@ class Layer(NamedTuple):
         return [None if own > epoch else count if own == epoch else 0 for own, count in positions]
 
 
-def of_epoch(layers: Sequence[Layer], epoch: int) -> list[Layer]:
-    """Return the layers that decide on an epoch: those at which a rank had something of it."""
-    return [layer for layer in layers if any(count != 0 for count in layer.counts_in(epoch))]
+def of_epoch(reshards: Sequence[Reshard], epoch: int) -> list[Reshard]:
+    """Return the reshards that decide on an epoch: those at which a rank had something of it."""
+    return [reshard for reshard in reshards if any(count != 0 for count in reshard.counts_in(epoch))]
 
 
-def first_step(layers: Sequence[Layer], epoch: int) -> int:
-    """Return the ``step`` at which every rank begins its part of an epoch: 0, except in the epoch of the last re-split.
+def first_step(reshards: Sequence[Reshard], epoch: int) -> int:
+    """Return the ``step`` at which every rank begins its part of an epoch: 0, except in the epoch of the last reshard.
 
     There, it is the largest one of the ranks before: no number of a microbatch, and so no random stream, comes twice on
     a rank.
     """
-    return layers[-1].step if layers and min(layers[-1].epochs) == epoch else 0
+    return reshards[-1].step if reshards and min(reshards[-1].epochs) == epoch else 0
 
 
-def with_layer(
-    layers: Sequence[Layer],
+def with_reshard(
+    reshards: Sequence[Reshard],
     positions: Sequence[tuple[int, int]],
     batch_size: int | None,
     *,
     is_split: bool,
     is_by_order: bool,
-) -> tuple[tuple[Layer, ...], int, int]:
-    """Append a layer. Return the layers that still matter, and the epoch and step at which the next ranks begin.
+) -> tuple[tuple[Reshard, ...], int, int]:
+    """Append a reshard. Return those that still matter, and the epoch and step at which the next ranks begin.
 
     Args:
-        layers: All re-splits so far.
+        reshards: All reshards so far.
         positions: The epoch and the step of each rank now.
         batch_size: Samples of their batches; None: they are single samples, or of any size.
         is_split: Whether each of these ranks got a part of every batch.
@@ -183,58 +183,58 @@ def with_layer(
     """
     epoch = min(own for own, _ in positions)
     step = max(step for own, step in positions if own == epoch)
-    counts = tuple(step - first_step(layers, own) for own, step in positions)
-    added = Layer(is_split, batch_size or 1, step, tuple(own for own, _ in positions), counts, is_by_order)
+    counts = tuple(step - first_step(reshards, own) for own, step in positions)
+    added = Reshard(is_split, batch_size or 1, step, tuple(own for own, _ in positions), counts, is_by_order)
     matter = tuple(
-        layer
-        for layer in (*layers, added)
-        if any((own, count) > (epoch, 0) for own, count in zip(layer.epochs, layer.counts, strict=True))
+        reshard
+        for reshard in (*reshards, added)
+        if any((own, count) > (epoch, 0) for own, count in zip(reshard.epochs, reshard.counts, strict=True))
     )
     return matter, epoch, step
 
 
-def left_overs(layers: Sequence[Layer], epoch: int, length: int, *, drop_last: bool) -> list[LeftOver]:
-    """Return what each layer has left of an epoch, each time of what the one before has left.
+def remainders_of(reshards: Sequence[Reshard], epoch: int, length: int, *, drop_last: bool) -> list[Remainder]:
+    """Return what each reshard has left of an epoch, each time of what the one before has left.
 
     Args:
-        layers: All re-splits so far.
+        reshards: All reshards so far.
         epoch: The epoch.
         length: Its samples.
         drop_last: Whether ranks leave out a last round that is smaller.
     """
-    rests: list[LeftOver] = []
-    for layer in of_epoch(layers, epoch):
-        counts = layer.counts_in(epoch)
-        part_size = layer.batch_size // len(counts) if layer.is_split else layer.batch_size
+    remainders: list[Remainder] = []
+    for reshard in of_epoch(reshards, epoch):
+        counts = reshard.counts_in(epoch)
+        part_size = reshard.batch_size // len(counts) if reshard.is_split else reshard.batch_size
         num_whole, rest = divmod(length, part_size * len(counts))
         num_rounds = num_whole + (rest > 0 and not drop_last)
-        rests.append(LeftOver(length, part_size, [num_rounds if count is None else count for count in counts]))
-        length = len(rests[-1])
-    return rests
+        remainders.append(Remainder(length, part_size, [num_rounds if count is None else count for count in counts]))
+        length = len(remainders[-1])
+    return remainders
 
 
-def left_of(
-    batches: Iterator[Any], layer: Layer, epoch: int, batch_size: int | None, *, drop_last: bool
+def remaining_batches(
+    batches: Iterator[Any], reshard: Reshard, epoch: int, batch_size: int | None, *, drop_last: bool
 ) -> Iterator[Any]:
-    """Yield the batches of an epoch that the ranks of a layer have left.
+    """Yield the batches of an epoch that the ranks of a reshard have left.
 
     Args:
         batches: What was dealt out to them.
-        layer: How far they had come.
+        reshard: How far they had come.
         epoch: The epoch.
         batch_size: Samples of each batch but the last; None: they are of any size.
         drop_last: Whether ranks leave out a last round that is smaller.
     """
-    counts = layer.counts_in(epoch)
-    if not layer.is_split:
-        return _left_of_batches(batches, counts, batch_size, drop_last=drop_last)
+    counts = reshard.counts_in(epoch)
+    if not reshard.is_split:
+        return _remaining_batches(batches, counts, batch_size, drop_last=drop_last)
     size = cast("int", batch_size)
     if len(set(counts)) == 1:
         return islice(batches, counts[0], None)
-    return _in_batches(_left_of_parts(batches, counts, size, drop_last=drop_last), size)
+    return _in_batches(_remaining_parts(batches, counts, size, drop_last=drop_last), size)
 
 
-def _left_of_batches(
+def _remaining_batches(
     batches: Iterator[Any], counts: Sequence[int | None], batch_size: int | None, *, drop_last: bool
 ) -> Iterator[Any]:
     num_common, num_most = _bounds(counts)
@@ -252,7 +252,7 @@ def _left_of_batches(
     yield from batches
 
 
-def _left_of_parts(
+def _remaining_parts(
     batches: Iterator[Any], counts: Sequence[int | None], batch_size: int, *, drop_last: bool
 ) -> Iterator[list[Any]]:
     size = batch_size // len(counts)
@@ -278,50 +278,50 @@ def _bounds(counts: Sequence[int | None]) -> tuple[int, int | None]:
     return min(known), None if len(known) < len(counts) else max(known)
 
 
-def resplits_field(layers: Sequence[Layer], epoch: int) -> dict[str, Any]:
-    """Return the field of a state for the layers that matter to an epoch or a later one; no field for none."""
+def reshards_field(reshards: Sequence[Reshard], epoch: int) -> dict[str, Any]:
+    """Return the field of a state for the reshards that matter to an epoch or a later one; no field for none."""
     plain = [
         {
-            "split_batches": layer.is_split,
-            "batch_size": layer.batch_size,
-            "step": layer.step,
-            "epochs": list(layer.epochs),
-            "counts": list(layer.counts),
-            **({"by_order": True} if layer.is_by_order else {}),
+            "split_batches": reshard.is_split,
+            "batch_size": reshard.batch_size,
+            "step": reshard.step,
+            "epochs": list(reshard.epochs),
+            "counts": list(reshard.counts),
+            **({"by_order": True} if reshard.is_by_order else {}),
         }
-        for layer in layers
-        if any((own, count) > (epoch, 0) for own, count in zip(layer.epochs, layer.counts, strict=True))
+        for reshard in reshards
+        if any((own, count) > (epoch, 0) for own, count in zip(reshard.epochs, reshard.counts, strict=True))
     ]
     return {"resplits": plain} if plain else {}
 
 
-def layers_in(state: Mapping[str, Any]) -> tuple[Layer, ...]:
-    """Return the layers of a state.
+def reshards_in(state: Mapping[str, Any]) -> tuple[Reshard, ...]:
+    """Return the reshards of a state.
 
     Raises:
         StateMismatchError: The field is damaged.
     """
     found: Any = state.get("resplits", ())
     if not isinstance(found, (list, tuple)):
-        raise StateMismatchError("resplits", found, "<a list>", _NOT_A_RESPLIT)
-    return tuple(_layer(each, state.get("batch_size") or 1) for each in cast("Sequence[object]", found))
+        raise StateMismatchError("resplits", found, "<a list>", _NOT_A_RESHARD)
+    return tuple(_reshard(each, state.get("batch_size") or 1) for each in cast("Sequence[object]", found))
 
 
-def _layer(found: Any, batch_size: int) -> Layer:
+def _reshard(found: Any, batch_size: int) -> Reshard:
     try:
         is_split, step = bool(found["split_batches"]), _count(found["step"])
         epochs, counts = (tuple(_count(number) for number in found[name]) for name in ("epochs", "counts"))
         is_by_order = bool(found.get("by_order"))
         batch_size = _count(found.get("batch_size", batch_size))  # it could not change in older states
     except genuine(AttributeError, TypeError, KeyError):
-        raise StateMismatchError("resplits", found, "<a position for each rank>", _NOT_A_RESPLIT) from None
+        raise StateMismatchError("resplits", found, "<a position for each rank>", _NOT_A_RESHARD) from None
     if not epochs or len(epochs) != len(counts):
-        raise StateMismatchError("resplits", found, "<a position for each rank>", _NOT_A_RESPLIT)
-    return Layer(is_split, batch_size, step, epochs, counts, is_by_order)
+        raise StateMismatchError("resplits", found, "<a position for each rank>", _NOT_A_RESHARD)
+    return Reshard(is_split, batch_size, step, epochs, counts, is_by_order)
 
 
 def _count(number: object) -> int:
-    return saved_integer("resplits", number, minimum=0, hint=_NOT_A_RESPLIT)
+    return saved_integer("resplits", number, minimum=0, hint=_NOT_A_RESHARD)
 
 
 def distributed_sampler_of(order: object) -> "DistributedSampler[Any] | None":
@@ -367,12 +367,12 @@ def terms_of(sampler: "DistributedSampler[Any]") -> dict[str, Any]:
     }
 
 
-class DistributedRest:
+class DistributedRemainder:
     """What a rank gets of an epoch that other ranks have begun.
 
     Args:
         sampler: This rank's.
-        layers: How far ranks had come when their number changed.
+        reshards: How far ranks had come when their number changed.
         epoch: The loader's epoch.
         batch_size: Samples of a batch; None: single indices, not batches.
         drop_last: Whether the rank's last batch is left out if it is smaller.
@@ -381,7 +381,7 @@ class DistributedRest:
     def __init__(
         self,
         sampler: "DistributedSampler[Any]",
-        layers: Sequence[Layer],
+        reshards: Sequence[Reshard],
         epoch: int,
         batch_size: int | None,
         *,
@@ -390,16 +390,16 @@ class DistributedRest:
         self._sampler = sampler
         self._batch_size = batch_size
         self._drop_last = drop_last
-        self._first_step = first_step(layers, epoch)
-        self._rests: list[LeftOver] = []
+        self._first_step = first_step(reshards, epoch)
+        self._remainders: list[Remainder] = []
         length = len(cast("Any", sampler.dataset))
-        for layer in of_epoch(layers, epoch):
-            counts = layer.counts_in(epoch)
+        for reshard in of_epoch(reshards, epoch):
+            counts = reshard.counts_in(epoch)
             whole = self._num_own(length, len(counts))
-            whole -= whole % layer.batch_size if drop_last else 0
-            had = [whole if count is None else count * layer.batch_size for count in counts]
-            self._rests.append(LeftOver(length, 1, had))
-            length = len(self._rests[-1])
+            whole -= whole % reshard.batch_size if drop_last else 0
+            had = [whole if count is None else count * reshard.batch_size for count in counts]
+            self._remainders.append(Remainder(length, 1, had))
+            length = len(self._remainders[-1])
         self._num_left = length
 
     @property
@@ -423,7 +423,9 @@ class DistributedRest:
         )
         whole.set_epoch(sampler.epoch)
         indices: list[int] = list(whole)
-        left = [*chain.from_iterable(indices[slice(*run)] for run in in_the_first(self._rests, 0, self._num_left))]
+        left = [
+            *chain.from_iterable(indices[slice(*run)] for run in in_epoch_order(self._remainders, 0, self._num_left))
+        ]
         num_ranks = sampler.num_replicas
         total = self._num_own(self._num_left, num_ranks) * num_ranks
         own = list(islice(chain(left, cycle(indices)), sampler.rank, total, num_ranks))
