@@ -1,4 +1,4 @@
-"""What the engine asks of a worker, wherever it makes microbatches."""
+"""What the engine asks of a worker: a process, threads, the caller's own thread, or an actor elsewhere."""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -12,8 +12,7 @@ from fkat_data.worker.messages import MadeAlone, Message
 class Worker(Protocol):
     """Makes the microbatches of tasks, in the order in which it gets the tasks.
 
-    A process, threads of the trainer, the caller's own thread, or an actor on another machine. All methods are called by
-    the caller's thread, but for ``hang_up``, which may be called by any.
+    The caller's thread calls all methods, but for ``hang_up``, which any thread may call.
     """
 
     @property
