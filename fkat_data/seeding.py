@@ -33,25 +33,25 @@ _seed_python = super(random.Random, _python).seed
 
 
 @dataclass(frozen=True)
-class ShardStreams:
-    """The random streams of one shard in one epoch on one data-parallel rank.
+class ShardRng:
+    """The random numbers of one shard in one epoch on one data-parallel rank.
 
     Attributes:
-        key: 32 bytes that identify the shard's streams.
+        key: 32 bytes that identify them.
     """
 
     key: bytes
 
     @classmethod
-    def of(cls, seed: int, dp_rank: int, epoch: int, shard_index: int) -> "ShardStreams":
-        """Return the streams of the shard at an index of the order; ranks of equal ``dp_rank`` share them."""
+    def of(cls, seed: int, dp_rank: int, epoch: int, shard_index: int) -> "ShardRng":
+        """Return those of the shard at an index of the order; ranks of equal ``dp_rank`` share them."""
         name = f"{seed}/{dp_rank}/{epoch}/{shard_index}".encode()
         return cls(hashlib.blake2b(name, digest_size=32, person=b"fkat_data stream").digest())
 
-    def seed_of(self, stream: int) -> int:
-        """Return the 64-bit seed of a stream; microbatch *i* uses stream *i*."""
+    def seed_of(self, index: int) -> int:
+        """Return the 64-bit seed at an index; microbatch *i* uses index *i*."""
         hashed = self._keyed.copy()
-        hashed.update(_NUMBER.pack(stream))
+        hashed.update(_NUMBER.pack(index))
         return _NUMBER.unpack(hashed.digest())[0]
 
     @cached_property
@@ -60,26 +60,26 @@ class ShardStreams:
 
     def seed_opening(self) -> None:
         """Seed the global generators before the shard is opened."""
-        seed_stream(self.seed_of(_OPENING))
+        seed_generators(self.seed_of(_OPENING))
 
     def seed_batch_order(self, chunk: int) -> None:
         """Seed the global generators before a chunk of the shard's index batches is drawn."""
-        seed_stream(self.seed_of(_BATCH_ORDER + chunk))
+        seed_generators(self.seed_of(_BATCH_ORDER + chunk))
 
     def seed_microbatch(self, index: int) -> None:
         """Seed the global generators before the microbatch at ``index`` is produced."""
-        seed_stream(self.seed_of(index))
+        seed_generators(self.seed_of(index))
 
 
 # ``torch.initial_seed()`` as an item is collated to int64; the CPU's generator draws by the lower 32 bits.
 _LARGEST_INT64 = (1 << 63) - 1
 
 
-def seed_stream(seed: int) -> None:
+def seed_generators(seed: int) -> None:
     """Seed the global generators, where production uses them in this thread, and those of items.
 
     Args:
-        seed: The stream's, from 0 to 2**64 - 1.
+        seed: From 0 to 2**64 - 1.
     """
     if _here.seeds_globals:
         seed_global_generators(seed)
@@ -149,7 +149,7 @@ def _report_initial_seed(generator: torch.Generator, seed: int) -> None:
 
 # Of 2**31 seeds that are drawn, one is smaller.
 _SMALLEST_DRAWN = 1 << 32
-# What ``torch.initial_seed()`` returns in this process, if not the seed of the stream.
+# What ``torch.initial_seed()`` returns in this process, if not that seed.
 _initial_seed: list[int] = []
 
 
@@ -367,7 +367,7 @@ def call_in_rng_scope(seed: int, position: int, function: Callable[..., Any], *a
         _here.scope = before
 
 
-def sample_streams(seed: int, epoch: int) -> int:
+def samples_seed(seed: int, epoch: int) -> int:
     """Return the seed, for ``enter_rng_scope``, of an epoch's random streams: one for each index in its order."""
     name = f"{seed}/{epoch}".encode()
     return int.from_bytes(hashlib.blake2b(name, digest_size=8, person=b"fkat_data sample").digest(), "little")

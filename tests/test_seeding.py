@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from loader_examples import generators
 
 from fkat_data import DataLoaderFactory, ShardedDataLoader, item_generators
-from fkat_data.seeding import ShardStreams, preserved_generators, seed_global_generators
+from fkat_data.seeding import ShardRng, preserved_generators, seed_global_generators
 
 GOLDEN = Path(__file__).parent / "golden" / "random_streams.json"
 
@@ -36,7 +36,7 @@ def test_the_streams_are_the_golden_ones():
     golden = json.loads(GOLDEN.read_text())["streams"]
     assert len(golden) == 6
     for row in golden:
-        streams = ShardStreams.of(*row["of"])
+        streams = ShardRng.of(*row["of"])
         assert [streams.seed_of(index) for index in range(3)] == row["seeds"]
         found = {"opening": draws_after(streams.seed_opening)}
         for chunk in (0, 3):
@@ -57,7 +57,7 @@ places = st.tuples(
 
 @given(first=places, second=places)
 def test_every_place_has_a_stream_of_its_own(first, second):
-    seeds = [ShardStreams.of(*place[:4]).seed_of(place[4]) for place in (first, second)]
+    seeds = [ShardRng.of(*place[:4]).seed_of(place[4]) for place in (first, second)]
     assert (seeds[0] == seeds[1]) == (first == second)
     assert all(0 <= seed < 2**64 for seed in seeds)
 

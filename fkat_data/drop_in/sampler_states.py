@@ -20,7 +20,7 @@ from fkat_data.arguments import copied_state
 from fkat_data.drop_in.checked_order import Check, CheckedOrder
 from fkat_data.errors import StateMismatchError
 from fkat_data.interruption import genuine, suppress
-from fkat_data.seeding import OwnGenerators, ShardStreams
+from fkat_data.seeding import OwnGenerators, ShardRng
 from fkat_data.types import Stateful
 
 _INNER = ("batch_sampler", "sampler", "base_sampler")
@@ -261,7 +261,7 @@ def samplers_in(sampler: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 def generators_of(seed: int, epoch: int) -> OwnGenerators:
     """Return what samplers draw from in an epoch beside generators of their own."""
-    return OwnGenerators(int.from_bytes(ShardStreams.of(seed, 0, epoch, 0).key[:8], "little"))
+    return OwnGenerators(int.from_bytes(ShardRng.of(seed, 0, epoch, 0).key[:8], "little"))
 
 
 _NOT_SET_BACK = (

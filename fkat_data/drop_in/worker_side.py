@@ -20,7 +20,7 @@ from fkat_data.interruption import genuine, suppress
 from fkat_data.sample_errors import early_end
 from fkat_data.seeding import (
     OwnGenerators,
-    ShardStreams,
+    ShardRng,
     microbatch_seed,
     preserved_generators,
     report_initial_seed,
@@ -380,7 +380,7 @@ class _WatchedWindows(_Watched):
         """Return the rows of the next window, and whether none follows it."""
         # What a window draws does not depend on the microbatch that its first row is in.
         with preserved_generators():
-            ShardStreams.of(self._seed, self._strand.number, 0, self._number).seed_opening()
+            ShardRng.of(self._seed, self._strand.number, 0, self._number).seed_opening()
             rows = [*islice(samples, self._window_size)]
             is_last = len(rows) < self._window_size
             window = f"window {self._number} of {self._strand.in_words}"

@@ -154,8 +154,8 @@ class UserIteratorBatches(NearestProduct):
         del first_microbatch
         return 0, self._marked(collate_of_samples(self._dataset, self._collate_fn, collate))
 
-    def stream_of(self, index: int) -> int:
-        """Return the random stream of a batch: that of its number in the epoch, with any number of workers."""
+    def rng_index_of(self, index: int) -> int:
+        """Return the index of a batch's random numbers: its number in the epoch, with any number of workers."""
         return self._first_step + index * max(1, self._strand.num_strands) + self._strand.number
 
     def __iter__(self) -> Iterator[Any]:

@@ -19,12 +19,12 @@ from torch.utils.data import DataLoader, IterableDataset
 from fkat_data import arguments
 from fkat_data.interruption import genuine, is_interruption
 from fkat_data.seeding import (
-    ShardStreams,
+    ShardRng,
     enter_rng_scope,
     generator_states,
     has_made_generators,
+    seed_generators,
     seed_global_generators,
-    seed_stream,
 )
 from fkat_data.types import RandomAccess
 from fkat_data.worker.fetch import direct_fetch, direct_iteration, gives_items_together, prefetch_of
@@ -77,7 +77,7 @@ def draws_nothing(shard: object) -> bool:
     return isinstance(shard, NumberedBatches) and (shard.runs_no_user_code or shard.is_stacked)
 
 
-def draw_batches(sampler: Iterable[Any], streams: ShardStreams) -> Iterator[IndexBatch]:
+def draw_batches(sampler: Iterable[Any], rng: ShardRng) -> Iterator[IndexBatch]:
     """Yield a sampler's batches.
 
     They are drawn in chunks, each under a random stream of its own, so that a sampler which draws from the global
@@ -85,7 +85,7 @@ def draw_batches(sampler: Iterable[Any], streams: ShardStreams) -> Iterator[Inde
 
     Args:
         sampler: A batch sampler, or a sampler of single indices.
-        streams: The shard's random streams.
+        rng: The shard's random numbers.
 
     Raises:
         Exception: The sampler's, after the batches before it.
@@ -94,7 +94,7 @@ def draw_batches(sampler: Iterable[Any], streams: ShardStreams) -> Iterator[Inde
     kept: list[Any] = []
     index = 0
     try:
-        for indices in _draw(sampler, streams):
+        for indices in _draw(sampler, rng):
             if kept:
                 # half of what the class itself takes, whose function is one of Python's
                 yield tuple.__new__(IndexBatch, (index - 1, kept.pop(), False))
@@ -108,13 +108,13 @@ def draw_batches(sampler: Iterable[Any], streams: ShardStreams) -> Iterator[Inde
         yield IndexBatch(index - 1, kept.pop(), is_last=True)
 
 
-def _draw(sampler: Iterable[Any], streams: ShardStreams) -> Iterator[Any]:
+def _draw(sampler: Iterable[Any], rng: ShardRng) -> Iterator[Any]:
     size, chunk_index = 1, 0
-    streams.seed_batch_order(0)
+    rng.seed_batch_order(0)
     iterator = iter(sampler)
     while True:
         if chunk_index:
-            streams.seed_batch_order(chunk_index)
+            rng.seed_batch_order(chunk_index)
         chunk: list[Any] = []
         is_over = False
         try:
@@ -141,14 +141,14 @@ class Production(NamedTuple):
         first_index: The index of the first that it yields.
         batches: Knows where the shard ends, for a map-style DataLoader.
         num_microbatches: How many the shard holds, where that is known beforehand.
-        stream_of: Returns the random stream of a microbatch, by its index; None: it is the one of that number.
+        rng_index_of: Returns the index of a microbatch's random numbers in ``ShardRng``; None: its own index.
     """
 
     microbatches: Iterator[Any]
     first_index: int
     batches: "SeededBatches | None"
     num_microbatches: int | None
-    stream_of: Callable[[int], int] | None = None
+    rng_index_of: Callable[[int], int] | None = None
 
 
 class NearestProduct(ABC):
@@ -163,8 +163,8 @@ class NearestProduct(ABC):
             collate: Does what torch's ``default_collate`` does.
         """
 
-    def stream_of(self, index: int) -> int:
-        """Return the number of the random stream that the microbatch at an index is made under."""
+    def rng_index_of(self, index: int) -> int:
+        """Return the index in ``ShardRng`` of the random numbers of the microbatch at an index."""
         return index
 
     def __iter__(self) -> Iterator[Any]:
@@ -215,7 +215,7 @@ class NumberedProduction:
     Args:
         make: Makes a microbatch, from its index.
         count: Microbatches of the shard.
-        streams: The shard's random streams; None: nothing is drawn.
+        rng: The shard's random numbers; None: nothing is drawn.
         batch: Returns what ``make`` is called with instead of the index; None: nothing does.
         prefetch: Begins to read what ``make`` will be called with, and returns how many items it has; None: it does not.
     """
@@ -227,7 +227,7 @@ class NumberedProduction:
         self,
         make: Callable[[Any], Any],
         count: int,
-        streams: ShardStreams | None,
+        rng: ShardRng | None,
         batch: Callable[[int], Any] | None = None,
         prefetch: Callable[[Any], int] | None = None,
     ) -> None:
@@ -235,7 +235,7 @@ class NumberedProduction:
         self._make = make
         self.count: int = count
         """Microbatches of the shard."""
-        self._streams = streams
+        self._rng = rng
         self._batch = batch
 
     @property
@@ -266,15 +266,15 @@ class NumberedProduction:
         """
         if index >= self.count:
             return None
-        if self._streams is not None:
-            self._streams.seed_microbatch(index)
+        if self._rng is not None:
+            self._rng.seed_microbatch(index)
         return self._make(index if self._batch is None else self._batch(index)), index == self.count - 1
 
     def part(self, index: int) -> Part | None:
         """Return how a microbatch is made; None: there is none."""
         if index >= self.count:
             return None
-        seed = None if self._streams is None else self._streams.seed_of(index)
+        seed = None if self._rng is None else self._rng.seed_of(index)
         argument = index if self._batch is None else self._batch(index)
         return Part(self._make, argument, index == self.count - 1, seed, self._prefetch)
 
@@ -288,7 +288,7 @@ class DrawnProduction:
     Args:
         make: Makes a microbatch, from what a draw says of it.
         draws: Yields what there is to make, in order.
-        streams: The shard's random streams.
+        rng: The shard's random numbers.
         prefetch: Begins to read what ``make`` will be called with, and returns how many items it has; None: it does not.
     """
 
@@ -301,12 +301,12 @@ class DrawnProduction:
         self,
         make: Callable[[Any], Any],
         draws: Iterator[IndexBatch],
-        streams: ShardStreams,
+        rng: ShardRng,
         prefetch: Callable[[Any], int] | None = None,
     ) -> None:
         self._make = make
         self._draws = draws
-        self._streams = streams
+        self._rng = rng
         self._prefetch = prefetch
         # What was drawn, from the last that was made on.
         self._drawn: deque[IndexBatch] = deque()
@@ -367,7 +367,7 @@ class DrawnProduction:
         if part is None:
             return None
         if part.seed is not None:
-            seed_stream(part.seed)
+            seed_generators(part.seed)
         return self._make(part.argument), part.is_last
 
     def part(self, index: int) -> Part | None:
@@ -383,7 +383,7 @@ class DrawnProduction:
             drawn.popleft()
         if not drawn or drawn[0].microbatch_index != index:
             raise cast("Exception", self._error)
-        seed = self._streams.seed_of(index)
+        seed = self._rng.seed_of(index)
         return Part(self._make, drawn[0].indices, drawn[0].is_last, seed, self._prefetch)
 
 
@@ -402,7 +402,7 @@ IndexedProduction: TypeAlias = NumberedProduction | DrawnProduction
 def begin(
     product: Iterable[Any] | RandomAccess,
     first_microbatch: int,
-    streams: ShardStreams,
+    rng: ShardRng,
     collate: Callable[[Any], Any] | None = None,
     *,
     is_shared: bool = False,
@@ -412,7 +412,7 @@ def begin(
     Args:
         product: What the factory returned.
         first_microbatch: The first that is wanted.
-        streams: The shard's random streams.
+        rng: The shard's random numbers.
         collate: Does what torch's ``default_collate`` does; used instead of it where that is possible.
         is_shared: Whether several workers make the shard. One alone may make what follows on one another faster.
 
@@ -422,13 +422,13 @@ def begin(
     begin_near = getattr(product, "begin_near", None)
     if begin_near is not None:  # of a NearestProduct, or of a loader of streams
         first_index, microbatches = begin_near(first_microbatch, collate)
-        return Production(microbatches, first_index, None, None, getattr(product, "stream_of", None))
+        return Production(microbatches, first_index, None, None, getattr(product, "rng_index_of", None))
     is_indexed = is_random_access(product)
     if is_indexed and (is_shared or not _can_skip(product)):
-        return _begin_random_access(cast("RandomAccess", product), streams, collate)
+        return _begin_random_access(cast("RandomAccess", product), rng, collate)
     product = cast("Iterable[Any]", product)
     if not is_indexed and is_map_style(product):
-        return _begin_map_style(product, first_microbatch, streams, collate)
+        return _begin_map_style(product, first_microbatch, rng, collate)
     # One that is both steps from the first microbatch on: its own iteration may be a loader's.
     if (first_microbatch or is_indexed) and _can_skip(product):
         return Production(iter(cast("Any", product).skip(first_microbatch)), first_microbatch, None, None)
@@ -457,10 +457,10 @@ def is_map_style(product: object) -> bool:
 
 
 def _begin_random_access(
-    product: RandomAccess, streams: ShardStreams, collate: Callable[[Any], Any] | None
+    product: RandomAccess, rng: ShardRng, collate: Callable[[Any], Any] | None
 ) -> IndexedProduction:
     count = arguments.integer("num_microbatches of the factory's product", product.num_microbatches, minimum=0)
-    drawn = None if getattr(product, "runs_no_user_code", False) else streams
+    drawn = None if getattr(product, "runs_no_user_code", False) else rng
     make, stack = product.microbatch, getattr(collate, "stack", None)
     stacked = cast("Any", product) if getattr(product, "stacks_items", False) else None
     if stack is not None and stacked is not None:
@@ -472,21 +472,21 @@ def _begin_random_access(
 def _begin_map_style(
     product: Any,
     first_microbatch: int,
-    streams: ShardStreams,
+    rng: ShardRng,
     collate: Callable[[Any], Any] | None,
 ) -> Production | IndexedProduction:
     attribute = "batch_sampler" if product.batch_sampler is not None else "sampler"
     sampler = getattr(product, attribute)
     fetch = direct_fetch(product, collate)
     if fetch is not None and isinstance(sampler, NumberedBatches):
-        return NumberedProduction(fetch, len(sampler), streams, sampler.batch, prefetch_of(product))
+        return NumberedProduction(fetch, len(sampler), rng, sampler.batch, prefetch_of(product))
     if fetch is not None:
-        return DrawnProduction(fetch, draw_batches(sampler, streams), streams, prefetch_of(product))
+        return DrawnProduction(fetch, draw_batches(sampler, rng), rng, prefetch_of(product))
     # The factory may return its product again: change a copy.
     loader = copy.copy(product)
     is_item_scoped = loader.batch_sampler is not None and not gives_items_together(loader.dataset)
     is_nested = loader.num_workers > 0
-    batches = SeededBatches(sampler, first_microbatch, streams, is_nested=is_nested, is_item_scoped=is_item_scoped)
+    batches = SeededBatches(sampler, first_microbatch, rng, is_nested=is_nested, is_item_scoped=is_item_scoped)
     # DataLoader guards these attributes against changes that contradict its other ones; this one does not, and no
     # constructor gives a copy of a user's own class with another sampler.
     object.__setattr__(loader, attribute, batches)
@@ -499,7 +499,7 @@ class SeededBatches:
     Args:
         sampler: A batch sampler, or a sampler of single indices.
         first: Batches to step over.
-        streams: The shard's random streams.
+        rng: The shard's random numbers.
         is_nested: Whether the data is made in workers of the DataLoader's own; the stream is then set there.
         is_item_scoped: Whether torch makes the items of a batch one by one; their scopes are then set as it does.
     """
@@ -508,14 +508,14 @@ class SeededBatches:
         self,
         sampler: Iterable[Any],
         first: int,
-        streams: ShardStreams,
+        rng: ShardRng,
         *,
         is_nested: bool,
         is_item_scoped: bool = False,
     ) -> None:
         self._sampler = sampler
         self._first = first
-        self._streams = streams
+        self._rng = rng
         self._is_nested = is_nested
         self._is_item_scoped = is_item_scoped
         self.num_batches: int | None = None
@@ -528,17 +528,17 @@ class SeededBatches:
     def __iter__(self) -> Iterator[Any]:
         """Yield the batches."""
         num_batches = 0
-        for batch in draw_batches(self._sampler, self._streams):
+        for batch in draw_batches(self._sampler, self._rng):
             num_batches = batch.microbatch_index + 1
             if batch.is_last:
                 self.num_batches = num_batches
             if batch.microbatch_index < self._first:
                 continue
-            seed = self._streams.seed_of(batch.microbatch_index)
+            seed = self._rng.seed_of(batch.microbatch_index)
             if self._is_nested:
                 yield _SeedingBatch(batch.indices, seed, is_item_scoped=self._is_item_scoped)
             else:
-                self._streams.seed_microbatch(batch.microbatch_index)
+                self._rng.seed_microbatch(batch.microbatch_index)
                 yield _with_item_scopes(batch.indices, seed) if self._is_item_scoped else batch.indices
         self.num_batches = num_batches
 
@@ -593,22 +593,22 @@ class ShardCount(NamedTuple):
     reason: str
 
 
-def count_microbatches(open_shard: Callable[[], Any], streams: ShardStreams) -> ShardCount:
+def count_microbatches(open_shard: Callable[[], Any], rng: ShardRng) -> ShardCount:
     """Return the number of microbatches that a product says it has, and notice random draws meanwhile.
 
     Args:
         open_shard: Returns what the factory does: its word, or that of its sampler or its dataset, is taken.
-        streams: The shard's; the global generators are those of its opening from now on.
+        rng: The shard's random numbers; the global generators are those of its opening from now on.
 
     Raises:
         Exception: What opening it raises, and what the user's ``__len__`` does, except for TypeError and
             NotImplementedError.
     """
-    streams.seed_opening()
+    rng.seed_opening()
     states = generator_states()
     product = open_shard()
     is_drawn = has_made_generators() or generator_states() != states
-    streams.seed_batch_order(0)
+    rng.seed_batch_order(0)
     states = generator_states()
     num_microbatches, reason = None, ""
     try:

@@ -16,7 +16,7 @@ from fkat_data.errors import ConfigurationError, ReplayMismatchError, StateMisma
 from fkat_data.interruption import genuine, suppress
 from fkat_data.plan.position import ShardTerms, Task
 from fkat_data.sample_errors import early_end
-from fkat_data.seeding import ShardStreams
+from fkat_data.seeding import ShardRng
 from fkat_data.transport.digest import digest_of
 from fkat_data.types import Shard
 from fkat_data.wording import add_note, notes_of, shard_location, shard_name
@@ -172,10 +172,10 @@ class OpenShard:
     def __init__(self, task: Task, producer: Producer, *, is_shared: bool = False) -> None:
         self._task = task
         self._mark = producer.mark
-        self._streams = _streams_of(task, producer)
+        self._rng = _rng_of(task, producer)
         producer.mark("build", task.shard_index, repr(task.shard))
         if not draws_nothing(task.shard):
-            self._streams.seed_opening()
+            self._rng.seed_opening()
         self._first = task.first_microbatch if task.lost_microbatch is None else task.lost_microbatch
         self._producer = producer
         product = _made_by(producer.factory, task)
@@ -310,7 +310,7 @@ class OpenShard:
             first -= self._task.digest is not None and first > 0
             if isinstance(product, WindowProduct):
                 return Production(self._batches_of(product), 0, None, None)
-            return begin(product, first, self._streams, self._producer.collate, is_shared=is_shared)
+            return begin(product, first, self._rng, self._producer.collate, is_shared=is_shared)
         except genuine(StopIteration) as error:
             raise WorkerError("the factory's product raised StopIteration when its iteration began") from error
 
@@ -349,7 +349,7 @@ class OpenShard:
         batches = production.batches
         while True:
             if batches is None:
-                self._streams.seed_microbatch(index if production.stream_of is None else production.stream_of(index))
+                self._rng.seed_microbatch(index if production.rng_index_of is None else production.rng_index_of(index))
             self._mark("produce" if index >= self._task.first_microbatch else "replay", index)
             try:
                 microbatch = next(production.microbatches)
@@ -398,14 +398,14 @@ def produce_together(task: Task, producer: Producer) -> tuple[int, Iterator[Any]
 def _counted(task: Task, producer: Producer) -> ShardCount:
     producer.mark("build", task.shard_index, repr(task.shard))
     open_shard = functools.partial(_made_by, producer.factory, task)
-    counted = count_microbatches(open_shard, _streams_of(task, producer))
+    counted = count_microbatches(open_shard, _rng_of(task, producer))
     producer.mark("")
     return counted
 
 
-def _streams_of(task: Task, producer: Producer) -> ShardStreams:
+def _rng_of(task: Task, producer: Producer) -> ShardRng:
     dp_rank, shard_index = (producer.dp_rank, task.shard_index) if task.piece is None else task.piece[:2]
-    return ShardStreams.of(producer.seed, dp_rank, task.epoch, shard_index)
+    return ShardRng.of(producer.seed, dp_rank, task.epoch, shard_index)
 
 
 class EpochAware(ABC):

@@ -16,7 +16,7 @@ from torch.utils import data as torch_data
 from fkat_data.errors import CacheFullError, ConfigurationError, DownloadError, StateMismatchError, ValueLimitError
 from fkat_data.interruption import genuine, is_interruption
 from fkat_data.sample_errors import early_end, note_misfit, note_source_locations
-from fkat_data.seeding import ShardStreams, microbatch_seed, undoing_draws
+from fkat_data.seeding import ShardRng, microbatch_seed, undoing_draws
 from fkat_data.transport.codec import dumps, loads
 from fkat_data.types import plans_batches
 from fkat_data.wording import add_note, notes_of
@@ -181,7 +181,7 @@ class WindowProduct:
             ConfigurationError: A function has not returned a list.
         """
         window, batch_size = self._window, self._terms.batch_size
-        self._streams(window.number).seed_opening()
+        self._rng(window.number).seed_opening()
         rows = called_in_turn(self._terms.functions, self._samples(), window.in_words)
         num_rows = len(rows)
         own = [_Row(window.number, index, rows[index]) for index in range(min(window.first_row, num_rows), num_rows)]
@@ -237,13 +237,13 @@ class WindowProduct:
                         error, f"not left out: rows of {window.in_words} were delivered with it, before the resume"
                     )
                 raise
-            self._streams(window.number).seed_opening()
+            self._rng(window.number).seed_opening()
         found = items_in_turn(*skipping)
         self.skipped = [each for each in found if isinstance(each, Skipped) and each.offset not in left_out]
         return [each for each in found if not isinstance(each, Skipped)]
 
     def _collated(self, rows: Any, first: _Row, collate: Callable[[Any], Any] | None) -> Any:
-        self._streams(first.window).seed_microbatch(first.offset)
+        self._rng(first.window).seed_microbatch(first.offset)
         default = collate if self._terms.collate_fn is _DATA.default_collate else None
         try:
             return call_collate(self._terms.collate_fn, rows) if default is None else default(rows)
@@ -258,9 +258,9 @@ class WindowProduct:
         mark = _MARK.pack(-1 if num_rows == num_all else num_rows, num_behind)
         return mark + dumps(self.skipped) if self.skipped else mark
 
-    def _streams(self, window: int) -> ShardStreams:
+    def _rng(self, window: int) -> ShardRng:
         # Of no rank: with another number of ranks, a window draws the same.
-        return ShardStreams.of(self._seed, 0, self._window.epoch, window)
+        return ShardRng.of(self._seed, 0, self._window.epoch, window)
 
 
 class ShardWindows:
@@ -294,7 +294,7 @@ class ShardWindows:
         self._window_size = window_size
         self._max_skipped = max_skipped
         self._left_out: tuple[int, ...] = ()
-        self._seed: int = microbatch_seed() or 0  # of the stream under which the shard is opened
+        self._seed: int = microbatch_seed() or 0  # under which the shard is opened
         self._drawn: list[list[Any]] | None = None
 
     def draw_order(self) -> None:
@@ -381,7 +381,7 @@ class ShardWindows:
     def _read(self, iterator: Iterator[Any], number: int) -> list[Any]:
         if self._drawn is not None:
             return self._drawn[number] if number < len(self._drawn) else []
-        ShardStreams.of(self._seed, 0, 0, number).seed_batch_order(0)
+        ShardRng.of(self._seed, 0, 0, number).seed_batch_order(0)
         return [*islice(iterator, self._window_size)]
 
 

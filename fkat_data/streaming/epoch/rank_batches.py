@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from fkat_data.arguments import integer
 from fkat_data.errors import ConfigurationError
-from fkat_data.seeding import sample_streams
+from fkat_data.seeding import samples_seed
 from fkat_data.streaming.epoch.shared_resume import ResumePoint
 from fkat_data.streaming.order.epoch_order import Plan
 
@@ -172,7 +172,7 @@ class RankBatches:
             for indices, chunk in self.chunks(first, part, num_parts):
                 yield indices, [PickedSamples(ids) for ids in chunk]
             return
-        seed = sample_streams(self.point.shuffle_seed or 0, self.point.epoch)
+        seed = samples_seed(self.point.shuffle_seed or 0, self.point.epoch)
         for indices, own in self._planned(first, part, num_parts):
             positions = self._plan.rank_positions(self._rank, indices)
             yield (
