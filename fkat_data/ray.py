@@ -15,7 +15,7 @@ from typing import Any, Literal, cast
 from fkat_data import arguments
 from fkat_data.errors import ConfigurationError
 from fkat_data.interruption import genuine
-from fkat_data.worker.inheritance import import_paths
+from fkat_data.worker.inherited_environment import import_paths
 from fkat_data.worker.remote import RemoteWorkerLost
 from fkat_data.worker.remote_maker import RemoteMaker, Reply
 

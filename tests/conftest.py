@@ -153,9 +153,9 @@ def remote(processes):
 @pytest.fixture
 def own_template(monkeypatch):
     """Let the first worker of the test wait for its own template process, and not come from one that tests share."""
-    from fkat_data.worker import template_process
+    from fkat_data.worker import forkserver
 
-    monkeypatch.setattr(template_process, "_registry", template_process._Registry())
+    monkeypatch.setattr(forkserver, "_registry", forkserver._Registry())
     yield
     KeptTemplate.end_others(set())
 
@@ -178,7 +178,7 @@ def _nothing_left_behind_in_some_folders(request):
 
 def _end_own_templates():
     gc.collect(1)
-    if "fkat_data.worker.template_process" in sys.modules:
+    if "fkat_data.worker.forkserver" in sys.modules:
         KeptTemplate.end_others()
 
 

@@ -178,14 +178,14 @@ IN_CALLERS_THREAD = [
         "child",
         "collate",
         "fetch",
-        "inheritance",
+        "inherited_environment",
         "inline",
         "messages",
         "process",
         "produce",
         "ship",
-        "spawn",
-        "template_process",
+        "process_client",
+        "forkserver",
     ]
 ]
 OWN = {

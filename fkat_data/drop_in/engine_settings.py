@@ -323,7 +323,7 @@ def forks_program(loader: Any) -> bool:
     if method != FORK_OR_TEMPLATE:
         return method == "fork"
     # It imports what Windows does not have.
-    from fkat_data.worker.template_process import can_fork  # noqa: PLC0415 - see above
+    from fkat_data.worker.forkserver import can_fork  # noqa: PLC0415 - see above
 
     return can_fork()
 

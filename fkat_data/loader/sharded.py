@@ -362,6 +362,6 @@ def _hashes_like_workers() -> bool:
     """Return whether a factory that numbers a set of labels numbers them here as in a worker."""
     if not can_start_workers():
         return False
-    from fkat_data.worker.inheritance import own_hash_seed  # noqa: PLC0415 - it imports what Windows does not have
+    from fkat_data.worker.inherited_environment import own_hash_seed  # noqa: PLC0415 - it imports what Windows does not have
 
     return own_hash_seed() is not None

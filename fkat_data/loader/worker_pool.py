@@ -435,7 +435,7 @@ def prepare_template(start_method: str | None) -> None:
         ConfigurationError: This system does not allow the start method.
     """
     # It imports what Windows does not have.
-    from fkat_data.worker.template_process import find_template, uses_template  # noqa: PLC0415 - see above
+    from fkat_data.worker.forkserver import find_template, uses_template  # noqa: PLC0415 - see above
 
     if uses_template(start_method):
         find_template()

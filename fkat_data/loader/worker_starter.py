@@ -17,16 +17,16 @@ from fkat_data.transport.anonymous import anonymous_file
 from fkat_data.transport.buffers import load_with_buffers, pickled_bytes
 from fkat_data.transport.released import LEAST_RELEASED_BYTES
 from fkat_data.transport.segment import Lease
+from fkat_data.worker.forkserver import can_fork, find_template, uses_template
 from fkat_data.worker.importer_process import find_importer
 from fkat_data.worker.parent_process import ParentProcess, fork_parent
 from fkat_data.worker.picks import Picks
 from fkat_data.worker.process import ServerProcess
+from fkat_data.worker.process_client import ProcessWorker
 from fkat_data.worker.process_title import PARENT_ROLE, process_title
 from fkat_data.worker.program_fork import ProgramFork
 from fkat_data.worker.settings import FORK_OR_TEMPLATE, WorkerSettings
 from fkat_data.worker.ship import Shipment
-from fkat_data.worker.spawn import ProcessWorker
-from fkat_data.worker.template_process import can_fork, find_template, uses_template
 
 
 class WorkerStarter:

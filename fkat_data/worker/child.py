@@ -18,7 +18,7 @@ import psutil
 from fkat_data.dropped import Descriptor, after_end
 from fkat_data.interruption import genuine, suppress
 from fkat_data.worker import lifeline
-from fkat_data.worker.inheritance import new_interpreter
+from fkat_data.worker.inherited_environment import new_interpreter
 
 _HIGHEST_STANDARD = 2
 _IMPORTED_PROGRAM = """\

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 
 from fkat_data.interruption import genuine
 from fkat_data.machine import call_in_forks
-from fkat_data.worker.inheritance import (
+from fkat_data.worker.forkserver import IDLE_MS
+from fkat_data.worker.inherited_environment import (
     ImporterDescriptors,
     ImporterRequest,
     ParentRequest,
@@ -25,7 +26,6 @@ from fkat_data.worker.inheritance import (
 from fkat_data.worker.parent_process import ServingProcess
 from fkat_data.worker.process import Child, ServerProcess, ask_for
 from fkat_data.worker.process_title import process_title
-from fkat_data.worker.template_process import IDLE_MS
 
 logger: logging.Logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Generator
 
 from fkat_data.worker.fork_safety import OpenThings
-from fkat_data.worker.inheritance import ParentDescriptors, ParentRequest
+from fkat_data.worker.inherited_environment import ParentDescriptors, ParentRequest
 
 
 class Importer:

@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from fkat_data.dropped import WeakTable
 from fkat_data.interruption import genuine
 from fkat_data.worker.child import has_stdout
-from fkat_data.worker.inheritance import ParentDescriptors, ParentRequest, Request, Surroundings
+from fkat_data.worker.forkserver import Control
+from fkat_data.worker.inherited_environment import ParentDescriptors, ParentRequest, Request, Surroundings
 from fkat_data.worker.lifeline import STACK_SIGNAL
 from fkat_data.worker.process import Child, ServerProcess, StartedProcess, ask_for
 from fkat_data.worker.ship import Shipment
-from fkat_data.worker.template_process import Control
 
 logger: logging.Logger = logging.getLogger(__name__)
 

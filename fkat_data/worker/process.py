@@ -22,7 +22,7 @@ import psutil
 from fkat_data.interruption import genuine, suppress
 from fkat_data.machine import text_of
 from fkat_data.worker.child import OwnChild, events_on, has_stdout, popen_interpreter
-from fkat_data.worker.inheritance import (
+from fkat_data.worker.inherited_environment import (
     BIRTH,
     DEATH,
     IS_DEAD,

@@ -100,7 +100,7 @@ def be_template(title: str, control: int, own_lifeline: int, idle_ms: int) -> No
             os._exit(0)
         with contextlib.suppress(ChildProcessError):
             os.wait()
-    from fkat_data.worker.template import run  # noqa: PLC0415 - as above
+    from fkat_data.worker.forkserver_main import run  # noqa: PLC0415 - as above
 
     run(requests, own_lifeline, idle_ms, title)
 

@@ -30,15 +30,15 @@ from fkat_data.transport.anonymous import anonymous_file
 from fkat_data.transport.definitions import key_own_definitions, receive_from_parent
 from fkat_data.worker.child import OwnChild, OwnProcess
 from fkat_data.worker.fork_safety import files_only_read, forget_exit_hooks, num_threads
-from fkat_data.worker.inheritance import Surroundings
+from fkat_data.worker.forkserver import lacking_stream
+from fkat_data.worker.forkserver_main import Opened, serve_opened
+from fkat_data.worker.inherited_environment import Surroundings
 from fkat_data.worker.lifeline import DEAF_TO, STACK_SIGNAL, bind, write_stacks_on_signals
 from fkat_data.worker.main import keep_freed_memory
 from fkat_data.worker.parent_process import ParentProcess
 from fkat_data.worker.process import Child
 from fkat_data.worker.process_title import PARENT_NAME, PARENT_ROLE, process_title, set_title, title_setter
 from fkat_data.worker.settings import WorkerSettings
-from fkat_data.worker.template import Opened, serve_opened
-from fkat_data.worker.template_process import lacking_stream
 
 # Much more than it takes on a busy machine: from the template, workers have what modules set when they are imported.
 _LONGEST_START_S = 20.0

@@ -301,7 +301,7 @@ class Server:
         self._producer.mark("idle")
         self._send_events()
         while not self._tasks:
-            self._hear(block=True)
+            self._receive_commands(block=True)
         self._producer.mark("")
 
     def _wait_for_allowance(self, task: Task, index: int) -> None:
@@ -451,11 +451,11 @@ class Server:
 
     def _hear_of(self, task: Task, *, block: bool) -> None:
         """Act on the trainer's messages, and go on only with a task that it still wants."""
-        self._hear(block=block)
+        self._receive_commands(block=block)
         if task.ticket < self._cancelled_below:
             raise _CancelledError
 
-    def _hear(self, *, block: bool) -> None:
+    def _receive_commands(self, *, block: bool) -> None:
         """Act on the trainer's messages; wait for at least one if ``block``."""
         self._num_unheard, self._heard_s = 0, time.monotonic()
         try:
@@ -473,7 +473,7 @@ class Server:
             raise
         while frame is not None:
             try:
-                self._obey(frame.kind, frame.body)
+                self._handle(frame.kind, frame.body)
             except ChannelClosed:
                 raise
             except Exception as error:
@@ -481,7 +481,7 @@ class Server:
                 raise _UnheardError("the worker could not act on a message of the trainer's") from error
             frame = self._channel.receive_buffered()
 
-    def _obey(self, kind: int, body: bytes) -> None:
+    def _handle(self, kind: int, body: bytes) -> None:
         match kind:
             case Kind.CREDIT | Kind.DISCARD:
                 free = self._pool.give_back if kind == Kind.CREDIT else self._pool.discard

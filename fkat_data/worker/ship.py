@@ -17,7 +17,7 @@ from fkat_data.transport.anonymous import anonymous_file
 from fkat_data.transport.buffers import BufferTable
 from fkat_data.transport.definitions import ShipmentPickler, dump_shipment, is_definition, write_shipment
 from fkat_data.transport.released import digest_of_pickle, released_digest
-from fkat_data.worker.inheritance import import_paths
+from fkat_data.worker.inherited_environment import import_paths
 
 #: An object within objects within objects is named by the first and the last of them.
 _MOST_NAMES = 16

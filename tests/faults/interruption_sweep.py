@@ -24,9 +24,9 @@ from patience import Patience
 
 import fkat_data
 from fkat_data import ShardedDataLoader
-from fkat_data.worker import template_process
+from fkat_data.worker import forkserver
+from fkat_data.worker.forkserver import find_template
 from fkat_data.worker.importer_process import end_importers
-from fkat_data.worker.template_process import find_template
 
 ROOT = str(Path(fkat_data.__file__).parent)
 #: A generator that is dropped is closed by Python: what is raised then is lost. Handlers run at these alone, and none is
@@ -264,7 +264,7 @@ def sweep_templates(share):
 
 def end_templates():
     """Let the templates of this process go, which have no workers: they end."""
-    templates = template_process._registry.templates
+    templates = forkserver._registry.templates
     while templates:
         templates[-1].dismiss()
         templates.pop()

@@ -10,7 +10,7 @@ import fkat_data
 ROOT = Path(fkat_data.__file__).parent
 OF_CHILDREN = (
     "lifeline.py",
-    "template.py",
+    "forkserver_main.py",
     "process_main.py",
     "fork_safety.py",
     "program_fork.py",

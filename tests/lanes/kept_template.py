@@ -19,12 +19,12 @@ class KeptTemplate:
     def renew(self):
         """Keep the template that a loader would use now; one of another environment ends."""
         from fkat_data import ShardedDataLoader
-        from fkat_data.worker import template_process
-        from fkat_data.worker.template_process import find_template, uses_template
+        from fkat_data.worker import forkserver
+        from fkat_data.worker.forkserver import find_template, uses_template
 
         if not self._is_watched:
             self._is_watched = True
-            registry = template_process._Registry
+            registry = forkserver._Registry
             registry.find = self._guard.watched(registry.find)
         template = find_template() if uses_template(None) else None
         self.end_others({template.pid} if template is not None else set())
@@ -36,10 +36,10 @@ class KeptTemplate:
     @staticmethod
     def end_others(kept=None):
         """End the templates that do not have these process ids; None: those that no test has shared."""
-        from fkat_data.worker import importer_process, template_process
+        from fkat_data.worker import forkserver, importer_process
 
         importer_process.end_importers()
-        templates = template_process._registry.templates
+        templates = forkserver._registry.templates
         for template in list(templates):
             if template.pid not in kept if kept is not None else ("process", template.pid) not in SHARED:
                 templates.remove(template)

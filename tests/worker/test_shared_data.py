@@ -11,7 +11,7 @@ import torch
 from walks import begun, wait_until
 
 from fkat_data import DataLoader
-from fkat_data.worker import template_process
+from fkat_data.worker import forkserver
 
 pytestmark = pytest.mark.usefixtures("processes")
 
@@ -132,10 +132,10 @@ def test_a_dataset_that_takes_long_to_compare_is_named_once_with_what_spares_it(
 
 def test_a_constructor_starts_the_process_that_workers_are_forked_from(own_template):
     loader = DataLoader(range(4), num_workers=1, timeout=600, start_method="template")
-    template = template_process.find_template()
+    template = forkserver.find_template()
     assert template is not None
     assert template.is_serving()
     with loader:
         begun(loader, 1)
-        assert template_process.find_template() is template
+        assert forkserver.find_template() is template
     wait_until(lambda: template.has_started_one)

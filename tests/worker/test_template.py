@@ -21,7 +21,7 @@ from programs import still_alive
 from walks import begun, wait_until
 
 from fkat_data import ShardedDataLoader, WorkerDiedError
-from fkat_data.worker import template_process
+from fkat_data.worker import forkserver
 
 pytestmark = pytest.mark.usefixtures("own_template", "processes")
 
@@ -176,7 +176,7 @@ def test_a_template_with_threads_starts_interpreters(monkeypatch, tmp_path, capl
             list(loader)
         assert (caught.value.pid, caught.value.exit_code) == (pid, -signal.SIGKILL)
     assert sum("has threads" in record.message for record in caplog.records) == 1
-    assert template_process.find_template() is None
+    assert forkserver.find_template() is None
 
 
 def test_a_template_with_too_many_open_files_says_so(capfd):
@@ -211,7 +211,7 @@ def test_a_stopped_template_keeps_nobody_waiting():
 
 @pytest.mark.usefixtures("nothing_left_behind")
 def test_a_template_without_work_ends_by_itself_and_the_next_loader_gets_another(monkeypatch, caplog):
-    monkeypatch.setattr(template_process, "IDLE_MS", 100)
+    monkeypatch.setattr(forkserver, "IDLE_MS", 100)
     with ShardedDataLoader(0, ["a"], load):
         templates = own_template_pids()  # none, where this process was held up for longer than that
     # Closed before it has started a worker.
@@ -235,7 +235,7 @@ def stopped_template():
 
 
 def test_a_request_that_meets_the_end_of_an_idle_template_is_served(monkeypatch):
-    monkeypatch.setattr(template_process, "IDLE_MS", 100)
+    monkeypatch.setattr(forkserver, "IDLE_MS", 100)
     template = None
     while template is None:  # it ends before it is stopped, where this process is held up
         with ShardedDataLoader(0, ["a"], load) as loader:

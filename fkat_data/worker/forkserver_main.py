@@ -43,7 +43,7 @@ from fkat_data.worker.fork_safety import (
     stop_idle_threads,
 )
 from fkat_data.worker.importing import Importer
-from fkat_data.worker.inheritance import (
+from fkat_data.worker.inherited_environment import (
     BIRTH,
     DEATH,
     IS_BORN,

@@ -1,7 +1,7 @@
 """The trainer's side of the template process: started with the first loader that needs it, kept for those to come.
 
 All loaders of a process share one template, as long as a new one would be no different (see
-``fkat_data.worker.inheritance``). It ends with the trainer, or after minutes without a worker: then the next worker comes
+``fkat_data.worker.inherited_environment``). It ends with the trainer, or after minutes without a worker: then the next worker comes
 from a new one.
 """
 
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from fkat_data.errors import ConfigurationError
 from fkat_data.interruption import genuine, suppress
 from fkat_data.worker.child import popen_interpreter
-from fkat_data.worker.inheritance import RETIRED, Request, heritage, import_paths
+from fkat_data.worker.inherited_environment import RETIRED, Request, import_paths, inherited_environment
 from fkat_data.worker.monitor import WorkerMonitor, new_lines
 from fkat_data.worker.process_title import process_title
 from fkat_data.worker.settings import FORK_OR_TEMPLATE
@@ -35,7 +35,7 @@ class TemplateProcess:
     """A template process of this trainer's.
 
     Args:
-        origin: What it takes over from this process, see ``heritage``.
+        origin: What it takes over from this process, see ``inherited_environment``.
         templates: Where it enters itself: an interrupted call loses none.
 
     Raises:
@@ -197,7 +197,7 @@ class _Registry:
         with self._lock:
             if not self.is_open:
                 return None
-            origin = heritage()
+            origin = inherited_environment()
             template = self._known(origin) or self._new(origin)
             if template is not None:
                 # An interruption in between leaves it here twice, which does no harm.

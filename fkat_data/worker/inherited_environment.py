@@ -1,6 +1,6 @@
 """What a process takes over from the one that starts it: a worker that a template forks gets it from its trainer.
 
-Some of it can be set in a process that runs already (``Surroundings``). For the rest, ``heritage`` tells whether two
+Some of it can be set in a process that runs already (``Surroundings``). For the rest, ``inherited_environment`` tells whether two
 processes that are started now and then would take over the same. At the end: what the trainer and the template process
 write to each other of a worker's birth and death.
 """
@@ -101,7 +101,7 @@ def own_hash_seed() -> str | None:
     return value if value.isdigit() and int(value) else None  # -R makes of 0 a random one
 
 
-def heritage() -> tuple[object, ...]:
+def inherited_environment() -> tuple[object, ...]:
     """Return what a process that is started now takes over from this one, and cannot be given later.
 
     All environment variables are part of it: which of them a library reads while it is imported is not known.
