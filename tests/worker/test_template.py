@@ -21,7 +21,7 @@ from programs import still_alive
 from walks import begun, wait_until
 
 from fkat_data import ShardedDataLoader, WorkerDiedError
-from fkat_data.worker import forkserver
+from fkat_data.worker import forkserver, importer_process
 
 pytestmark = pytest.mark.usefixtures("own_template", "processes")
 
@@ -211,7 +211,8 @@ def test_a_stopped_template_keeps_nobody_waiting():
 
 @pytest.mark.usefixtures("nothing_left_behind")
 def test_a_template_without_work_ends_by_itself_and_the_next_loader_gets_another(monkeypatch, caplog):
-    monkeypatch.setattr(forkserver, "IDLE_MS", 100)
+    for module in (forkserver, importer_process):
+        monkeypatch.setattr(module, "IDLE_MS", 100)
     with ShardedDataLoader(0, ["a"], load):
         templates = own_template_pids()  # none, where this process was held up for longer than that
     # Closed before it has started a worker.
@@ -235,7 +236,8 @@ def stopped_template():
 
 
 def test_a_request_that_meets_the_end_of_an_idle_template_is_served(monkeypatch):
-    monkeypatch.setattr(forkserver, "IDLE_MS", 100)
+    for module in (forkserver, importer_process):
+        monkeypatch.setattr(module, "IDLE_MS", 100)
     template = None
     while template is None:  # it ends before it is stopped, where this process is held up
         with ShardedDataLoader(0, ["a"], load) as loader:
