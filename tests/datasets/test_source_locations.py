@@ -1,4 +1,4 @@
-"""The file and the place of a sample, in the notes of errors of functions on samples and of collate."""
+"""The file and row of a sample, in the notes of errors of functions on samples and of collate."""
 
 import json
 
