@@ -163,7 +163,7 @@ class Delivery:
             self._whole_at = None
             microbatch = self._run.popleft()
             epoch, shard, number, step, ended, left_out = position
-            # half of what the class itself takes, whose function is one of Python's
+            # skips NamedTuple's Python `__new__`: twice as fast
             after = tuple.__new__(Position, (epoch, shard, number + 1, step + 1, ended, left_out))
             self._num_delivered += 1
             self._delivered_at_s = time.perf_counter()

@@ -448,7 +448,7 @@ class Prefetcher:
             work.left_out += microbatch.left_out
             self._position = self._position._replace(left_out=self._position.left_out + microbatch.left_out)
             microbatch = microbatch.microbatch
-        # half of what the class itself takes, whose function is one of Python's
+        # skips NamedTuple's Python `__new__`: twice as fast
         epoch, shard, number, step, ended, left_out = self._position
         self._position = tuple.__new__(Position, (epoch, shard, number + 1, step + 1, ended, left_out))
         if is_last:

@@ -227,7 +227,7 @@ def encode(microbatch: Any, *, is_staying: bool = False) -> Encoded:
     if flat is not None and not _parts_overlap(flat[1]):
         signature, parts = flat
         envelope, size_bytes = _forms.get(signature) or _remember_form(signature, parts)
-        # tuple.__new__: half of what the class itself takes, whose function is one of Python's
+        # tuple.__new__ skips NamedTuple's Python `__new__`: twice as fast
         return tuple.__new__(Encoded, (envelope, parts, b"", size_bytes))
     stream = io.BytesIO()
     pickler = _Pickler(stream, is_staying=is_staying)

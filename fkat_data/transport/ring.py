@@ -220,7 +220,7 @@ class RingReader(_Ring):
         body = bytes(self._messages[start : start + length])
         self._num_read += 1
         self._read = self.numbers[_READ] = read + _UNIT + (length + _UNIT - 1 & -_UNIT)
-        # half of what the class itself takes, whose function is one of Python's
+        # skips NamedTuple's Python `__new__`: twice as fast
         return tuple.__new__(Frame, (kind, body))
 
     @property

@@ -96,7 +96,7 @@ def draw_batches(sampler: Iterable[Any], rng: ShardRng) -> Iterator[IndexBatch]:
     try:
         for indices in _draw(sampler, rng):
             if kept:
-                # half of what the class itself takes, whose function is one of Python's
+                # skips NamedTuple's Python `__new__`: twice as fast
                 yield tuple.__new__(IndexBatch, (index - 1, kept.pop(), False))
             kept.append(indices)
             index += 1

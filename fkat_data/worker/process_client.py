@@ -422,7 +422,7 @@ class ProcessWorker(KnownOfTasks):
                 if type(again) is type(error):
                     return _unbuilt(ticket, index, reportable(error, f"rebuilding microbatch {index}"))
             raise
-        # half of what the class itself takes, whose function is one of Python's
+        # skips NamedTuple's Python `__new__`: twice as fast
         return tuple.__new__(
             Item, (ticket, index, None if is_last < 0 else bool(is_last), microbatch, size_bytes, digest)
         )

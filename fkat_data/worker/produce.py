@@ -331,7 +331,7 @@ class OpenShard:
             made = cast("IndexedProduction", self._production).make(index)
         except genuine(StopIteration) as error:
             raise early_end("the dataset") from error
-        # half of what the class itself takes, whose function is one of Python's
+        # skips NamedTuple's Python `__new__`: twice as fast
         return None if made is None else tuple.__new__(Produced, (index, *made))
 
     def check(self, index: int, produced: Produced | None) -> None:
