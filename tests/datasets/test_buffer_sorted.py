@@ -81,7 +81,7 @@ def test_a_sort_key_is_asked_once_an_epoch(keys, buffer_size, pack_size):
     [[1, "a"], [None, 1], [1.0, float("nan")], [{}, {}], [np.arange(2), np.arange(2)], [torch.ones(2), torch.ones(2)]],
     ids=["numbers and text", "none", "not a number", "dicts", "arrays", "tensors"],
 )
-def test_keys_that_do_not_compare_are_named_with_their_place(keys):
+def test_keys_that_do_not_compare_are_named_with_their_position(keys):
     dataset = BufferSortedDataset(Keyed([1, 2, *keys]), 2, 1, 0)
     assert sorted(dataset[index] for index in (0, 1)) == [0, 1]
     with pytest.raises(ConfigurationError, match=r"base_dataset.*those of items 2 to 3 cannot"):

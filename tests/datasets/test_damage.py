@@ -145,7 +145,7 @@ def test_no_member_of_a_damaged_archive_is_lost_in_silence(tmp_path, some):
         assert rows == (None if size < end else right)
 
 
-def test_an_error_of_a_damaged_row_group_names_the_file_and_the_place(tmp_path):
+def test_an_error_of_a_damaged_row_group_names_the_file_and_the_location(tmp_path):
     path = tmp_path / "rows.parquet"
     content = bytearray(parquet_bytes(compression="none", use_dictionary=False, write_statistics=False))
     start = content.index(b"row 5")

@@ -301,6 +301,6 @@ def test_the_state_brings_the_epoch_and_is_the_same_on_every_rank():
     assert second.shard_keys == first.shard_keys
 
 
-def test_a_key_that_is_no_text_has_a_place_in_the_state():
+def test_a_key_that_is_no_text_has_a_position_in_the_state():
     dataset = DistributedShardedDataset.from_uris(["\udcff.bin"], dataset_type=list, rank=0, world_size=1)
     dataset.load_state_dict(dataset.state_dict())

@@ -92,7 +92,7 @@ def test_no_descriptor_is_left_open(path, nothing_left_behind):
 
 # Zeros are damage, and no blank line.
 @pytest.mark.parametrize("line", [b'{"a": ', b"no JSON", b'"\xff"', b"{}{}", bytes(20)])
-def test_a_line_that_is_no_json_is_named_with_its_place(tmp_path, line):
+def test_a_line_that_is_no_json_is_named_with_its_location(tmp_path, line):
     path = tmp_path / "odd.jsonl"
     path.write_bytes(b'{"a": 1}\n\n' + line + b"\n3\n")
     dataset = JsonDataset(str(path))

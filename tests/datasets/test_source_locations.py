@@ -50,7 +50,7 @@ def notes_of(read):
     return "\n".join(raised.value.__notes__)
 
 
-def test_an_error_of_a_function_on_samples_names_the_samples_file_and_place(lines, rows):
+def test_an_error_of_a_function_on_samples_names_the_samples_file_and_location(lines, rows):
     line, row = (
         f"Sample: line 7 (from 0, blank lines not counted) of {lines}",
         f"row group 1, row 1 (from 0), of {rows}",
@@ -74,7 +74,7 @@ def test_an_error_of_a_function_on_samples_names_the_samples_file_and_place(line
         assert "fkat_data: at microbatch" in notes
 
 
-def test_a_subclass_with_samples_of_its_own_has_no_place(lines):
+def test_a_subclass_with_samples_of_its_own_has_no_location(lines):
     class Backwards(IterableJsonDataset):
         def __iter__(self):
             return iter(list(super().__iter__())[::-1])

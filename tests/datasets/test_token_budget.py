@@ -178,7 +178,7 @@ def test_a_loop_that_is_left_is_given_up_and_its_iterator_is_stale():
         next(iterator)
 
 
-def test_set_epoch_keeps_a_place_that_was_just_loaded():
+def test_set_epoch_keeps_a_position_that_was_just_loaded():
     sampler = small()
     whole = list(sampler)
     sampler.load_state_dict(sampler.state_dict() | {"epoch": 0, "index": 4})

@@ -448,7 +448,7 @@ def epochs(loader, count):
     return [digests(loader) for _ in range(count)]
 
 
-def test_a_copy_keeps_a_place_that_was_loaded_and_not_begun():
+def test_a_copy_keeps_a_position_that_was_loaded_and_not_begun():
     loader = DataLoader(Drawing(12), 2, shuffle=True)
     rest = begun(loader, 1)
     loaded = at_state(DataLoader(Drawing(12), 2, shuffle=True), loader.state_dict())

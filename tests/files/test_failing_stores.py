@@ -367,7 +367,7 @@ def indices():
 
 @pytest.mark.parametrize("writer", WRITERS)
 @pytest.mark.parametrize("error", ["permission", "another", "key"])
-def test_each_call_of_a_store_that_is_written_to_is_an_error_with_the_place_or_does_no_harm(tmp_path, writer, error):
+def test_each_call_of_a_store_that_is_written_to_is_an_error_with_the_location_or_does_no_harm(tmp_path, writer, error):
     Plan.set(0, None)
     write("one")
     write("two")

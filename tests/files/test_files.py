@@ -18,7 +18,7 @@ from fkat_data.files.stored import is_same_path
         ("nowhere", "nowhere", True),
     ],
 )
-def test_two_paths_are_one_place_whatever_their_spelling(tmp_path, monkeypatch, first, second, is_same):
+def test_two_paths_are_one_location_whatever_their_spelling(tmp_path, monkeypatch, first, second, is_same):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "a")

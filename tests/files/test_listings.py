@@ -259,7 +259,7 @@ def test_folders_that_share_an_inode_are_all_read(tmp_path, subvolumes, way):
         assert way(tmp_path / "data", tmp_path / "out") == [0, 1, 2, 3]
 
 
-def test_folders_that_share_an_inode_are_caches_and_places_of_their_own(tmp_path, subvolumes):
+def test_folders_that_share_an_inode_are_caches_and_locations_of_their_own(tmp_path, subvolumes):
     for number, name in enumerate("abc"):
         write(tmp_path / "data" / name / "deep" / "0.parquet", number)
     with subvolumes():

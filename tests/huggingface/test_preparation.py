@@ -305,7 +305,7 @@ def test_a_dataset_is_told_its_epoch_after_a_resume_too(prepared_by):
         assert found == delivered[index:]
 
 
-def test_a_copy_of_a_prepared_loader_has_a_place_of_its_own():
+def test_a_copy_of_a_prepared_loader_has_a_position_of_its_own():
     loader = Accelerator(cpu=True).prepare(data_loader())
     rest = iter(loader)
     next(rest)

@@ -95,7 +95,7 @@ def test_a_torn_checkpoint_is_passed_over_and_a_foreign_one_refused(tmp_path, tr
 
 
 @pytest.mark.parametrize("dataset", [Rows, EndlessLookingRows])
-def test_a_checkpoint_between_two_updates_has_the_place_before_the_incomplete_one(dataset, tmp_path, trainers):
+def test_a_checkpoint_between_two_updates_has_the_position_before_the_incomplete_one(dataset, tmp_path, trainers):
     stopped = trainers.trainer(tmp_path, sharded(dataset), max_steps=6, save_strategy="no")
     stopped.add_callback(trainers.StopBetween())
     stopped.train()

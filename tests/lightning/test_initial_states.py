@@ -75,7 +75,7 @@ def test_overfitting_sees_the_same_microbatches_in_each_epoch_and_resumes(tmp_pa
     assert differing == {}
 
 
-def test_validations_begin_at_one_place_though_their_loaders_are_asked_for_again(loaders):
+def test_validations_begin_at_one_position_though_their_loaders_are_asked_for_again(loaders):
     model = Model()
     trainer_of(reload_dataloaders_every_n_epochs=1, max_epochs=3).fit(model, known(), loaders["streamed"]())
     assert model.evaluated == 3 * model.evaluated[:5]

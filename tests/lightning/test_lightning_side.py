@@ -93,7 +93,7 @@ def test_a_state_that_was_loaded_before_counts_in_the_loader_that_is_made_again(
 
 
 @pytest.mark.parametrize("is_shuffled_state", [True, False])
-def test_a_place_within_the_order_of_another_kind_of_sampler_is_refused(is_shuffled_state):
+def test_a_position_within_the_order_of_another_kind_of_sampler_is_refused(is_shuffled_state):
     shuffled = DataLoader(Augmented(), 2, shuffle=True, seed=3)
     saving, loading = (shuffled, dealt(shuffled)) if is_shuffled_state else (dealt(shuffled), shuffled)
     next(iter(saving))

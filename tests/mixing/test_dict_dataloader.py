@@ -262,7 +262,7 @@ def test_a_source_that_is_longer_than_it_says_loses_nothing(strategy):
     assert shown(made(Longer)) == shown(made(Numbers))
 
 
-def test_an_error_behind_the_length_that_a_source_says_comes_in_its_place():
+def test_an_error_behind_the_length_that_a_source_says_comes_in_its_turn():
     loader = DictDataLoader({"a": Longer("a", 3, OSError("torn"))}, RoundRobin(["a"]))
     iterator = iter(loader)
     assert [next(iterator)["number"] for _ in range(2)] == ["a0", "a1"]
@@ -401,7 +401,7 @@ class FailsOnceIterator:
         return found or next(self.after)
 
 
-def test_a_sources_error_leaves_the_place_as_it_was():
+def test_a_sources_error_leaves_the_position_as_it_was():
     loader = DictDataLoader({"a": FailsOnce("a", 3), "b": Numbers("b", 2)}, RoundRobin(["a", "b"]))
     iterator = iter(loader)
     assert [next(iterator)["number"] for _ in range(2)] == ["a0", "b0"]
@@ -718,7 +718,7 @@ def shuffled(name, count):
 
 
 @pytest.mark.parametrize("copied_by", [copy.copy, copy.deepcopy, pickled])
-def test_a_copy_of_a_mixture_goes_on_at_its_place_and_leaves_the_mixture_as_it_is(copied_by, some):
+def test_a_copy_of_a_mixture_goes_on_at_its_position_and_leaves_the_mixture_as_it_is(copied_by, some):
     kinds = [Numbers, InPlace, windowed, nested, shuffled]
     for kind, on_exhausted, count in some(product(kinds, ON_EXHAUSTED, range(9)), 6):
         mixture, undisturbed = (numbers(RoundRobin(["a", "b"]), {"a": 4, "b": 2}, on_exhausted, kind) for _ in range(2))

@@ -66,7 +66,7 @@ def without_end(each):
 @pytest.mark.long
 @settings(max_examples=40)
 @given(st.sampled_from(["drop", "restart", "stop"]), LENGTHS, st.integers(1, 3), st.integers(0, 30))
-def test_each_rank_goes_on_at_its_place_where_sources_are_not_equally_long(on_exhausted, lengths, num_ranks, count):
+def test_each_rank_goes_on_at_its_position_where_sources_are_not_equally_long(on_exhausted, lengths, num_ranks, count):
     how = {"lengths": lengths, "is_even": False, "on_exhausted": on_exhausted}
     job = Job(num_ranks, **how)
     job.deliver(count)
@@ -80,7 +80,7 @@ def test_each_rank_goes_on_at_its_place_where_sources_are_not_equally_long(on_ex
 @settings(max_examples=40)
 @given(LENGTHS, st.lists(st.integers(1, 4), min_size=2, max_size=4), st.integers(0, 5))
 @example((9, 9), [4, 1], 5)
-def test_any_number_of_ranks_at_one_place_delivers_what_others_have_left(lengths, trip, count):
+def test_any_number_of_ranks_at_one_position_delivers_what_others_have_left(lengths, trip, count):
     """Sources that are dealt out evenly are split again by their own states."""
     state, found = None, []
     expected = {*range(lengths[0]), *range(100, 100 + lengths[1])}
@@ -97,7 +97,7 @@ def test_any_number_of_ranks_at_one_place_delivers_what_others_have_left(lengths
     assert len(found) < len(expected) + 2 * most_ranks
 
 
-def test_ranks_at_other_places_need_as_many_ranks_and_say_so():
+def test_ranks_at_other_positions_need_as_many_ranks_and_say_so():
     how = {"lengths": (5, 5), "is_even": False}
     job = Job(2, **how)
     job.deliver(6)
@@ -128,7 +128,7 @@ def test_ranks_between_two_epochs_need_not_be_as_many():
 PROGRAM = Path(__file__).parent / "ranks_of_a_mixture.py"
 
 
-def test_real_ranks_with_unequal_sources_each_resume_at_their_own_place(processes, prepared, tmp_path):
+def test_real_ranks_with_unequal_sources_each_resume_at_their_own_position(processes, prepared, tmp_path):
     for _ in range(3):
         for rank in prepared.run_ranks(2, PROGRAM, tmp_path, folder=tmp_path):
             assert rank.returncode == 0, rank.stderr

@@ -86,7 +86,7 @@ def test_resuming_anywhere_again_and_again_equals_no_stop(first, stops):
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda sampler: pickle.loads(pickle.dumps(sampler))])
-def test_a_copy_has_the_same_place(duplicate):
+def test_a_copy_has_the_same_position(duplicate):
     sampler = ShuffledShardSampler(["a", "b", "c"], seed=1)
     next(iter(sampler))
     twin = duplicate(sampler)

@@ -153,7 +153,7 @@ def test_a_subclass_of_either_form_has_its_shards_in_every_epoch(sampler):
 
 
 @pytest.mark.parametrize("sampler", [Assigned, Filled])
-def test_a_list_has_a_length_and_a_place_that_is_saved(sampler):
+def test_a_list_has_a_length_and_a_position_that_is_saved(sampler):
     left, resumed = sampler(), sampler()
     assert len(left) == 6
     loop = iter(left)

@@ -82,7 +82,7 @@ def test_samples_that_are_skipped_are_left_out_on_every_rank(two):
     assert all(step in left for step in found)
 
 
-def test_a_state_keeps_what_is_skipped_and_the_place(two):
+def test_a_state_keeps_what_is_skipped_and_the_position(two):
     skip = [{"epoch": 0, "batches": [2, 5]}, {"samples": [3]}]
     loader = StreamingDataLoader(make(two, skip=skip))
     whole, states = recorded(loader, lambda batch: batch["number"].tolist())

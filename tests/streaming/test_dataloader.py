@@ -194,7 +194,7 @@ def test_a_copy_of_a_loader_under_iteration_has_a_whole_epoch(data, num_workers,
             copied_by(refused)
 
 
-def test_a_copy_keeps_a_place_that_was_loaded_and_not_begun(data):
+def test_a_copy_keeps_a_position_that_was_loaded_and_not_begun(data):
     loader, loaded = (StreamingDataLoader(make(data)) for _ in range(2))
     rest = begun(loader, 1)
     loaded.load_state_dict(loader.state_dict())

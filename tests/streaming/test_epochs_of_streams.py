@@ -38,7 +38,7 @@ def make(request, options):
     return lambda: made(options, **FACES[request.param])
 
 
-def place(loader):
+def position(loader):
     return loader.epoch, loader.step
 
 
@@ -57,7 +57,7 @@ def test_iterations_of_which_nothing_is_asked_begin_the_same_epoch(make):
     loader = make()
     for _ in range(3):
         iter(loader)
-        assert place(loader) == (0, 0)
+        assert position(loader) == (0, 0)
         loader.end_epoch()
     assert epochs(loader, 2) == whole
 
@@ -69,7 +69,7 @@ def test_a_look_that_is_taken_back_begins_no_other_epoch(make):
         _, first = taken(loader, 1)
         assert first == whole[0][:1]
         assert loader.take_back()
-        assert place(loader) == (0, 0)
+        assert position(loader) == (0, 0)
     state = loader.state_dict()
     loader.end_epoch()
     loader.set_epoch(loader.epoch)
@@ -79,7 +79,7 @@ def test_a_look_that_is_taken_back_begins_no_other_epoch(make):
     assert epochs(other, 2) == whole
 
 
-def test_a_loaded_place_of_which_nothing_was_continued_stays(make):
+def test_a_loaded_position_of_which_nothing_was_continued_stays(make):
     whole = epochs(make(), 2)
     loader = make()
     _iterator, _ = taken(loader, 3)
@@ -90,7 +90,7 @@ def test_a_loaded_place_of_which_nothing_was_continued_stays(make):
     _, following = taken(other, 1)
     assert following == whole[0][3:4]
     assert other.take_back()
-    assert place(other) == (0, 3)
+    assert position(other) == (0, 3)
     assert other.state_dict() == state
     other.set_epoch(0)
     iter(other)
@@ -104,13 +104,13 @@ def test_an_epoch_that_was_left_is_followed_by_the_next_one_as_the_loader_says(m
     _iterator, _ = taken(loader, 3)
     for _ in range(2):
         loader.end_epoch()
-        assert place(loader) == (1, 0)
+        assert position(loader) == (1, 0)
     state = loader.state_dict()
     assert epochs(loader, 2) == whole[1:]
-    assert place(loader) == (3, 0)
+    assert position(loader) == (3, 0)
     other = make()
     other.load_state_dict(state)
-    assert place(other) == (1, 0)
+    assert position(other) == (1, 0)
     _iterator, _ = taken(other, 1)
     assert epochs(other, 1) == whole[2:]
 
@@ -125,7 +125,7 @@ def test_a_loaded_epoch_can_be_ended_before_it_is_continued(make, num_begun):
     for _ in range(num_begun):
         iter(other)
     other.end_epoch()
-    assert place(other) == (1, 0)
+    assert position(other) == (1, 0)
     assert epochs(other, 1) == whole[1:]
 
 
@@ -135,10 +135,10 @@ def test_behind_the_last_batch_a_dataloader_is_at_the_start_of_the_next_epoch_lo
     loader = made(options, **FACES[face])
     iterator, _ = taken(loader, len(whole[0]))
     for _ in range(2):
-        assert place(loader) == (1, 0)
+        assert position(loader) == (1, 0)
         other = made(options, **FACES[face])
         other.load_state_dict(loader.state_dict())
-        assert place(other) == (1, 0)
+        assert position(other) == (1, 0)
         other.end_epoch()
         assert epochs(other, 1) == whole[1:]
         assert list(iterator) == []
@@ -151,7 +151,7 @@ def test_behind_the_last_batch_the_references_contract_has_an_empty_epoch_and_sa
     _iterator, _ = taken(loader, len(whole[0]))
     other = made(options, kind=kind)
     other.load_state_dict(loader.state_dict())
-    assert place(other) == (0, len(whole[0])) == (0, len(other))
+    assert position(other) == (0, len(whole[0])) == (0, len(other))
     assert epochs(other, 2) == [[], whole[1]]
 
 
@@ -166,12 +166,12 @@ def test_a_copy_begins_where_it_says_the_epoch_under_way_at_its_start(options, f
     for number in range(2):
         for count in (0, 3):
             iterator, _ = taken(loader, count)
-            before = place(loader), loader.state_dict()
+            before = position(loader), loader.state_dict()
             other, fresh = copied(loader), make()
-            assert place(other) == (number, 0)
+            assert position(other) == (number, 0)
             fresh.load_state_dict(other.state_dict())
             assert epochs(other, 1) == epochs(fresh, 1) == whole[number : number + 1]
-            assert (place(loader), loader.state_dict()) == before
+            assert (position(loader), loader.state_dict()) == before
         list(iterator)
 
 
@@ -207,10 +207,10 @@ def test_the_length_is_what_is_delivered_resumed_or_not(two, some, skip, drop_la
             iterator = iter(loader)
             assert len(iterator) == length
             half = list(islice(iterator, length // 2))
-            assert (place(loader), len(loader)) == ((number, length // 2), length)
+            assert (position(loader), len(loader)) == ((number, length // 2), length)
             state = loader.state_dict()
             assert len(half) + len(list(iterator)) == length
             other = make()
             other.load_state_dict(state)
-            assert (place(other), len(other)) == ((number, length // 2), length)
+            assert (position(other), len(other)) == ((number, length // 2), length)
             assert len(list(other)) == length - length // 2

@@ -237,7 +237,7 @@ def test_epochs_that_one_iteration_goes_through_count(processes, data, num_worke
         assert (loader.epoch, loader.step) == (4, 0)
 
 
-def test_the_place_is_known_in_the_second_epoch_of_an_iteration(data):
+def test_the_position_is_known_in_the_second_epoch_of_an_iteration(data):
     with make(data, Endless) as whole:
         expected = [batch["number"].tolist() for batch, _ in zip(whole, range(40), strict=False)]
     num_batches = len(make(data, Endless))

@@ -118,7 +118,7 @@ def test_an_error_of_a_transform_ends_no_samples_in_silence(options, kind):
 
 
 @pytest.mark.parametrize("kind", EXACT_ANYWHERE)
-def test_draws_follow_the_place_in_the_order_in_any_world(options, kind):
+def test_draws_follow_the_position_in_the_order_in_any_world(options, kind):
     def draws(nodes, ranks, batch_size, state=None):
         found = {}
         for one in worlds(nodes, ranks):

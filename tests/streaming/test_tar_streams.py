@@ -94,7 +94,7 @@ def test_images_are_those_of_pillow_and_pickles_are_refused(tmp_path, both):
         LocalDataset(**both[0], decode="bytes")
 
 
-def test_what_is_no_dataset_is_an_error_that_names_file_and_place(tmp_path):
+def test_what_is_no_dataset_is_an_error_that_names_file_and_location(tmp_path):
     content = archive([("a.npy", b"no array"), ("b.npy", b"")])
     (tmp_path / "a.tar").write_bytes(content)
     dataset = LocalDataset(tmp_path)

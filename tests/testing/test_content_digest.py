@@ -149,7 +149,7 @@ def test_any_change_anywhere_is_found_at_its_path(value, data):
         ("x" * 1000, "y", "the microbatch itself: '" + "x" * 59 + "… became 'y'"),
     ],
 )
-def test_a_difference_is_told_with_its_place(first, second, text):
+def test_a_difference_is_told_with_its_position(first, second, text):
     assert str(first_difference(first, second)).startswith(text)
 
 

@@ -117,7 +117,7 @@ def test_a_missing_file_is_reported():
     assert "CONFIG = 'nowhere.yaml': expected a YAML file that exists" in output
 
 
-def test_failing_data_are_reported_with_their_place(verify):
+def test_failing_data_are_reported_with_their_position(verify):
     code, output = verify(loader_config(dataset_config("Failing")), "--mode=in-process")
     assert code == 2
     assert output.startswith(

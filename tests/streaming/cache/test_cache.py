@@ -265,7 +265,7 @@ def interrupted(function, place):
     return None
 
 
-def test_an_error_of_a_signal_handler_at_any_place_keeps_a_file_from_nobody(processes, directory):
+def test_an_error_of_a_signal_handler_at_any_position_keeps_a_file_from_nobody(processes, directory):
     def work():
         cache, errors = cache_in(directory), []
         # What is raised at the end of a generator that is dropped, Python ignores; behind the last place, all is well.

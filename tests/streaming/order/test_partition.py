@@ -38,7 +38,7 @@ GRIDS = st.builds(Grid, st.integers(1, 4), st.integers(1, 4), st.integers(1, 4))
 
 
 @given(size=st.integers(1, 200), canonical=st.integers(1, 9), grid=GRIDS, steps=st.integers(0, 5))
-def test_the_even_partition_shows_each_place_once_and_ranks_equally_many(size, canonical, grid, steps):
+def test_the_even_partition_shows_each_position_once_and_ranks_equally_many(size, canonical, grid, steps):
     drop = min(steps * grid.global_batch_size, -(-size // grid.num_ranks) * grid.num_ranks)
     made = EvenPartition(size, canonical, grid, drop)
     whole = EvenPartition(size, canonical, Grid(1, 1, 1))
