@@ -1,4 +1,4 @@
-"""A process that this one has started itself."""
+"""Child processes of this one: a handle for each, and the start of new interpreters."""
 
 import _thread
 import contextlib

@@ -1,4 +1,4 @@
-"""Whether forks of this process may go on with what it has opened, and what each of them must not share.
+"""The check whether forks of this process may use what it has opened, and what each of them must not share.
 
 A fork has the threads of its parent no more. It shares with its parent, and with other forks, where each open file is
 read and written next, sockets, and locks; and each fork would run the parent's exit hooks.
@@ -42,7 +42,7 @@ class _File(NamedTuple):
 
 
 class OpenThings:
-    """What this process had open when this was made."""
+    """A record of the files, shared memory and child processes of this process when it was made."""
 
     def __init__(self) -> None:
         self.files: dict[int, _File] = _open_files()

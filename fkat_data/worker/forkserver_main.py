@@ -93,7 +93,7 @@ Asked: TypeAlias = AskedWorker | AskedParent | AskedImporter
 
 
 class Opened(NamedTuple):
-    """What a loader's parent has opened, for its workers.
+    """The settings that a loader's parent has opened, for its workers.
 
     Attributes:
         settings: The loader's settings.

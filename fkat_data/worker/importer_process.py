@@ -34,7 +34,7 @@ _LONGEST_IMPORT_S = 5.0
 
 
 class ImporterProcess(ServingProcess):
-    """An importer.
+    """An importer, from the trainer's side.
 
     Args:
         template: What it is a fork of.

@@ -1,4 +1,4 @@
-"""What a process takes over from the one that starts it: a worker that a template forks gets it from its trainer.
+"""The environment that a process inherits from the one that starts it; a template's forks get their trainer's.
 
 Some of it can be set in a process that runs already (``Surroundings``). For the rest, ``inherited_environment`` tells whether two
 processes that are started now and then would take over the same. At the end: what the trainer and the template process
@@ -21,7 +21,7 @@ _KEPT_FILES = ("/proc/self/cgroup", "/proc/self/oom_score_adj")
 
 
 class Surroundings(NamedTuple):
-    """What a process takes over at its start and can also be given later.
+    """The part of an inherited environment that a running process can also be given.
 
     Attributes:
         umask: The mask of permissions of files that it makes; None if the system does not say.

@@ -1,7 +1,7 @@
-"""What a worker's process does first: it binds its life to its trainer's, and survives signals meant for the trainer.
+"""The lifeline of a worker's process: it ends with its trainer, and survives signals that are meant for the trainer.
 
-The text of this module runs in the worker before anything slow is imported, so it needs nothing but the standard
-library: a trainer may die, and a scheduler may signal the whole job, while workers are still importing torch.
+A worker sets it up before it imports anything slow, so this module needs nothing but the standard library: a trainer may
+die, and a scheduler may signal the whole job, while workers are still importing torch.
 """
 
 import contextlib

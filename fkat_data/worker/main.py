@@ -1,4 +1,4 @@
-"""Where a worker begins, spawned or forked."""
+"""The entry point of a worker's process, spawned or forked."""
 
 import contextlib
 import ctypes

@@ -19,7 +19,7 @@ from fkat_data.dropped import Descriptor, WeakTable
 
 
 class Latch:
-    """Is closed once, and stays closed."""
+    """A latch for threads to wait at: it is closed once, and stays closed."""
 
     def __init__(self) -> None:
         self.is_closed: bool = False
@@ -69,7 +69,7 @@ class WatchedChild(Protocol):
 
 
 class WorkerMonitor:
-    """Reads a worker's stderr, writes it to the trainer's, and keeps the last lines; reaps the process at its end.
+    """A thread that forwards a worker's stderr to the trainer's, keeps the last lines, and reaps the process at its end.
 
     When the process ends, what is left of its process group is killed: no other process knows its children.
 

@@ -115,7 +115,7 @@ class ServingProcess(StartedProcess):
 
 
 class ParentProcess(ServingProcess):
-    """A loader's parent."""
+    """A loader's parent, from the trainer's side."""
 
     why_unfit: str = ""
     """Why workers open the shipment for themselves; empty as long as it is not known that they must."""

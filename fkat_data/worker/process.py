@@ -1,7 +1,7 @@
-"""A worker's process, from the operating system's side: started, watched, ended.
+"""Handles of worker processes, which start, watch and end them.
 
-The process is forked from a template process, or spawned; not forked from the trainer, so that threads, locks and CUDA
-stay behind. It does not import the trainer's ``__main__`` (so a script needs no guard, and a notebook has none), and has
+A worker is forked from a template process, or spawned, so that threads, locks and CUDA stay behind in the trainer; only
+``start_method="fork"`` forks the trainer. It does not import the trainer's ``__main__`` (so a script needs no guard, and a notebook has none), and has
 a process group of its own (so that Ctrl-C at the terminal is the trainer's alone).
 """
 
@@ -43,7 +43,7 @@ _LONGEST_HELD_S = 1.0
 
 
 class ShippedSettings(Protocol):
-    """What a loader's workers start with: a shipment, or a fork of the program, which has it."""
+    """The settings that a loader's workers start with: a shipment, or a fork of the program, which has them."""
 
     settings: int
     """A descriptor of the file that has them."""

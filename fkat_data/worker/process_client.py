@@ -1,4 +1,4 @@
-"""A worker in a process of its own, from the trainer's side."""
+"""The trainer's side of a worker process: tasks go out, messages and microbatches come in."""
 
 import contextlib
 import functools
@@ -447,7 +447,7 @@ _READERS: dict[int, Callable[[bytes], Message | MadeAlone]] = {
 
 
 class _Credits:
-    """Gives segments back to their worker.
+    """The credits of a worker: segments that go back to it.
 
     A credit wakes the worker: small ones wait for each other, or for the trainer to wait.
     """

@@ -93,7 +93,7 @@ class _Fork:
 
 
 class ProgramFork:
-    """What stands in for a ``Shipment`` where workers are forks of the program: a process that has what it has now.
+    """A fork of the program that has what the program has now, in place of a ``Shipment``.
 
     Args:
         settings: What the workers start with.

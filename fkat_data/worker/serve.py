@@ -79,7 +79,7 @@ class _CancelledError(Exception):
 
 
 class Server:
-    """Serves one trainer until it closes the pipe.
+    """The loop of a worker, which serves one trainer until that closes the pipe.
 
     Args:
         channel: The worker's end of the pipe.

@@ -1,4 +1,4 @@
-"""Ship the user's objects to a worker: pickle them by value if need be, and name what cannot be pickled."""
+"""Shipments of the user's objects to workers: pickled by value if need be, with errors that name what cannot be."""
 
 import functools
 import inspect
@@ -31,7 +31,7 @@ _FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class Shipment:
-    """What the workers of a loader start with: all of them get the same, whatever the trainer changes meanwhile.
+    """The pickled settings of a loader's workers: all of them get the same, whatever the trainer changes meanwhile.
 
     Args:
         settings: What is sent.
@@ -161,7 +161,7 @@ class _Nowhere(io.RawIOBase):
 
 
 class _Tracer(pickle._Pickler):  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] - the pickler in C does not say where it is
-    """Pickles into nothing, and keeps the way from the whole to what it is pickling."""
+    """A pickler without output that keeps the way from the whole to what it is pickling."""
 
     dispatch_table = ShipmentPickler.dispatch_table
 

@@ -23,7 +23,8 @@ class Numbers(torch.utils.data.Dataset):
 
 
 def command_line(pid):
-    return " ".join(psutil.Process(pid).cmdline())
+    # setproctitle, if it is installed, leaves empty words behind.
+    return " ".join(filter(None, psutil.Process(pid).cmdline()))
 
 
 def name(pid):
