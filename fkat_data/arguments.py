@@ -117,21 +117,27 @@ def saved_integer(
         raise StateMismatchError(field, value, f"<{error.expected}>", hint) from None
 
 
-def saved_version(state: Mapping[str, Any], newest: int, *, default: object = "<missing>") -> int:
-    """Return the version of a saved state.
+def check_version(state: Mapping[str, Any], version: int, *, default: object = "<missing>") -> None:
+    """Check that a saved state is of the version that this version of the library writes: no release has written another.
 
     Args:
         state: The state.
-        newest: The newest version that this version of the library reads; it reads all before.
+        version: That version.
         default: The version of a state that does not say it.
 
     Raises:
-        StateMismatchError: It is newer, or none.
+        StateMismatchError: It is another one, or none.
     """
-    version = state.get("version", default)
-    if isinstance(version, bool) or not isinstance(version, int) or not 1 <= version <= newest:
-        raise StateMismatchError("version", version, newest, "another version of fkat_data wrote the state")
-    return version
+    saved = state.get("version", default)
+    if type(saved) is not int or saved != version:
+        raise StateMismatchError("version", saved, version, version_hint(saved, version))
+
+
+def version_hint(saved: object, version: int) -> str:
+    """Return what to do with a state of another version."""
+    if type(saved) is int and 0 < saved < version:
+        return "a version of fkat_data from before the first release wrote the state: finish the run with that one"
+    return "another version of fkat_data wrote the state"
 
 
 def checked_state(state_dict: object, present: Mapping[str, Any], *free: str) -> Mapping[str, Any]:
@@ -154,8 +160,9 @@ def checked_state(state_dict: object, present: Mapping[str, Any], *free: str) ->
         if field not in state:
             raise StateMismatchError(field, "<missing>", value, "the state belongs to another kind of object")
         if field not in free and (type(state[field]) is not type(value) or state[field] != value):
-            version_hint = "another version of fkat_data wrote the state"
-            hint = version_hint if field == "version" else "the state was saved with other arguments or data"
+            hint = "the state was saved with other arguments or data"
+            if field == "version":
+                hint = version_hint(state[field], value)
             raise StateMismatchError(field, state[field], value, hint)
     if (BASE_FIELD in state) != (BASE_FIELD in present):
         saved, expected = ("<a state>" if BASE_FIELD in where else "<none>" for where in (state, present))

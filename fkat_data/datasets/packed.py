@@ -299,7 +299,7 @@ class PackedDataset(EpochOrder, Described, Dataset[dict[str, torch.Tensor]]):
             StateMismatchError: The state has other settings or documents, or another seed than ``seed``. Between
                 epochs, call ``set_epoch`` instead of loading it.
         """
-        state = checked_state(_renewed(state_dict, self._too_long), self.state_dict(), "seed", "epoch")
+        state = checked_state(state_dict, self.state_dict(), "seed", "epoch")
         seed = self._windows.saved_seed(state["seed"])
         epoch = saved_integer("epoch", state["epoch"], minimum=0)
         load_base_state(self._base, state)
@@ -530,13 +530,3 @@ def collate_packed(sequences: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 _RAGGED = "cu_seqlens"
 _ADDED = {"document_ids", "position_ids", _RAGGED, "max_seqlen"}
-
-
-def _renewed(state_dict: object, too_long: str) -> object:
-    """Return a state of one rank of version 1, or one that does not say what was done with long documents, as one of today."""
-    if not isinstance(state_dict, Mapping):
-        return state_dict
-    state = {"too_long": too_long, **cast("Mapping[str, Any]", state_dict)}
-    if state.get("version") != 1 or state.get("world_size") != 1:
-        return state
-    return {**state, "version": _STATE_VERSION}

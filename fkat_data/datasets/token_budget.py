@@ -248,7 +248,7 @@ class TokenBudgetBatchSampler(Described, Sampler[list[int]]):
                 the epoch's batches. The position then stays unchanged.
         """
         free = ("epoch", "index", "seed", "world_size", "dealt")
-        state = checked_state(_renewed(state_dict, self._settings), self.state_dict(), *free)
+        state = checked_state(state_dict, self.state_dict(), *free)
         seed = self._windows.saved_seed(state["seed"])
         saved = _saved_position(state)
         num_ranks = saved_integer("world_size", state["world_size"], minimum=1)
@@ -333,16 +333,6 @@ class TokenBudgetBatchSampler(Described, Sampler[list[int]]):
             batches.append(indices[start : start + size])
             start += size
         return batches
-
-
-def _renewed(state_dict: object, settings: Mapping[str, Any]) -> object:
-    """Return a state of version 1, which did not say what the lengths were, as one of today if it is of one rank."""
-    if not isinstance(state_dict, Mapping):
-        return state_dict
-    state = cast("Mapping[str, Any]", state_dict)
-    if state.get("version") != 1 or state.get("world_size") != 1:
-        return state
-    return {**state, "version": _STATE_VERSION, "dealt": (), "lengths": settings["lengths"]}
 
 
 def _saved_position(state: Mapping[str, Any]) -> _BatchPosition:

@@ -44,8 +44,6 @@ class CheckedOrder(Iterator[Any]):
         """Batches that were drawn, with those before."""
         self.digest: int = digest
         """The digest of those that were drawn."""
-        # As it was in older states, which left out batches of tensors.
-        self._older = digest
         self.first: list[Any] = []
         """The first ones."""
 
@@ -68,14 +66,10 @@ class CheckedOrder(Iterator[Any]):
 
     def is_at(self, known: Check) -> bool:
         """Return whether as many batches were drawn as are known, and whether they are those."""
-        return self.count == known[0] and known[1] in (self.digest, self._older)
+        return self.count == known[0] and known[1] == self.digest
 
     def _add(self, batch: Any) -> None:
-        is_same = self.digest == self._older
-        content = _content_of(batch)
-        self.digest = zlib.crc32(content or _content_of(_as_plain(batch)), self.digest)
-        if content:
-            self._older = self.digest if is_same else zlib.crc32(content, self._older)
+        self.digest = zlib.crc32(_content_of(batch) or _content_of(_as_plain(batch)), self.digest)
 
 
 _SAVED = "when the state was saved"
@@ -84,8 +78,7 @@ _SAVED = "when the state was saved"
 def checks_in(sampler: Mapping[str, Any]) -> list[Check]:
     """Return what a saved state says of the order that its sampler had."""
     if "orders" in sampler:
-        # Older ones say a third number: of batches that a digest takes together, if it is not 0.
-        return [(drawn, order) for drawn, order, *sizes in sampler["orders"] if not any(sizes)]
+        return [(drawn, order) for drawn, order in sampler["orders"]]
     return [(sampler.get("drawn", sampler["step"]), sampler["order"])] if sampler.get("step") else []
 
 

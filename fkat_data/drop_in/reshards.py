@@ -304,15 +304,15 @@ def reshards_in(state: Mapping[str, Any]) -> tuple[Reshard, ...]:
     found: Any = state.get("resplits", ())
     if not isinstance(found, (list, tuple)):
         raise StateMismatchError("resplits", found, "<a list>", _NOT_A_RESHARD)
-    return tuple(_reshard(each, state.get("batch_size") or 1) for each in cast("Sequence[object]", found))
+    return tuple(_reshard(each) for each in cast("Sequence[object]", found))
 
 
-def _reshard(found: Any, batch_size: int) -> Reshard:
+def _reshard(found: Any) -> Reshard:
     try:
         is_split, step = bool(found["split_batches"]), _count(found["step"])
         epochs, counts = (tuple(_count(number) for number in found[name]) for name in ("epochs", "counts"))
         is_by_order = bool(found.get("by_order"))
-        batch_size = _count(found.get("batch_size", batch_size))  # it could not change in older states
+        batch_size = _count(found["batch_size"])
     except genuine(AttributeError, TypeError, KeyError):
         raise StateMismatchError("resplits", found, "<a position for each rank>", _NOT_A_RESHARD) from None
     if not epochs or len(epochs) != len(counts):

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
-from fkat_data.arguments import STATE_VERSION, saved_integer, saved_version
+from fkat_data.arguments import STATE_VERSION, check_version, saved_integer
 from fkat_data.drop_in.checked_order import checks_in, without_order
 from fkat_data.drop_in.reshards import first_step, reshards_field, reshards_in, with_reshard
 from fkat_data.drop_in.window_states import is_of_windows, windows_at_start, windows_of_rest
@@ -108,7 +108,6 @@ def own_state(
     if is_as_before and (not is_same_kind or num_ranks == layout.num_ranks or (is_merged and num_ranks == 1)):
         own = states[_own_index(states, layout, rank, world_size) if is_merged else 0]
         own.pop(_GATHERED, None)
-        _drop_rounds(own)
         return _as_of_rank(own, layout)
     return _reshard(states, num_ranks, layout)
 
@@ -191,7 +190,7 @@ def entries_of(state_dict: object) -> list[Any] | None:
     if not isinstance(state_dict, Mapping) or "all_rank_states" not in state_dict:
         return None
     state = cast("Mapping[str, Any]", state_dict)
-    saved_version(state, STATE_VERSION)
+    check_version(state, STATE_VERSION)
     found = state["all_rank_states"]
     if not isinstance(found, (list, tuple)) or not found:
         raise StateMismatchError("all_rank_states", cast("object", found), "<a state for each rank>")
@@ -264,18 +263,9 @@ def _is_samplers(state: Mapping[str, Any]) -> bool:
     return "distributed" in state.get("sampler", {})
 
 
-def _drop_rounds(state: dict[str, Any]) -> None:
-    """Leave out the digest of an older version, which takes the batches of all ranks together."""
-    sampler = state.get("sampler", {})
-    if "num_ranks" in state and "order" in sampler and "drawn" not in sampler:
-        state["sampler"] = {**sampler, "orders": []}
-
-
 def _reshard(states: Sequence[dict[str, Any]], num_ranks: int, layout: Layout) -> dict[str, Any]:
     """Return where a rank begins with what other ranks have left."""
     of_ranks = _one_of_each(states, num_ranks)
-    for state in of_ranks:
-        _drop_rounds(state)
     epoch = min(state["epoch"] for state in of_ranks)
     base = next(state for state in of_ranks if state["epoch"] == epoch)
     if is_of_windows(base):
@@ -376,11 +366,7 @@ def state_at_epoch(
         begun.pop("taken_over", None)
         snapshots = snapshots or [None] * len(state["strands"])
         begins = {"epoch": epoch, "step": 0, "delivered": 0}
-        strands = [
-            {**begins, "snapshot": snapshot, "own_draws_from": strand["own_draws_from"]}
-            for strand, snapshot in zip(state["strands"], snapshots, strict=True)
-        ]
-        return {**begun, "strands": strands}
+        return {**begun, "strands": [{**begins, "snapshot": snapshot} for snapshot in snapshots]}
     if is_of_windows(state):
         return {**begun, "sampler": windows_at_start(state["sampler"])}
     if "num_samples" in state["sampler"]:
@@ -404,7 +390,7 @@ def checked_loader_state(state_dict: object, present: Mapping[str, Any], seed: i
     if not isinstance(state_dict, Mapping):
         raise StateMismatchError("state_dict", type(state_dict).__name__, "<a mapping>", _NOT_A_STATE)
     state = dict(cast("Mapping[str, Any]", state_dict))
-    saved_version(state, STATE_VERSION)
+    check_version(state, STATE_VERSION)
     for field in ("seed", "epoch", "step"):
         _check_count(state, field)
     if seed is not None and state["seed"] != seed:
@@ -414,7 +400,6 @@ def checked_loader_state(state_dict: object, present: Mapping[str, Any], seed: i
         raise StateMismatchError("sampler", "<missing>", "<a state>", _NOT_A_STATE)
     if saved == "strands":
         _check_strands(state)
-        state = _with_draws_said(state)
     if saved != kind:
         hint = "the state was saved with another kind of dataset"
         field = "stream" if "stream" in (saved, kind) else "strands"
@@ -466,20 +451,6 @@ def _check_strands(state: Mapping[str, Any]) -> None:
     for strand in cast("list[Mapping[str, Any]]", strands):
         for field in ("epoch", "step"):
             _check_count(strand, field)
-
-
-def _with_draws_said(state: dict[str, Any]) -> dict[str, Any]:
-    """Return a state of strands that says where their draws come from; in one that does not, all have drawn the same."""
-    epoch = min(strand["epoch"] for strand in state["strands"])
-    strands = [
-        {"own_draws_from": (strand["epoch"] if strand["step"] else epoch) + 1, **strand} for strand in state["strands"]
-    ]
-    for strand in strands:
-        _check_count(strand, "own_draws_from")
-    if "strand_numbers" in state:
-        per_rank = max(1, state["all_strands"] // state["strand_ranks"][0])
-        state = {"strands_per_rank": per_rank, **state}
-    return {**state, "strands": strands}
 
 
 def _check_count(state: Mapping[str, Any], field: str) -> None:

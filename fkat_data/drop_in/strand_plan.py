@@ -54,12 +54,8 @@ class StrandPlan(LoaderPlan):
         self._dp_rank = dp_rank
         self._own_dataset = own_dataset
         self._snapshots = [_Snapshots() for _ in range(max(1, num_strands))]
-        # The first epoch in which each strand draws numbers of its own: in one that an older version began, all drew the same.
-        self._own_draws_from = [0] * len(self._snapshots)
         # What the dataset of this process was when an epoch began: afterwards, it is ahead of the caller.
         self._begun: tuple[int, dict[str, Any] | None] = (-1, None)
-        # The epoch of a loaded state that does not say with which state of the dataset it began, as older ones do not.
-        self._unsaid_epoch = -1
 
     def shard(self, epoch: int, index: int) -> Strand:
         """Return an epoch of a strand."""
@@ -70,8 +66,7 @@ class StrandPlan(LoaderPlan):
 
     def piece(self, epoch: int, index: int) -> Piece:
         """Return what says where random streams come from: a strand has its own, whichever rank takes it over."""
-        if epoch < self._own_draws_from[index]:
-            return Piece(self._dp_rank, 0, 0)
+        del epoch
         if not self._of_ranks:
             return Piece(self._dp_rank, index, 0)
         first_rank, number = divmod(self._of_ranks["strand_numbers"][index], self._of_ranks["strands_per_rank"])
@@ -143,11 +138,9 @@ class StrandPlan(LoaderPlan):
             snapshot = snapshots.at(epoch, step)
             saved = self._snapshot_of_begin(epoch) if snapshot is None else _saved(snapshot)
             strand = {"epoch": epoch, "step": step, "delivered": ended.get(index, step), "snapshot": saved}
-            strand["own_draws_from"] = self._own_draws_from[index]
             if saved is not None and saved["step"]:
                 # A loop that leaves the rest of a resumed epoch begins the next one as that one has begun.
-                begun = self._snapshot_at_start(snapshots, epoch)
-                strand |= {} if begun is None and self._unsaid_epoch == epoch else {"begun": begun}
+                strand["begun"] = self._snapshot_at_start(snapshots, epoch)
             strands.append(strand)
         of_ranks = self._of_ranks
         if position.epoch > max(self._taken_over, default=-1):
@@ -173,19 +166,15 @@ class StrandPlan(LoaderPlan):
 
     def load_plan_state(self, epoch: int, state: Mapping[str, Any] | None) -> None:
         """Remember the saved states of the dataset."""
+        del epoch
         strands: Sequence[dict[str, Any]] = () if state is None else state["strands"]
-        self._unsaid_epoch = -1
         num_again = 0
-        if state is not None:
-            self._own_draws_from = [saved["own_draws_from"] for saved in strands]
         for snapshots, saved in zip(self._snapshots, strands, strict=state is not None):
             snapshot = saved["snapshot"]
             if "begun" in saved:
                 self._begun = saved["epoch"], saved["begun"] if _keeps_position(self._own_dataset) else None
                 if saved["begun"] is not None:
                     snapshots.record(saved["epoch"], _loaded(saved["begun"]))
-            elif snapshot is not None and snapshot["step"]:
-                self._unsaid_epoch = epoch
             if snapshot is None:
                 num_again += saved["step"]
             else:
@@ -202,13 +191,7 @@ class StrandPlan(LoaderPlan):
         epoch = state["epoch"]
         if epoch in self._taken_over:
             return dict(state)
-        found: list[dict[str, Any] | None] = []
-        for snapshots in self._snapshots:
-            begun = self._snapshot_at_start(snapshots, epoch)
-            if begun is None and self._unsaid_epoch == epoch and _keeps_position(self._own_dataset):
-                return dict(state)
-            found.append(begun)
-        return state_at_epoch(state, epoch, found)
+        return state_at_epoch(state, epoch, [self._snapshot_at_start(each, epoch) for each in self._snapshots])
 
     def _left(self, position: Position) -> dict[int, int]:
         """Return how many microbatches were delivered of each strand that has not ended."""
@@ -228,9 +211,7 @@ class StrandPlan(LoaderPlan):
     def _snapshot_at_start(self, snapshots: "_Snapshots", epoch: int) -> dict[str, Any] | None:
         """Return the state of a strand's dataset when an epoch began; None: it has none, or it is not known."""
         begun = snapshots.at(epoch, 0)
-        if begun is not None:
-            return _saved(begun)
-        return None if self._unsaid_epoch == epoch else self._snapshot_of_begin(epoch)
+        return self._snapshot_of_begin(epoch) if begun is None else _saved(begun)
 
     def _snapshot_of_begin(self, epoch: int) -> dict[str, Any] | None:
         return self._begun[1] if self._begun[0] == epoch else _first_snapshot(self._own_dataset)

@@ -160,7 +160,7 @@ class DrawnWindows(WindowOrder):
         begun.pop("within", None)
         orders = begun.pop("orders", [])
         count, order = begun.pop("step", 0), begun.pop("order", 0)
-        return {_BEGUN: begun, _ORDERS: [[count, order, 0]] if count and order else orders}
+        return {_BEGUN: begun, _ORDERS: [[count, order]] if count and order else orders}
 
     def samples(self, epoch: int, terms: Mapping[str, Any]) -> Callable[[int], list[int]]:
         """Return what gives the samples of a window.

@@ -102,7 +102,7 @@ def read_sidecar(path: str, kind: str, storage_options: Mapping[str, Any]) -> Si
         beside = RangedFile(target, storage_options)
         facts = _facts(beside)
         now = RangedFile(path, storage_options).version()
-        if facts["version"] > _VERSION or (facts["size_bytes"], facts["time"]) != (now.size_bytes, now.time):
+        if facts["version"] != _VERSION or (facts["size_bytes"], facts["time"]) != (now.size_bytes, now.time):
             _logger.info("%s is of another %s, which is read instead", target, path)
             return None
         if local_path(path) is not None:

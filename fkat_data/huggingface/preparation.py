@@ -8,7 +8,7 @@ from weakref import ref
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
-from fkat_data.arguments import STATE_VERSION, saved_version
+from fkat_data.arguments import STATE_VERSION, check_version
 from fkat_data.distributed import gather
 from fkat_data.errors import FkatDataError, StateMismatchError
 from fkat_data.huggingface.accelerated import accelerated, data_ranks, mover_to, rest_or_next, with_end
@@ -103,7 +103,7 @@ class TrackedLoop(IterableDataset[Any]):
         """
         if not isinstance(state_dict, Mapping) or not {"version", "step", "loader"} <= set(state_dict):
             raise StateMismatchError("loader", "<missing>", "<a state that fkat_data.huggingface saved>")
-        saved_version(state_dict, STATE_VERSION)
+        check_version(state_dict, STATE_VERSION)
         self.loader.load_state_dict(state_dict["loader"])
         self.step = self._loaded_step = self.num_stand_ins = state_dict["step"]
         self._state = self._marked = None

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from fkat_data.arguments import STATE_VERSION, saved_version
+from fkat_data.arguments import STATE_VERSION, check_version
 from fkat_data.distributed import gather
 from fkat_data.errors import ConfigurationError
 from fkat_data.lightning.feed import EvaluationFeed, FeedPosition, FeedState, InitialStates, TrainFeed, fed, is_ours
@@ -193,7 +193,7 @@ def _state_in(checkpoint: dict[str, Any], saved: dict[str, Any], *, is_counted_i
             "one microbatch as delivered that was not trained on"
         )
         return FeedState(loaders, is_over=batches["is_last_batch"] or is_stopped, is_lightnings=True)
-    saved_version(saved, STATE_VERSION)
+    check_version(saved, STATE_VERSION)
     if is_stopped and not saved["is_over"] and batches["current"]["processed"]:
         _logger.info(
             "the epoch was stopped after %d microbatches; Lightning goes on with the next epoch",

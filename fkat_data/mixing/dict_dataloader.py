@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self, cast
 
-from fkat_data.arguments import STATE_VERSION, saved_version
+from fkat_data.arguments import STATE_VERSION, check_version
 from fkat_data.distributed import gather, rank_and_world_size
 from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.interruption import genuine, is_interruption
@@ -310,7 +310,7 @@ class DictDataLoader(Described, Closing):
         if not isinstance(state_dict, Mapping):
             raise StateMismatchError("state_dict", state_dict, "<a mixture's state>")
         state = cast("Mapping[str, Any]", state_dict)
-        saved_version(state, STATE_VERSION)
+        check_version(state, STATE_VERSION)
         sources = state.get("sources", "<missing>")
         if not isinstance(sources, Mapping) or set(cast("Mapping[str, Any]", sources)) != set(self._sources):
             names = sorted(cast("Mapping[str, Any]", sources)) if isinstance(sources, Mapping) else sources

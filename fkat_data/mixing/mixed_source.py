@@ -204,14 +204,7 @@ class MixedSource:
         """Return what ``state_dict`` would return, from every rank's ``local_state_dict`` in the order of ranks."""
         merge = getattr(self.loader, "merge_state_dicts", None)
         states = [state_dict["state"] for state_dict in local_state_dicts]
-        # Older versions kept the loaded state, which is of all ranks, where the loader had gone on with its next pass.
-        names = {"all_rank_indices", "all_rank_states"}
-        is_whole = any(
-            names.intersection(cast("Mapping[str, Any]", state))
-            for state in map(unsealed, states)
-            if isinstance(state, Mapping)
-        )
-        state = merge(states) if callable(merge) and not is_whole else states[0]
+        state = merge(states) if callable(merge) else states[0]
         return {**local_state_dicts[0], "state": state}
 
     def _position(self, method: str) -> dict[str, Any]:

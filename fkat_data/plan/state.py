@@ -39,7 +39,7 @@ from typing import Any, cast
 
 import torch
 
-from fkat_data.arguments import STATE_VERSION, saved_version
+from fkat_data.arguments import STATE_VERSION, check_version
 from fkat_data.errors import StateMismatchError
 from fkat_data.modes import without_modes
 from fkat_data.plan.position import Position, Reshard, ResumeState, without_idle
@@ -68,7 +68,7 @@ def unsealed(state_dict: Any) -> Any:
     if not isinstance(state_dict, Mapping) or not {"version", _SEALED} <= set(cast("Mapping[str, Any]", state_dict)):
         return cast("Any", state_dict)
     state = cast("Mapping[str, Any]", state_dict)
-    saved_version(state, STATE_VERSION)
+    check_version(state, STATE_VERSION)
     found: Any = state[_SEALED]
     if not isinstance(found, (tuple, list)) or len(cast("Sequence[Any]", found)) != 1:  # JSON makes a list of a tuple
         raise StateMismatchError(_SEALED, cast("object", found), "<a tuple of one state>")
@@ -170,7 +170,7 @@ def read(state: Mapping[str, Any]) -> list[ResumeState]:
         raise StateMismatchError("state_dict", type(state).__name__, "<a mapping>")
     if "all_rank_indices" not in state:
         return [read_rank(state)]
-    saved_version(state, STATE_VERSION, default=STATE_VERSION)
+    check_version(state, STATE_VERSION, default=STATE_VERSION)
     indices = _items(state, "all_rank_indices", None)
     if not indices:
         raise StateMismatchError("all_rank_indices", [], "<one index for each rank>")
@@ -228,7 +228,7 @@ def read_rank(state: Mapping[str, Any]) -> ResumeState:
             raise StateMismatchError(
                 field if field != "index" else "all_rank_indices", "<missing>", "<a value>", _NOT_A_STATE
             )
-    saved_version(state, STATE_VERSION, default=STATE_VERSION)
+    check_version(state, STATE_VERSION, default=STATE_VERSION)
     fingerprint = _mapping(state.get("fingerprint", {}), "fingerprint")
     row = state["epoch"], state["index"], state.get("microbatch", 0), state.get("step")
     position = _position(*row, state.get("left_out", ()))

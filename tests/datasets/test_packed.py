@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from fkat_data.datasets import Pack, PackedDataset, collate_packed
 from fkat_data.datasets.best_fit import best_fit, count_bins
-from fkat_data.errors import ConfigurationError, StateMismatchError
+from fkat_data.errors import ConfigurationError
 from fkat_data.streaming import LocalDataset, MDSWriter
 
 # See test_buffer_sorted.py: this file may not change.
@@ -205,13 +205,3 @@ def test_ranks_take_the_sequences_of_one_plan_in_turn_and_halve_only_the_last(le
         assert (made.dp_size, made.dp_rank) == (len(datasets), rank)
         assert [made.fragments(index) for index in range(len(made))] == dealt[rank :: len(datasets)]
         assert made.state_dict() == dataset.state_dict() == plan.state_dict()
-
-
-def test_a_state_of_version_1_loads_if_it_is_of_one_rank():
-    dataset = PackedDataset(Documents([3] * 40), 6, 20, seed=1)
-    old = dataset.state_dict() | {"version": 1, "world_size": 1, "epoch": 2}
-    del old["too_long"]
-    dataset.load_state_dict(old)
-    assert dataset.state_dict()["epoch"] == 2
-    with pytest.raises(StateMismatchError, match="version"):
-        dataset.load_state_dict(old | {"world_size": 2})

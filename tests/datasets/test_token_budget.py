@@ -201,31 +201,3 @@ def test_an_index_past_the_end_is_refused_whatever_the_number_of_ranks():
     sampler = small()
     with pytest.raises(StateMismatchError, match=r"^state field 'index'.*at most 5"):
         sampler.load_state_dict(sampler.state_dict() | {"index": 6, "world_size": 2})
-
-
-def of_version_1(sampler):
-    """The state that releases until the plan knew no ranks would have saved."""
-    return {name: value for name, value in sampler.state_dict().items() if name not in ("dealt", "lengths")} | {
-        "version": 1
-    }
-
-
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_a_state_of_one_rank_of_the_first_version_goes_on_on_any_number(world_size):
-    alone = small()
-    had = list(islice(alone, 4))
-    samplers = [small(rank=rank, world_size=world_size) for rank in range(world_size)]
-    for sampler in samplers:
-        sampler.load_state_dict(of_version_1(alone))
-    rest = [batch for sampler in samplers for batch in sampler]
-    assert sorted(index for batch in had + rest for index in batch) == list(range(40))
-    assert world_size > 1 or had + rest == list(small())
-
-
-def test_a_state_of_several_ranks_of_version_1_is_refused():
-    samplers = [small(rank=rank, world_size=2) for rank in range(2)]
-    for sampler in (*samplers, small()):
-        before = sampler.state_dict()
-        with pytest.raises(StateMismatchError, match="version"):
-            sampler.load_state_dict(of_version_1(samplers[0]) | {"index": 3})
-        assert sampler.state_dict() == before

@@ -69,33 +69,6 @@ def test_an_epoch_of_other_ranks_is_refused_and_the_next_one_begins(make):
     assert tokens(resumed) == tokens(fresh)
 
 
-def old(state, num_samples):
-    """The state that was saved while the number of ranks shaped the plan."""
-    fields = {name: value for name, value in state["place"][0].items() if name != "dataset_ranks"}
-    if "num_samples" in fields["sampler"]:
-        return {**fields, "sampler": {**fields["sampler"], "num_samples": num_samples}}
-    (saved,) = fields["sampler"]["samplers"]
-    saved = {name: value for name, value in saved.items() if name not in ("dealt", "lengths")} | {"version": 1}
-    return {**fields, "sampler": {**fields["sampler"], "samplers": [saved]}}
-
-
-@pytest.mark.parametrize("make", [packed, budgeted])
-def test_an_order_of_several_ranks_of_version_1_is_refused_within_an_epoch(make):
-    loader = make(0, 2)
-    next(iter(loader))
-    for ranks in ((0, 2), (1, 2), (0, 1), (2, 3)):
-        with pytest.raises(StateMismatchError):
-            tokens(resumed_from(old(loader.state_dict(), 17), make, *ranks))
-
-
-def test_states_of_one_rank_go_on_as_they_were():
-    for make in (packed, budgeted):
-        loader = make(0, 1)
-        iterator = begun(loader, 1)
-        resumed = at_state(make(0, 1), old(loader.state_dict(), len(loader.dataset)))
-        assert tokens(resumed) == tokens(iterator)
-
-
 # --- on other numbers of ranks -----------------------------------------------------------------------------------
 
 

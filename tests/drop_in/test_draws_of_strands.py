@@ -104,16 +104,6 @@ def strand_of(microbatch):
     return microbatch[0][0]
 
 
-def as_saved_before(state):
-    """Return a state as versions saved it whose strands all drew the same."""
-    state = json.loads(json.dumps(state))
-    for each in [state["place"][0], *state["place"][0].get("all_rank_states", [])]:
-        each.pop("strands_per_rank", None)
-        for strand in each.get("strands", ()):
-            del strand["own_draws_from"]
-    return state
-
-
 def streams_of(loader, dp_rank, epoch):
     """Return where the draws of each of a rank's strands come from, by the strand's number."""
     state = unsealed(loader.local_state_dict())
@@ -122,10 +112,10 @@ def streams_of(loader, dp_rank, epoch):
     return {number: plan.piece(epoch, index)[:2] for index, number in enumerate(state["strand_numbers"])}
 
 
-@given(st.integers(1, 3), st.lists(st.integers(1, 5), min_size=2, max_size=4), st.data())
-def test_each_strand_has_a_stream_of_its_own_on_whatever_ranks(num_workers, trip, data):
+@given(st.integers(1, 3), st.lists(st.integers(1, 5), min_size=2, max_size=4))
+def test_each_strand_has_a_stream_of_its_own_on_whatever_ranks(num_workers, trip):
     num_strands = num_workers * trip[0]
-    is_old, state, first = data.draw(st.booleans()), None, None
+    state, first = None, None
     options = {"num_workers": num_workers, "start_method": "spawn"}  # none starts, nor what workers are forked from
     for num_ranks in (min(number, num_strands) for number in trip):
         loaders = [loader_of(state=state, deal=(num_ranks, rank), **options) for rank in range(num_ranks)]
@@ -133,15 +123,13 @@ def test_each_strand_has_a_stream_of_its_own_on_whatever_ranks(num_workers, trip
         for rank, loader in enumerate(loaders):
             found |= streams_of(loader, rank, epoch=1)
             before = streams_of(loader, rank, epoch=0)
-            is_shared = is_old and state is not None
-            assert before == {number: (rank, 0) if is_shared else found[number] for number in before}
+            assert before == {number: found[number] for number in before}
         first = first or found
         assert len({*found.values()}) == num_strands
         assert found == first
         # The first worker of each rank that began draws what it drew as the only one.
         assert all(found[rank * num_workers] == (rank, 0) for rank in range(trip[0]))
-        again = saved(loaders)
-        state = as_saved_before(again) if is_old and state is None else again
+        state = saved(loaders)
 
 
 @pytest.mark.long
@@ -176,29 +164,6 @@ def check_draws_and_resumes(kind, some):
     loader.close()
 
 
-@pytest.mark.long
-def test_an_older_state_finishes_its_epoch_as_it_began_and_the_next_one_has_draws_of_its_own(processes, some):
-    for kind in some(KINDS, 1):
-        check_older_state(kind, some)
-
-
-def check_older_state(kind, some):
-    whole = epochs_of(loader_of(**KINDS[kind]))
-    begun = as_saved_before(loader_of(**KINDS[kind]).state_dict())
-    with loader_of(**KINDS[kind], state=begun) as loader:
-        old, following = list(loader), list(loader)
-    assert following == whole[1]
-    assert [each for each in old if strand_of(each) == 0] == [each for each in whole[0] if strand_of(each) == 0]
-    first, second = ([draws_in(each)[-1] for each in old if strand_of(each) == number] for number in (0, 1))
-    assert second[: len(first)] == first
-    for cut in some((1, 4, len(old) - 1), 1):
-        with loader_of(**KINDS[kind], state=begun) as loader:
-            list(islice(loader, cut))
-            states = loader.state_dict(), as_saved_before(loader.state_dict())
-        for state in states:
-            assert epochs_of(loader_of(**KINDS[kind], state=state)) == [old[cut:], whole[1]]
-
-
 def by_strands(microbatches):
     found = defaultdict(list)
     for microbatch in microbatches:
@@ -208,8 +173,7 @@ def by_strands(microbatches):
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["with a state", "windows"])
-@pytest.mark.parametrize("is_old", [False, True], ids=["", "from an older state"])
-def test_a_strand_draws_the_same_whichever_rank_takes_it_over(processes, kind, is_old):
+def test_a_strand_draws_the_same_whichever_rank_takes_it_over(processes, kind):
     epochs = [[], []]
     for rank in range(2):
         for epoch, found in zip(epochs, epochs_of(loader_of(**KINDS[kind], deal=(2, rank))), strict=True):
@@ -221,12 +185,10 @@ def test_a_strand_draws_the_same_whichever_rank_takes_it_over(processes, kind, i
         loaders = [loader_of(**KINDS[kind], deal=(ranks, rank), state=state) for rank in range(ranks)]
         for loader, count in zip(loaders, counts, strict=True):
             found += islice(loader, count)
-        again = saved(loaders)
-        state = as_saved_before(again) if is_old and state is None else again
+        state = saved(loaders)
         for loader in loaders[: None if None not in counts else 0]:
             loader.close()
     following = list(loaders[0])
     loaders[0].close()
-    if not is_old:
-        assert by_strands(found) == whole[0]
+    assert by_strands(found) == whole[0]
     assert by_strands(following) == whole[1]

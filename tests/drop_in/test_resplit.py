@@ -309,27 +309,6 @@ def test_a_damaged_record_of_a_re_split_is_named(damage):
         loader.load_state_dict({**loader.state_dict()["place"][0], **damage})
 
 
-#: What a loader of 17 samples in batches of 2 saved after two steps of two ranks, before states had a digest of each batch.
-OLD = {
-    "in order": {"num_samples": 17, "shuffle": False},
-    "drawn": {"generators": [None, None], "samplers": [None, None], "step": 2, "order": 2973045723},
-}
-
-
-@pytest.mark.parametrize("kind", OLD)
-def test_a_state_that_an_older_version_saved_goes_on(kind):
-    dealing = {"num_ranks": 2, "even_batches": True, "split_batches": False}
-    own = {"version": 1, "seed": 7, "batch_size": 2 if kind == "in order" else None, "drop_last": False, **dealing}
-    own |= {"epoch": 0, "step": 2, "sampler": OLD[kind]}
-    same = Job(kind, 17, 2, 2, own)
-    assert [flat([batches]) for batches in same.deliver([9, 9])] == [[8, 9, 12, 13, 16, 0], [10, 11, 14, 15, 1, 2]]
-    for num_ranks in (1, 3):
-        gathered = Job(kind, 17, 2, num_ranks, {"version": 1, "all_rank_states": [own, own]})
-        assert set(flat(gathered.deliver([9] * num_ranks))) == {*range(8, 17), *([0, 1, 2] if num_ranks == 3 else [])}
-        with pytest.raises(StateMismatchError, match="merge_state_dicts"):
-            Job(kind, 17, 2, num_ranks, own)
-
-
 # --- with real ranks -------------------------------------------------------------------------------------------
 
 

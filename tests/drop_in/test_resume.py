@@ -235,15 +235,6 @@ def test_an_order_of_other_values_that_cannot_be_repeated_is_an_error_too(made, 
         list(resumed)
 
 
-def test_an_older_state_that_leaves_out_what_the_sampler_gave_loads_as_it_did():
-    loaders = [DataLoader(Numbers(9, "int"), 2, sampler=ForgetfulOf(9, torch.tensor)) for _ in range(2)]
-    iterator = begun(loaders[0], 2)
-    state = loaders[0].state_dict()
-    state["place"][0]["sampler"]["order"] = 0
-    resumed = at_state(loaders[1], state)
-    assert [each.tolist() for each in resumed] == [each.tolist() for each in iterator]
-
-
 def test_a_sampler_of_another_epoch_is_an_error_instead_of_other_data():
     samplers = [DistributedSampler(range(20), 2, 0) for _ in range(2)]
     samplers[0].set_epoch(4)

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from fkat_data.streaming import StreamingDataLoader
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "states" / "version_1"
+GOLDEN = Path(__file__).parents[1] / "golden" / "states" / "version_2"
 
 #: Of a state: one that is gathered from all ranks, each rank's own, or the first one's for all.
 Form = Literal["gathered", "own", "first"]

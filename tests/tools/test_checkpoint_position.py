@@ -12,7 +12,7 @@ from walks import begun
 from fkat_data import DataLoader, ShardedDataLoader, samplers
 from fkat_data.tools import positions_in, read_checkpoint
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "states" / "version_1"
+GOLDEN = Path(__file__).parents[1] / "golden" / "states" / "version_2"
 
 
 said = partial(command_examples.said, "explain")

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import get_worker_info
 
-from fkat_data.arguments import integer, saved_integer, saved_version
+from fkat_data.arguments import check_version, integer, saved_integer
 from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.streaming.epoch.shared_orders import shared_part
 from fkat_data.streaming.epoch.shared_resume import LARGEST_NUMBER, ResumePoint
@@ -53,7 +53,7 @@ def resume_point_of(state_dict: object) -> ResumePoint:
     if not isinstance(state_dict, Mapping):
         raise StateMismatchError("state_dict", state_dict, "<a mapping>", "pass what state_dict() returned")
     state = cast("Mapping[str, Any]", state_dict)
-    saved_version(state, _VERSION, default=_VERSION)
+    check_version(state, _VERSION, default=_VERSION)
     for field in _REQUIRED:
         if field not in state:
             raise StateMismatchError(field, "<missing>", "<an integer>", "this is not the state of a streaming dataset")
