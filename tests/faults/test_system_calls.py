@@ -117,7 +117,7 @@ def test_a_worker_whose_system_call_fails_is_made_up_for(processes, call, action
 @pytest.mark.slow
 @pytest.mark.timeout(1800)  # a run for each call, one after the other
 @pytest.mark.parametrize(("call", "action"), cases(WORKER_FAULTS))
-def test_every_system_call_of_a_worker_may_fail(call, action, tmp_path):
+def test_every_system_call_of_a_worker_may_fail(processes, call, action, tmp_path):
     for occurrence in itertools.count(1):
         if not check_worker(call, action, occurrence, tmp_path):
             break
