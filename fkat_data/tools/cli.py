@@ -26,7 +26,7 @@ from fkat_data.tools.doctor import Finding, Level, examine, worst_of
 from fkat_data.tools.hydra_config import Config, Key, Nodes, Overrides, Ranks, loader_maker, streaming_dataset
 from fkat_data.tools.report import page
 from fkat_data.tools.resume_check import ResumeReport, verify_resume
-from fkat_data.tools.simulate_commands import simulate_app
+from fkat_data.tools.simulate_cli import simulate_app
 from fkat_data.tools.traced_run import read_run
 
 _NOT_EXACT = _INCOMPLETE = 1
