@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, Protocol, Self, cast, runtime_checkable
 
 from fkat_data import arguments
 from fkat_data.distributed import rank_and_world_size
-from fkat_data.dropped import WeakTable, after_end
 from fkat_data.errors import ConfigurationError
 from fkat_data.interruption import genuine
+from fkat_data.lifetime import WeakTable, on_collected
 from fkat_data.location import machine_path
 from fkat_data.machine import call_in_forks, required
 from fkat_data.observe.durations import SHORTEST_S, Durations
@@ -192,7 +192,7 @@ class PrometheusFile:
         several = (self._text, interval_s, self._is_over)
         self._thread = threading.Thread(target=_write_often, args=several, name="fkat_data export", daemon=True)
         self._thread.start()
-        after_end(self, self._is_over.set)
+        on_collected(self, self._is_over.set)
 
     def close(self) -> None:
         """Write the file a last time; it stays. Any number of calls."""

@@ -154,9 +154,9 @@ class _Maker(RemoteMaker):
         return super().made(ticket, first, num_known)
 
     @_RAY.method(concurrency_group="beside")
-    def give_carry(self, ticket: int, carry: bytes) -> None:
+    def give_leftover_rows(self, ticket: int, leftover_rows: bytes) -> None:
         """Give a task what the one before has left, while another call waits for it."""
-        super().give_carry(ticket, carry)
+        super().give_leftover_rows(ticket, leftover_rows)
 
     @_RAY.method(concurrency_group="beside")
     def stack(self) -> str:

@@ -126,6 +126,6 @@ class Profiler(Protocol):
         ...
 
 
-def plans_batches(dataset: object) -> bool:
+def is_stream_source(dataset: object) -> bool:
     """Return whether a dataset plans its batches itself, for all ranks: a ``StreamingDataset``."""
     return hasattr(type(dataset), "loader_plan")

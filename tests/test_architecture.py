@@ -34,7 +34,7 @@ LAYERS = {
     "store_errors": 3,
     "tracebacks": 3,
     "distributed": 4,
-    "dropped": 4,
+    "lifetime": 4,
     "samplers": 4,
     "streaming.order": 4,
     "huggingface": 5,

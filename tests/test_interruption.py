@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 import fkat_data
-from fkat_data.dropped import Descriptor, WeakTable, after_end
 from fkat_data.interruption import genuine, is_interruption, suppress
+from fkat_data.lifetime import Descriptor, WeakTable, on_collected
 
 ROOT = Path(fkat_data.__file__).parent
 KINDS = [
@@ -246,7 +246,7 @@ def test_no_code_of_python_runs_where_the_callers_thread_drops_an_object():
             is_method = isinstance(node, ast.FunctionDef) and node.name == "__del__"
             if (is_call or is_class or is_method) and path not in WITH_FINALIZERS:
                 found.append(f"{path}:{node.lineno}")
-    assert not found, "use fkat_data.dropped:\n" + "\n".join(found)
+    assert not found, "use fkat_data.lifetime:\n" + "\n".join(found)
 
 
 class Owner:
@@ -270,8 +270,8 @@ def test_a_table_forgets_what_is_gone_and_keeps_what_lives():
 
 def test_what_a_dropped_object_leaves_is_ended_in_another_thread_and_an_error_of_one_spares_the_others(caplog):
     calls, owners = queue.SimpleQueue(), [Owner(), Owner()]
-    after_end(owners[0], lambda: 1 / 0)
-    after_end(owners[1], lambda: calls.put(threading.get_ident()))
+    on_collected(owners[0], lambda: 1 / 0)
+    on_collected(owners[1], lambda: calls.put(threading.get_ident()))
     del owners[0]  # the one whose action fails
     owners.clear()
     assert calls.get(timeout=30) != threading.get_ident()
@@ -292,7 +292,7 @@ def test_a_descriptor_closes_once_and_without_a_warning():
 DROPPED = """
 import os, signal, sys
 import torch
-from fkat_data.dropped import Descriptor, WeakTable, after_end
+from fkat_data.lifetime import Descriptor, WeakTable, on_collected
 
 class Owner:
     pass
@@ -316,7 +316,7 @@ for number in range(int(sys.argv[1])):
         for _ in range(40):
             owner = Owner()
             table[0] = owner
-            after_end(owner, int)
+            on_collected(owner, int)
             descriptor = Descriptor(os.dup(0))
         armed = False
     except KeyboardInterrupt:

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
-from fkat_data.device.engine import DirectEngine, StreamEngine, Ticket, engine_for
+from fkat_data.device.copier import DirectCopier, StreamCopier, Ticket, copier_for
 from fkat_data.device.host import HostMover, Mover, map_tensors
-from fkat_data.dropped import after_end
 from fkat_data.errors import ConfigurationError
 from fkat_data.interruption import genuine, suppress
+from fkat_data.lifetime import on_collected
 from fkat_data.modes import has_modes, without_modes
 from fkat_data.observe.sink import EventSink
 from fkat_data.registry import Registry
@@ -56,8 +56,8 @@ class AcceleratorMover:
     copies = True
     """Tensors are copied."""
 
-    def __init__(self, engine: StreamEngine | DirectEngine, sink: EventSink | None = None) -> None:
-        self._engine = engine
+    def __init__(self, copier: StreamCopier | DirectCopier, sink: EventSink | None = None) -> None:
+        self._copier = copier
         self._sink = sink or EventSink()
         self._copied_s = 0.0
         self._last_ended_s = 0.0
@@ -67,7 +67,7 @@ class AcceleratorMover:
         self._num_issued = 0
         # What copies are being issued from: an interrupted call may have issued some.
         self._issuing: Any = None
-        after_end(self, functools.partial(_wait_for_all, self._sources))
+        on_collected(self, functools.partial(_wait_for_all, self._sources))
 
     @property
     def copied_s(self) -> float:
@@ -91,7 +91,7 @@ class AcceleratorMover:
         self._release_read()
         # By name: an object that moves itself may drop them while they are being read.
         sources = tensors_in(microbatch)
-        self._engine.prepare(sources)
+        self._copier.prepare(sources)
         ticket: Ticket | None = None
         copies: dict[int, tuple[Any, Any]] = {}
 
@@ -99,17 +99,17 @@ class AcceleratorMover:
             # A tensor that is there twice is one tensor on the device as well. The value is kept, as a new
             # one might get its id otherwise.
             if id(value) not in copies:
-                copies[id(value)] = value, self._engine.copy(value)
+                copies[id(value)] = value, self._copier.copy(value)
             return copies[id(value)][1]
 
         issued_s = time.perf_counter()
         self._issuing = microbatch, sources
-        with self._engine.issuing():
+        with self._copier.issuing():
             try:
                 moved = map_tensors(copied, microbatch)
             finally:
                 # If the device has no room for one tensor, those before it are already being read.
-                ticket = self._engine.issued()
+                ticket = self._copier.issued()
                 if ticket is not None:
                     self._num_issued += 1
                     self._sources[self._num_issued] = _Source(ticket, issued_s, (microbatch, sources))
@@ -119,13 +119,13 @@ class AcceleratorMover:
     def finish(self, moving: Moving) -> Any:
         """Return the copy, ordered before everything that the caller's current stream does next."""
         if moving.ticket is not None:
-            self._engine.hand_over(moving.ticket, tensors_in(moving.microbatch))
+            self._copier.hand_over(moving.ticket, tensors_in(moving.microbatch))
         return moving.microbatch
 
     def wait(self) -> None:
         """Wait until all copies are complete, and release what they read."""
         if self._issuing is not None:
-            ticket = self._engine.issued()
+            ticket = self._copier.issued()
             if ticket is not None:
                 ticket.wait()
             self._issuing = None
@@ -289,4 +289,4 @@ def mover_for(device: torch.device | str | None, sink: EventSink | None = None) 
         torch.empty(0, device=target)
     except genuine(Exception) as error:
         raise ConfigurationError("device", device, f"a device of this machine ({error})") from error
-    return AcceleratorMover(engine_for(target), sink)
+    return AcceleratorMover(copier_for(target), sink)

@@ -51,7 +51,7 @@ from fkat_data.plan.state import sealed, unsealed
 from fkat_data.sample_errors import source_location_of
 from fkat_data.seeding import next_number, shares_generators
 from fkat_data.transport.definitions import digest_of_shipment, largest_part
-from fkat_data.types import Microbatch_co, Profiler, plans_batches
+from fkat_data.types import Microbatch_co, Profiler, is_stream_source
 from fkat_data.wording import Described
 from fkat_data.worker.settings import StartMethod, WorkerKind
 from fkat_data.worker.stacked import stacks_items
@@ -255,7 +255,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
     def _take_dataset(self, dataset: Any, batch_sampler: object) -> None:
         if self.has_windows:
             check_windows(self.window_fn, dataset, batch_sampler, self.on_sample_error)
-        if self.has_windows and plans_batches(dataset):
+        if self.has_windows and is_stream_source(dataset):
             # To all but the plan, a dataset with indices: ranks get windows, whose rows make the microbatches.
             self._stream, self._windowed = None, dataset
             self._windows_of(dataset)
@@ -622,9 +622,9 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         if self.seed is not None:
             return self.seed
         if self._stream is not None:
-            return self._stream.loader_terms()[0]
+            return self._stream.loader_settings()[0]
         if self._drawn_seed is None and self._windowed is not None:
-            return self._windowed.loader_terms()[0]
+            return self._windowed.loader_settings()[0]
         if self._drawn_seed is None:
             drawn = next_number(self.generator)
             vars(self).update(_drawn_seed=drawn)
@@ -664,7 +664,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         stream = self._stream or self._windowed
         if self.workers == "threads" and stream is None:
             return None
-        dataset = self.dataset if stream is None else stream.loader_terms()[1]
+        dataset = self.dataset if stream is None else stream.loader_settings()[1]
         began_s = time.thread_time()
         digest = digest_of_shipment(dataset, (self.window_fn, self.collate_fn, self.worker_init_fn))
         took_s = time.thread_time() - began_s

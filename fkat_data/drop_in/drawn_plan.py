@@ -30,11 +30,11 @@ from fkat_data.drop_in.reshards import (
     Remainder,
     Reshard,
     distributed_sampler_of,
+    distributed_settings,
     first_step,
     of_epoch,
     remainders_of,
     remaining_batches,
-    terms_of,
 )
 from fkat_data.drop_in.sampler_states import (
     FirstBatch,
@@ -314,7 +314,7 @@ class DrawnPlan(IndexPlan):
                 count["within"] = within
             return as_saved({**self._begun, **self._first_said(), "step": step, **count, "order": order})
         # A state of an order that is arithmetic, before the first microbatch, says nothing of these samplers.
-        state = {**self._terms(), "step": 0, "order": 0, **({} if "num_samples" in loaded else loaded)}
+        state = {**self._order_fields(), "step": 0, "order": 0, **({} if "num_samples" in loaded else loaded)}
         if self._has_own_states and "generators" not in loaded:
             for name in ("previous", "first", *(() if self._is_as_loaded(loaded) else ("orders",))):
                 state.pop(name, None)
@@ -357,16 +357,18 @@ class DrawnPlan(IndexPlan):
             loaded = {name: value for name, value in loaded.items() if name != "orders"}
         previous = self._previous()
         before, begun = self._set_samplers(epoch, loaded)
-        length = self._terms().get("length")
+        length = self._order_fields().get("length")
         if loaded.get("length", length) != length:
             raise StateMismatchError("num_samples", loaded["length"], length, OTHER_LENGTH)
         self._iterable = _frozen(self._sampler)
-        terms = self._terms()
+        order_fields = self._order_fields()
         if self._has_own_states and begun is not None:
-            terms |= {name: begun[name] for name in ("generators", "samplers", "previous", "first") if name in begun}
+            order_fields |= {
+                name: begun[name] for name in ("generators", "samplers", "previous", "first") if name in begun
+            }
         elif previous is not None:
-            terms["previous"] = previous
-        self._begun, self._epoch = terms, epoch
+            order_fields["previous"] = previous
+        self._begun, self._epoch = order_fields, epoch
         self._iteration, self._left, self._again = Iteration(), None, None
         self._is_stale = False
         self._generators = self._new_generators()
@@ -374,7 +376,7 @@ class DrawnPlan(IndexPlan):
         self._order, self._own = self._opened(epoch, loaded, before or [])
         self._newest = self._order.count, self._order.digest
         if self._reports_start:
-            self._begun = self._terms()  # before iter(), it said where the iteration before was left
+            self._begun = self._order_fields()  # before iter(), it said where the iteration before was left
         self._parts.clear()
         self._marks = {}
         self._num_parts = 0
@@ -432,7 +434,7 @@ class DrawnPlan(IndexPlan):
         reshards = of_epoch(self._reshards, epoch)
         # Of another rank's state, nothing else says whether the order is the same.
         if self._distributed is not None and (reshards or (loaded.get("step") and not checks)):
-            _compare_terms(loaded.get("distributed", {}), terms_of(self._distributed))
+            _compare_order(loaded.get("distributed", {}), distributed_settings(self._distributed))
         if reshards and self._distributed is not None:
             rest = self._distributed_rest(self._distributed, epoch).batches()
             order = CheckedOrder(iter(rest), checks, num_before=self._num_drawn)
@@ -638,13 +640,13 @@ class DrawnPlan(IndexPlan):
     def _states(self) -> dict[str, Any]:
         return states_of(self._members)
 
-    def _terms(self) -> dict[str, Any]:
-        terms = self._states()
+    def _order_fields(self) -> dict[str, Any]:
+        order_fields = self._states()
         if self._distributed is not None:
-            terms["distributed"] = terms_of(self._distributed)
+            order_fields["distributed"] = distributed_settings(self._distributed)
         elif type(self._members[0]) in (RandomSampler, SequentialSampler):
-            terms["length"] = len(self._members[0])
-        return terms
+            order_fields["length"] = len(self._members[0])
+        return order_fields
 
     def _load(self, states: Mapping[str, Any]) -> None:
         load_into(self._members, states)
@@ -666,7 +668,7 @@ def _frozen(sampler: Any) -> Any:
     return frozen
 
 
-def _compare_terms(saved: Mapping[str, Any], present: Mapping[str, Any]) -> None:
+def _compare_order(saved: Mapping[str, Any], present: Mapping[str, Any]) -> None:
     """Raise if the order of a ``DistributedSampler`` is not the one that other ranks had."""
     of_shuffle = ("seed", "epoch") if present["shuffle"] else ()
     for field in ("num_samples", "drop_last", "shuffle", *of_shuffle):

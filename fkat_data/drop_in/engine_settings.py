@@ -15,7 +15,7 @@ from fkat_data.device.accelerator import device_of
 from fkat_data.distributed import rank_and_world_size
 from fkat_data.drop_in.loader_plan import LoaderPlan
 from fkat_data.drop_in.numbered_plan import is_numbered
-from fkat_data.drop_in.worker_side import EpochFactory, EpochTerms
+from fkat_data.drop_in.worker_side import EpochFactory, EpochSpec
 from fkat_data.errors import ConfigurationError
 from fkat_data.iteration import EpochIterator, HandOver, Iterations
 from fkat_data.loader.agreement import identity_of
@@ -25,7 +25,7 @@ from fkat_data.loader.worker_pool import WorkerPoolSettings, prepare_template
 from fkat_data.machine import can_start_workers
 from fkat_data.observe.statistics import DataLoaderStatistics
 from fkat_data.observe.timeline import open_timeline
-from fkat_data.types import Microbatch, plans_batches
+from fkat_data.types import Microbatch, is_stream_source
 from fkat_data.worker.settings import FORK_OR_TEMPLATE, START_METHODS, worker_kind
 from fkat_data.worker.windows import window_functions_of
 
@@ -200,7 +200,7 @@ def make_engine(loader: Any, plan: LoaderPlan, *, seed: int, dp_rank: int, keeps
     elif plan.has_windows:
         group_size, num_groups = 1, group_size
     num_told = loader.num_workers if num_strands is None else num_strands
-    terms = EpochTerms(
+    spec = EpochSpec(
         loader.collate_fn,
         loader.worker_init_fn,
         num_workers=num_told,
@@ -227,7 +227,7 @@ def make_engine(loader: Any, plan: LoaderPlan, *, seed: int, dp_rank: int, keeps
         stall_timeout_s=loader.timeout or None,
     )
     workers = WorkerPoolSettings(
-        factory=EpochFactory(loader.dataset, terms),
+        factory=EpochFactory(loader.dataset, spec),
         seed=seed,
         dp_rank=dp_rank,
         num_groups=num_groups,
@@ -241,9 +241,9 @@ def make_engine(loader: Any, plan: LoaderPlan, *, seed: int, dp_rank: int, keeps
         start_method=start_method_of(loader),
         users={
             "dataset": loader.dataset,
-            "window_fn": terms.window_fn,
-            "collate_fn": terms.collate_fn,
-            "worker_init_fn": terms.worker_init_fn,
+            "window_fn": spec.window_fn,
+            "collate_fn": spec.collate_fn,
+            "worker_init_fn": spec.worker_init_fn,
         },
         in_process=("num_workers", 0),
         is_kept=keeps_dataset,
@@ -270,7 +270,7 @@ def make_engine(loader: Any, plan: LoaderPlan, *, seed: int, dp_rank: int, keeps
 
 def _fetches(dataset: Any) -> bool:
     """Return whether a dataset is a stream that fetches shards: its threads keep what they raise, and so the caller's frames."""
-    return plans_batches(dataset) and any(stream.remote is not None for stream in dataset.streams)
+    return is_stream_source(dataset) and any(stream.remote is not None for stream in dataset.streams)
 
 
 def prepare_workers(loader: Any) -> None:
@@ -394,7 +394,7 @@ def adopt_batch_size(dataset: Any, batch_size: int | None, *, in_order: bool) ->
         ConfigurationError: The dataset has another batch size, none is given, or ``in_order`` is false: the state counts
             batches in their order.
     """
-    if not plans_batches(dataset):
+    if not is_stream_source(dataset):
         return None
     if not in_order:
         raise ConfigurationError("in_order", in_order, "True: the state counts batches in their order")

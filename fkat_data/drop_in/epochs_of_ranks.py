@@ -32,8 +32,8 @@ from fkat_data.drop_in.states import (
 )
 from fkat_data.drop_in.strand_plan import StrandRanks, own_strands
 from fkat_data.drop_in.window_plan import WindowPlan
-from fkat_data.dropped import WeakTable
 from fkat_data.errors import ConfigurationError, StateMismatchError
+from fkat_data.lifetime import WeakTable
 from fkat_data.worker.produce import check_files, files_field
 
 _MOST_VIEWS = 16  # a dataset may name itself

@@ -9,9 +9,9 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from fkat_data.distributed import Exchange, job_store, rank_and_world_size
-from fkat_data.dropped import after_end
 from fkat_data.errors import RankMismatchError
 from fkat_data.interruption import genuine, suppress
+from fkat_data.lifetime import on_collected
 from fkat_data.wording import add_note
 
 _logger = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class _Rounds:
         running = _thread.allocate_lock()
         running.acquire()
         stopped: list[bool] = []
-        after_end(self, partial(_stop, self._asked, stopped, running), at_exit=True)
+        on_collected(self, partial(_stop, self._asked, stopped, running), at_exit=True)
         _exchanges.append(Exchange(None))
         arguments = (_exchanges[-1], self._asked, self._heard, self._rung, stopped, running)
         _thread.start_new_thread(_exchange, arguments)

@@ -34,7 +34,7 @@ class Provenance(NamedTuple):
 class LoaderPlan(Plan):
     """The plan of a DataLoader's epochs, and the part of a state that is the plan's."""
 
-    takes_marks = True
+    takes_updates = True
     has_parts: bool = False
     """Whether an epoch has several tasks, the next of which can be made ahead."""
     num_tasks_ahead: int = 1

@@ -354,7 +354,7 @@ def rank_in(order: object, depth: int = 0) -> tuple[int, int | None] | None:
     return next(filter(None, found), None)
 
 
-def terms_of(sampler: "DistributedSampler[Any]") -> dict[str, Any]:
+def distributed_settings(sampler: "DistributedSampler[Any]") -> dict[str, Any]:
     """Return what a sampler's order depends on, and which rank's it is, as plain values."""
     return {
         "num_samples": len(cast("Any", sampler.dataset)),

@@ -221,8 +221,8 @@ def _own_index(states: Sequence[Mapping[str, Any]], layout: Layout, rank: int, w
 
 def _num_ranks(state: Mapping[str, Any]) -> int:
     """Return how many ranks the samples of a state's epoch were dealt out to."""
-    terms: Mapping[str, Any] = state.get("sampler", {}).get("distributed", {})
-    return cast("int", state.get("num_ranks", terms.get("num_replicas", _num_by_order(state))))
+    order_fields: Mapping[str, Any] = state.get("sampler", {}).get("distributed", {})
+    return cast("int", state.get("num_ranks", order_fields.get("num_replicas", _num_by_order(state))))
 
 
 def _num_by_order(state: Mapping[str, Any]) -> int:
@@ -304,8 +304,8 @@ def _sampler_of_rest(
     if is_by_order:  # what is left follows from the state of the sampler
         return {**without_order(sampler), "step": step, "orders": []}
     if layout.dealt_by == "sampler":
-        terms = {**sampler["distributed"], "num_replicas": layout.num_ranks, "rank": layout.rank}
-        return {**without_order(sampler), "distributed": terms, "step": step, "orders": []}
+        order_fields = {**sampler["distributed"], "num_replicas": layout.num_ranks, "rank": layout.rank}
+        return {**without_order(sampler), "distributed": order_fields, "step": step, "orders": []}
     # Single batches, whose digests no number of ranks changes.
     in_epoch = [state["sampler"] for state in of_ranks if state["epoch"] == base["epoch"]]
     checks = {check for own in in_epoch for check in checks_in(own)}

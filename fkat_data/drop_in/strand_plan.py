@@ -72,7 +72,7 @@ class StrandPlan(LoaderPlan):
         first_rank, number = divmod(self._of_ranks["strand_numbers"][index], self._of_ranks["strands_per_rank"])
         return Piece(first_rank, number, 0)
 
-    def turns(self, position: Position) -> Sequence[tuple[int, int]]:
+    def interleaved(self, position: Position) -> Sequence[tuple[int, int]]:
         """Return the strands that have something left, and their first microbatches."""
         if self._begun[0] != position.epoch:
             self._begun = position.epoch, _first_snapshot(self._own_dataset)
@@ -83,13 +83,13 @@ class StrandPlan(LoaderPlan):
         had = self._counts_taken_over(position.epoch)
         return sorted(left.items(), key=lambda item: item[1] - had[item[0]])
 
-    def mark(self, task: Task, num_made: int, mark: bytes) -> None:
+    def record(self, task: Task, num_made: int, update: bytes) -> None:
         """Remember the dataset's state behind a microbatch."""
-        self._snapshots[task.shard_index].record(task.epoch, Snapshot(num_made, mark))
+        self._snapshots[task.shard_index].record(task.epoch, Snapshot(num_made, update))
 
-    def end_shard(self, task: Task, epilogue: bytes) -> None:
+    def end_shard(self, task: Task, trailer: bytes) -> None:
         """Remember how the dataset begins the next epoch: it stays as this one has left it."""
-        self._snapshots[task.shard_index].record(task.epoch + 1, Snapshot(0, epilogue))
+        self._snapshots[task.shard_index].record(task.epoch + 1, Snapshot(0, trailer))
 
     def leave(self, position: Position) -> None:
         """Begin the next epoch as this one began, in the strands that the caller has left."""

@@ -27,9 +27,9 @@ from fkat_data.drop_in.sampler_states import FirstBatch
 from fkat_data.drop_in.window_states import DealtWindows, WindowPosition, dealt_windows, window_position_in
 from fkat_data.errors import ConfigurationError, SkippedSamplesError, StateMismatchError
 from fkat_data.plan.position import Piece, Position, ResumeState, Task
-from fkat_data.types import plans_batches
+from fkat_data.types import is_stream_source
 from fkat_data.wording import counted
-from fkat_data.worker.windows import Skipped, Window, read_mark, read_skipped, window_functions_of
+from fkat_data.worker.windows import Skipped, Window, read_skipped, read_update, window_functions_of
 
 _logger = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class WindowOrder(ABC):
         del epoch, step
 
     @abstractmethod
-    def terms(self, epoch: int, saved: Mapping[str, Any] | None) -> dict[str, Any]:
+    def order_fields(self, epoch: int, saved: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return what the windows of an epoch depend on, as the field ``sampler`` of a state says it.
 
         Args:
@@ -68,20 +68,20 @@ class WindowOrder(ABC):
         return {}
 
     @abstractmethod
-    def samples(self, epoch: int, terms: Mapping[str, Any]) -> Callable[[int], list[int]]:
+    def samples(self, epoch: int, order_fields: Mapping[str, Any]) -> Callable[[int], list[int]]:
         """Return what gives the samples of an epoch's window, by its number.
 
         Raises:
-            StateMismatchError: The terms are a state's, of other data.
+            StateMismatchError: The fields are a state's, of other data.
         """
 
     def followed(self, windows: Iterator[Window]) -> Iterator[Window]:
         """Yield windows that this rank will read, while what those behind them need is fetched."""
         return windows
 
-    def finish(self, epoch: int, terms: Mapping[str, Any]) -> None:
+    def finish(self, epoch: int, order_fields: Mapping[str, Any]) -> None:
         """Come to the epoch's end. Any number of calls."""
-        del epoch, terms
+        del epoch, order_fields
 
 
 class SampledWindows(WindowOrder):
@@ -100,17 +100,17 @@ class SampledWindows(WindowOrder):
         if isinstance(sampler, EpochShuffle):
             sampler.seed = seed
 
-    def terms(self, epoch: int, saved: Mapping[str, Any] | None) -> dict[str, Any]:
+    def order_fields(self, epoch: int, saved: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return the number of samples, and whether they are shuffled."""
         del epoch, saved
         return {"num_samples": len(self._sampler), "shuffle": isinstance(self._sampler, EpochShuffle)}
 
-    def samples(self, epoch: int, terms: Mapping[str, Any]) -> Callable[[int], list[int]]:
+    def samples(self, epoch: int, order_fields: Mapping[str, Any]) -> Callable[[int], list[int]]:
         """Return what gives the indices of a window."""
         shuffle: tuple[int, int] | None = None
         if isinstance(self._sampler, EpochShuffle):
             self._sampler.epoch, shuffle = epoch, (self._seed, epoch)
-        return SampleOrder(terms["num_samples"], self._window_size, drop_last=False, shuffle=shuffle).batch
+        return SampleOrder(order_fields["num_samples"], self._window_size, drop_last=False, shuffle=shuffle).batch
 
 
 class DrawnWindows(WindowOrder):
@@ -145,7 +145,7 @@ class DrawnWindows(WindowOrder):
         self._ended = None
         self._plan.renew(epoch, step)
 
-    def terms(self, epoch: int, saved: Mapping[str, Any] | None) -> dict[str, Any]:
+    def order_fields(self, epoch: int, saved: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return the number of samples, and the samplers' states when the epoch began."""
         if saved is not None and saved is not self._saved:
             self._saved, self._ended = saved, None
@@ -162,13 +162,13 @@ class DrawnWindows(WindowOrder):
         count, order = begun.pop("step", 0), begun.pop("order", 0)
         return {_BEGUN: begun, _ORDERS: [[count, order]] if count and order else orders}
 
-    def samples(self, epoch: int, terms: Mapping[str, Any]) -> Callable[[int], list[int]]:
+    def samples(self, epoch: int, order_fields: Mapping[str, Any]) -> Callable[[int], list[int]]:
         """Return what gives the samples of a window.
 
         It raises ``StateMismatchError`` where the sampler gives another order than when the state was saved, and
         ``ConfigurationError`` where it gives more or fewer samples than its ``len`` says.
         """
-        num_samples: int = terms["num_samples"]
+        num_samples: int = order_fields["num_samples"]
 
         def samples_of(number: int) -> list[int]:
             found: list[int] = self._plan.batch_at(epoch, number) or []
@@ -180,11 +180,11 @@ class DrawnWindows(WindowOrder):
 
         return samples_of
 
-    def finish(self, epoch: int, terms: Mapping[str, Any]) -> None:
+    def finish(self, epoch: int, order_fields: Mapping[str, Any]) -> None:
         """Iterate the sampler to its end, so that what it draws from is where the next epoch begins on every rank."""
-        self._ended = epoch, -(-terms["num_samples"] // self._window_size)
+        self._ended = epoch, -(-order_fields["num_samples"] // self._window_size)
         if self._go_to_end() is not None:
-            raise self._wrong_length(terms["num_samples"], "more")
+            raise self._wrong_length(order_fields["num_samples"], "more")
 
     def _go_to_end(self) -> object:
         """Draw the rest of an epoch that has ended: an earlier window, asked for since, is drawn from the beginning."""
@@ -225,8 +225,8 @@ class WindowPlan(IndexPlan):
         self._order = order
         self._window_size = window_size
         self._share = share
-        self.has_carries = is_batched
-        self._terms: Mapping[str, Any] = {}
+        self.has_leftover_rows = is_batched
+        self._order_fields: Mapping[str, Any] = {}
         self._windows = DealtWindows(0, None)
         # Those from some window on, one after the other, and the newest of them.
         self._followed: Iterator[Window] = iter(())
@@ -259,7 +259,7 @@ class WindowPlan(IndexPlan):
     def _finish(self, epoch: int) -> None:
         """Bring the order to the end of an epoch, where it is on every rank, however few windows this one has read."""
         if epoch == self._epoch:
-            self._order.finish(epoch, self._terms)
+            self._order.finish(epoch, self._order_fields)
 
     def begin_at(self, position: Position) -> Position:
         """Return where tasks begin for a position: with the window of the first row that was not delivered."""
@@ -293,7 +293,7 @@ class WindowPlan(IndexPlan):
         return self._kept[index]
 
     def _windows_from(self, first: int) -> Iterator[Window]:
-        samples_of = self._order.samples(self._epoch, self._terms)
+        samples_of = self._order.samples(self._epoch, self._order_fields)
         for index in range(first, len(self._windows)):
             number, first_row, left_out = self._windows[index]
             if index == self._begin.window and self._begin.row > first_row:
@@ -308,10 +308,10 @@ class WindowPlan(IndexPlan):
         self._go_to(epoch)
         return Piece(0, self._windows[index][0], 0)
 
-    def mark(self, task: Task, num_made: int, mark: bytes) -> None:
+    def record(self, task: Task, num_made: int, update: bytes) -> None:
         """Remember the position behind a microbatch."""
         del num_made
-        row, num_behind, skipped = read_mark(mark)
+        row, num_behind, skipped = read_update(update)
         self._leave_out(task, skipped)
         self._num_handed_out += 1
         self._num_behind[self._num_handed_out] = num_behind
@@ -329,7 +329,7 @@ class WindowPlan(IndexPlan):
         first, last = (self._window_positions.get((position.epoch, position.step + behind)) for behind in (0, 1))
         if first is None or last is None or position.epoch != self._epoch:
             return []
-        samples_of = self._order.samples(self._epoch, self._terms)
+        samples_of = self._order.samples(self._epoch, self._order_fields)
         found: list[Provenance] = []
         for index in range(first.window, last.window + (last.row > 0)):
             number, first_row, _ = self._windows[index]
@@ -339,9 +339,9 @@ class WindowPlan(IndexPlan):
             found.append(Provenance(samples, [], number, rows))
         return found
 
-    def end_shard(self, task: Task, epilogue: bytes) -> None:
+    def end_shard(self, task: Task, trailer: bytes) -> None:
         """Count the samples that were left out of a window that no microbatch ends in."""
-        self._leave_out(task, read_skipped(epilogue))
+        self._leave_out(task, read_skipped(trailer))
 
     def _leave_out(self, task: Task, skipped: list[Skipped]) -> None:
         """Count and log samples that were left out of a window.
@@ -394,9 +394,13 @@ class WindowPlan(IndexPlan):
     def state_at(self, epoch: int, step: int) -> dict[str, Any]:
         """Return what the rest of an epoch depends on."""
         at = self._window_position(Position(epoch, 0, 0, step))
-        terms = self._terms if epoch == self._epoch else self._order.terms(epoch, self._loaded_at(epoch) or None)
+        order_fields = (
+            self._order_fields
+            if epoch == self._epoch
+            else self._order.order_fields(epoch, self._loaded_at(epoch) or None)
+        )
         begun = self._order.drawn(epoch, self._num_begun(epoch, at))
-        state = {**terms, **begun, "window": at.window, "row": at.row, **self._split_of(epoch)}
+        state = {**order_fields, **begun, "window": at.window, "row": at.row, **self._split_of(epoch)}
         if at.left_out:
             state["left_out"] = list(at.left_out)
         if self._max_skipped is not None:
@@ -430,14 +434,14 @@ class WindowPlan(IndexPlan):
         if epoch == self._epoch:
             return
         saved = self._loaded_at(epoch)
-        terms = self._order.terms(epoch, saved or None)
-        num_samples: int = terms["num_samples"]
+        order_fields = self._order.order_fields(epoch, saved or None)
+        num_samples: int = order_fields["num_samples"]
         self._check_length(epoch, num_samples)
-        self._terms = {**terms, **self._split_of(epoch)}
-        self._windows = dealt_windows(self._terms, self._window_size, self._share)
+        self._order_fields = {**order_fields, **self._split_of(epoch)}
+        self._windows = dealt_windows(self._order_fields, self._window_size, self._share)
         num_ranks = 1 if self._share is None else self._share.num_ranks
         is_whole = num_samples and not (self._split_of(epoch) or saved.get("window") or saved.get("row"))
-        if is_whole and not dealt_windows(terms, self._window_size, RankShare(num_ranks, num_ranks - 1)):
+        if is_whole and not dealt_windows(order_fields, self._window_size, RankShare(num_ranks, num_ranks - 1)):
             most = max(1, num_samples // num_ranks)
             expected = f"at most {most:,}, so that each of {num_ranks} ranks has a window of {num_samples:,} samples"
             raise ConfigurationError("window_size", self._window_size, expected)
@@ -499,7 +503,7 @@ def check_windows(window_fn: Any, dataset: object, batch_sampler: object, on_sam
     window_functions_of(window_fn)
     kind: Any = type(dataset)
     has_indices = hasattr(dataset, "__getitem__")
-    is_stream = plans_batches(dataset)
+    is_stream = is_stream_source(dataset)
     is_iterable = isinstance(dataset, IterableDataset) and not is_stream
     if is_iterable and on_sample_error == "skip":
         expected = "'raise', with an iterable dataset: its iteration ends where it raises"

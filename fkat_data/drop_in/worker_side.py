@@ -26,14 +26,14 @@ from fkat_data.seeding import (
     report_initial_seed,
     worker_base_seed,
 )
-from fkat_data.types import Stateful, plans_batches
-from fkat_data.worker.batches import NearestProduct, NumberedBatches
+from fkat_data.types import Stateful, is_stream_source
+from fkat_data.worker.batches import NumberedBatches, SequentialProduct
 from fkat_data.worker.fetch import direct_iteration
-from fkat_data.worker.messages import Epilogue, Marked
+from fkat_data.worker.messages import ShardTrailer, WithPlanUpdate
 from fkat_data.worker.produce import EpochAware
 from fkat_data.worker.settings import current_worker
 from fkat_data.worker.stacked import StackedBatches
-from fkat_data.worker.windows import RowTerms, Window, WindowFunction, WindowProduct, called_in_turn
+from fkat_data.worker.windows import CollateSpec, Window, WindowFunction, WindowProduct, called_in_turn
 
 _MODULE = "datasets.iterable_dataset"
 
@@ -145,7 +145,7 @@ class DatasetMemory:
             dataset.load_state_dict(self._replaced.pop())
 
 
-class EpochTerms(NamedTuple):
+class EpochSpec(NamedTuple):
     """What a loader's arguments say of how an epoch's microbatches are made.
 
     Attributes:
@@ -184,21 +184,21 @@ class EpochTerms(NamedTuple):
     skips_samples: bool
 
 
-class StrandProduct(NearestProduct):
+class StrandProduct(SequentialProduct):
     """One epoch of a strand.
 
     Args:
         strand: The epoch, and where to go on.
         make: Returns the dataset, and what is remembered of it; None: it is a copy for this epoch alone.
-        terms: The loader's.
+        spec: The loader's.
     """
 
-    def __init__(self, strand: Strand, make: Callable[[], tuple[Any, DatasetMemory | None]], terms: EpochTerms) -> None:
+    def __init__(self, strand: Strand, make: Callable[[], tuple[Any, DatasetMemory | None]], spec: EpochSpec) -> None:
         self._strand = strand
         self._make = make
-        self._terms = terms
+        self._spec = spec
 
-    def begin_near(self, first_microbatch: int, collate: Callable[[Any], Any] | None) -> tuple[int, Iterator[Any]]:
+    def iterate_from(self, first_microbatch: int, collate: Callable[[Any], Any] | None) -> tuple[int, Iterator[Any]]:
         """Return where the dataset begins, at most at ``first_microbatch``, and the microbatches from there.
 
         Raises:
@@ -221,9 +221,9 @@ class StrandProduct(NearestProduct):
             replaced.load(dataset, partial(_load, dataset, state))
         elif state.get("dataset") is not None:
             _load(dataset, state)
-        watched, terms = self._watched(dataset, state), self._terms
+        watched, spec = self._watched(dataset, state), self._spec
         loader = TorchDataLoader(
-            watched, batch_size=terms.batch_size, drop_last=terms.drop_last, collate_fn=cast("Any", terms.collate_fn)
+            watched, batch_size=spec.batch_size, drop_last=spec.drop_last, collate_fn=cast("Any", spec.collate_fn)
         )
         microbatches = direct_iteration(loader, collate)
         if replaced is not None and state.get("dataset") is not None:
@@ -237,9 +237,9 @@ class StrandProduct(NearestProduct):
         return first, self._stamped(first, microbatches, watched, memory)
 
     def _watched(self, dataset: Any, state: Mapping[str, Any]) -> "_Watched":
-        if not self._terms.window_fn:
+        if not self._spec.window_fn:
             return _Watched(dataset)
-        return _WatchedWindows(dataset, self._terms.window_fn, self._terms.window_size, self._strand, state)
+        return _WatchedWindows(dataset, self._spec.window_fn, self._spec.window_size, self._strand, state)
 
     def _snapshot(self, first_microbatch: int, memory: DatasetMemory | None) -> Snapshot | None:
         snapshot = self._strand.snapshot
@@ -252,13 +252,13 @@ class StrandProduct(NearestProduct):
     def _stamped(
         self, first: int, microbatches: Iterator[Any], watched: "_Watched", memory: DatasetMemory | None
     ) -> Iterator[Any]:
-        every = self._terms.snapshot_every_n_steps
+        every = self._spec.snapshot_every_n_steps
         for index, microbatch in enumerate(microbatches, first + 1):
             is_due = every and index % every == 0
-            yield Marked(microbatch, watched.state()) if is_due else microbatch
+            yield WithPlanUpdate(microbatch, watched.state()) if is_due else microbatch
         if memory is not None:
             memory.ended = watched.state(is_over=True)
-            yield Epilogue(memory.ended)
+            yield ShardTrailer(memory.ended)
 
 
 def _unloaded(microbatches: Iterator[Any], dataset: Any, memory: DatasetMemory) -> Iterator[Any]:
@@ -283,7 +283,7 @@ def _end_of(state: dict[str, Any], dataset: Any, memory: DatasetMemory | None) -
     if memory is not None:
         is_own_iterator = isinstance(dataset, Stateful) and state["dataset"] is None
         saved = state["iterator" if is_own_iterator else "dataset"]
-        yield Epilogue(pickle.dumps({"dataset": saved, "iterator": None, "is_own_iterator": is_own_iterator}))
+        yield ShardTrailer(pickle.dumps({"dataset": saved, "iterator": None, "is_own_iterator": is_own_iterator}))
 
 
 class _Watched(IterableDataset[Any]):
@@ -422,21 +422,21 @@ class EpochFactory(EpochAware):
 
     Args:
         dataset: The user's.
-        terms: The loader's.
+        spec: The loader's.
     """
 
-    def __init__(self, dataset: Any, terms: EpochTerms) -> None:
+    def __init__(self, dataset: Any, spec: EpochSpec) -> None:
         self._copies: _Copies | None = None
         self.dataset = dataset
-        self._terms = terms
-        self._is_stream = plans_batches(dataset)
+        self._spec = spec
+        self._is_stream = is_stream_source(dataset)
         self._is_entered = self._is_used = False
         self._epoch = 0
         self._memory = DatasetMemory()
 
     def enter_epoch(self, epoch: int) -> None:
         """Note the epoch that is made next."""
-        self._epoch = 0 if self._terms.keeps_workers else epoch
+        self._epoch = 0 if self._spec.keeps_workers else epoch
 
     def for_threads(self) -> "EpochFactory":
         """Return one for the threads of a worker: each task of a stream, which one thread reads, has a copy of it."""
@@ -452,40 +452,40 @@ class EpochFactory(EpochAware):
         """
         if isinstance(shard, Strand):
             return (
-                self._dataset_for(shard).loader_product(shard, self._terms.collate_fn)
+                self._dataset_for(shard).loader_product(shard, self._spec.collate_fn)
                 if self._is_stream
                 else self._strand(shard)
             )
-        self._enter(current_worker(), self._terms.num_workers)
+        self._enter(current_worker(), self._spec.num_workers)
         if self._copies is not None:
             dataset = self._copies.lend(self.dataset)
             return self._copies.note(dataset, self._product(shard, dataset))
         return self._product(shard, self.dataset)
 
     def _product(self, shard: Any, dataset: Any) -> Any:
-        terms, collate_fn = self._terms, cast("Any", self._terms.collate_fn)
+        spec, collate_fn = self._spec, cast("Any", self._spec.collate_fn)
         batches = cast("NumberedBatches", shard)
         if isinstance(shard, Window):
-            rows = RowTerms(terms.window_fn, collate_fn, terms.batch_size, terms.drop_last)
-            return WindowProduct(shard, dataset, rows, seed=terms.seed, skips=terms.skips_samples)
+            rows = CollateSpec(spec.window_fn, collate_fn, spec.batch_size, spec.drop_last)
+            return WindowProduct(shard, dataset, rows, seed=spec.seed, skips=spec.skips_samples)
         if self._is_stream:
             return dataset.loader_product(batches, collate_fn)
-        if terms.is_batched and batches.is_stacked:
+        if spec.is_batched and batches.is_stacked:
             return StackedBatches(dataset, batches)
-        if terms.is_batched:
+        if spec.is_batched:
             return TorchDataLoader(dataset, batch_sampler=cast("Any", batches), collate_fn=collate_fn)
         return TorchDataLoader(dataset, batch_size=None, sampler=batches, collate_fn=collate_fn)
 
     def _strand(self, strand: Strand) -> StrandProduct:
         def make() -> tuple[Any, DatasetMemory | None]:
-            return self._dataset_for(strand), self._memory if self._terms.keeps_dataset else None
+            return self._dataset_for(strand), self._memory if self._spec.keeps_dataset else None
 
-        return StrandProduct(strand, make, self._terms)
+        return StrandProduct(strand, make, self._spec)
 
     def _dataset_for(self, strand: Strand) -> Any:
         """Return the dataset that a strand's epoch is made of: a copy for it alone, unless the dataset stays."""
         pristine = self.dataset
-        if not self._terms.keeps_dataset:
+        if not self._spec.keeps_dataset:
             self.dataset, self._is_entered = self._copied(pristine), False
         try:
             self._enter(strand.number, strand.num_strands, is_strand=True)
@@ -507,7 +507,7 @@ class EpochFactory(EpochAware):
         """Let ``get_worker_info`` know of this worker, and call the user's ``worker_init_fn``, once for each dataset."""
         if index is None or not num_workers or current_worker() is None:
             return
-        base_seed = worker_base_seed(self._terms.seed, self._terms.dp_rank, self._epoch)
+        base_seed = worker_base_seed(self._spec.seed, self._spec.dp_rank, self._epoch)
         seed = base_seed + index
         info = _WORKER._worker_info  # noqa: SLF001 - where torch.utils.data.get_worker_info looks
         if info is None or info.seed != seed or info.dataset is not self.dataset:
@@ -519,8 +519,8 @@ class EpochFactory(EpochAware):
         if self._is_entered:
             return
         self._is_entered = True
-        if self._terms.worker_init_fn is not None:
-            OwnGenerators(seed).call(_initialise, self._terms.worker_init_fn, base_seed, index)
+        if self._spec.worker_init_fn is not None:
+            OwnGenerators(seed).call(_initialise, self._spec.worker_init_fn, base_seed, index)
 
 
 def _initialise(worker_init_fn: Callable[[int], None], base_seed: int, index: int) -> None:

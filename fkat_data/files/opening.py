@@ -10,7 +10,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, cast
 
-from fkat_data.dropped import Descriptor
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
 from fkat_data.files.counted_file import VERSIONS
 from fkat_data.files.lru_cache import LruCache
@@ -18,6 +17,7 @@ from fkat_data.files.remote import RemoteFile, Span
 from fkat_data.files.signatures import START_BYTES, check_text, compression_of, decompressed
 from fkat_data.files.stored import named
 from fkat_data.interruption import genuine, suppress
+from fkat_data.lifetime import Descriptor
 from fkat_data.location import file_system_of, is_chain, path_of, resolved
 from fkat_data.store_errors import NoRangesError, read_in_order, store_error, store_errors
 from fkat_data.wording import without_secrets

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple, Self, TypeAlias, cast
 from urllib.parse import urlsplit
 
 from fkat_data.background import in_parallel
-from fkat_data.dropped import WeakTable
 from fkat_data.interruption import genuine, suppress
+from fkat_data.lifetime import WeakTable
 from fkat_data.machine import call_in_forks
 
 Span: TypeAlias = tuple[int, int]

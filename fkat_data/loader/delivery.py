@@ -28,7 +28,7 @@ _logger = logging.getLogger(__name__)
 
 _Taken: TypeAlias = tuple[Arrival | ShardEnd | Raised, Mover, Any]
 # Never the caller's: all parts are whole, and the next call has them begin at the caller's position.
-_NOWHERE = Position(-1, -1, -1, -1)
+_RESTART = Position(-1, -1, -1, -1)
 
 
 class Delivery:
@@ -73,7 +73,7 @@ class Delivery:
         # Microbatches that came together, follow on the caller's position, and need not move.
         self._run: deque[Microbatch] = deque()
         # By identity: the parts go on after this position. None: a call changes them, or was interrupted.
-        self._whole_at: Position | None = _NOWHERE
+        self._consistent_position: Position | None = _RESTART
         self._began_mid_epoch = False
         self._is_first = False
         self._epoch = 0
@@ -100,7 +100,7 @@ class Delivery:
         Raises:
             RankMismatchError: The ranks do not agree on what they begin with.
         """
-        self._make_whole()
+        self._make_consistent()
         self._thread = threading.get_ident()
         self._start_workers()
         self._begin()
@@ -110,27 +110,27 @@ class Delivery:
     def load_to(self, mover: Mover) -> None:
         """Move by another mover from the next microbatch on that is not moving yet."""
         self._placement.use(mover)
-        if self._whole_at is not None and self._run:
-            self._whole_at = _NOWHERE  # they are taken again
+        if self._consistent_position is not None and self._run:
+            self._consistent_position = _RESTART  # they are taken again
 
     def count_ahead(self) -> int:
         """Return the microbatches that have arrived and were not delivered, after receiving what workers have ready."""
-        whole_at = self._whole_at
-        if self.is_over or whole_at is None or whole_at is _NOWHERE:
+        consistent_position = self._consistent_position
+        if self.is_over or consistent_position is None or consistent_position is _RESTART:
             return 0
-        self._whole_at = None
+        self._consistent_position = None
         self._prefetcher.receive_ready()
-        self._whole_at = whole_at
+        self._consistent_position = consistent_position
         return self._prefetcher.num_arrived + self.progress().num_moving
 
     def extend(self, num_shards: int) -> None:
         """Put more shards in work."""
         position = self._cursor.position
-        if self._whole_at is not position:
+        if self._consistent_position is not position:
             self._recover(position)
-        self._whole_at = None
+        self._consistent_position = None
         self._prefetcher.extend(num_shards)
-        self._whole_at = position
+        self._consistent_position = position
 
     def go_on_behind_epoch(self) -> None:
         """Let the iteration go on with the next epoch where this one ends, as where it began within it."""
@@ -145,9 +145,9 @@ class Delivery:
 
     def suspend(self) -> bool:
         """Have the next call go on with new workers at the caller's position; return False where a call is under way."""
-        if self._whole_at is None or self._thread != threading.get_ident():
+        if self._consistent_position is None or self._thread != threading.get_ident():
             return False
-        self._whole_at = None
+        self._consistent_position = None
         return True
 
     def next(self) -> Microbatch:
@@ -159,8 +159,8 @@ class Delivery:
         """
         cursor = self._cursor
         position = cursor.position
-        if self._run and self._whole_at is position:
-            self._whole_at = None
+        if self._run and self._consistent_position is position:
+            self._consistent_position = None
             microbatch = self._run.popleft()
             epoch, shard, number, step, ended, left_out = position
             # skips NamedTuple's Python `__new__`: twice as fast
@@ -168,16 +168,16 @@ class Delivery:
             self._num_delivered += 1
             self._delivered_at_s = time.perf_counter()
             cursor.advance(after)
-            self._whole_at = after
+            self._consistent_position = after
             return microbatch
         while not self.is_over:
             position = cursor.position
             if position.epoch != self._epoch:
                 self._end_epoch()
                 continue
-            if self._whole_at is not position:
+            if self._consistent_position is not position:
                 self._recover(position)
-            self._whole_at = None
+            self._consistent_position = None
             try:
                 taken = self._moving.popleft() if self._moving else self._take()
             except genuine(HungStartError):
@@ -190,9 +190,9 @@ class Delivery:
             elif isinstance(taken[0], ShardEnd):
                 cursor.pass_shard(taken[0].after)
             else:
-                self._whole_at = position
+                self._consistent_position = position
                 raise taken[0].error
-            self._whole_at = cursor.position
+            self._consistent_position = cursor.position
         raise StopIteration
 
     def prefetch(self) -> None:
@@ -200,10 +200,10 @@ class Delivery:
         if self._moving or self.is_over:
             return
         position = self._cursor.position
-        if self._whole_at is not position:
+        if self._consistent_position is not position:
             self._recover(position)
-        self._whole_at = None
-        self._whole_at = position if self._move_ahead() else _NOWHERE
+        self._consistent_position = None
+        self._consistent_position = position if self._move_ahead() else _RESTART
 
     def _deliver(self, arrival: Arrival, mover: Mover, moving: Any) -> Microbatch:
         if self._agreement is not None:
@@ -221,7 +221,7 @@ class Delivery:
         if sink.waited_s != sink.counted_s:
             sink.waited_for_microbatch()
         self._cursor.advance(arrival.after)
-        self._whole_at = arrival.after if is_ahead_whole else _NOWHERE
+        self._consistent_position = arrival.after if is_ahead_whole else _RESTART
         return microbatch
 
     def _move_ahead(self) -> bool:
@@ -268,10 +268,10 @@ class Delivery:
         return arrival, mover, moving
 
     def _begin(self) -> None:
-        self._make_whole()
+        self._make_consistent()
         left = self._cursor.position
         position = self._cursor.first()
-        self._whole_at = None
+        self._consistent_position = None
         if position.epoch != left.epoch:
             self._prefetcher.leave(left)
         self._clear()
@@ -283,27 +283,27 @@ class Delivery:
         self._sink.iteration_began()
         self._observation.epoch_began(position.epoch, self.progress())
         self._prefetcher.start(position)
-        self._whole_at = position
+        self._consistent_position = position
 
     def _recover(self, position: Position) -> None:
         """Go on at a position after an interrupted call."""
-        if self._whole_at is None and self._prefetcher.end_wait():
+        if self._consistent_position is None and self._prefetcher.end_wait():
             return
-        self._make_whole()
+        self._make_consistent()
         self._clear()
-        self._whole_at = None
+        self._consistent_position = None
         self._prefetcher.start(position)
 
-    def _make_whole(self) -> None:
+    def _make_consistent(self) -> None:
         """Let no part stay as an interrupted call has left it."""
-        if self._whole_at is not None:
+        if self._consistent_position is not None:
             return
         if not self._prefetcher.end_wait():
             self._clear()
             self._placement.release()
             self._prefetcher.reset()
             self._restart_workers()
-        self._whole_at = _NOWHERE
+        self._consistent_position = _RESTART
 
     def _clear(self) -> None:
         self._moving.clear()

@@ -11,9 +11,9 @@ import torch
 
 from fkat_data.device.accelerator import mover_for
 from fkat_data.device.host import Placement
-from fkat_data.dropped import after_end
 from fkat_data.interruption import is_interruption
 from fkat_data.iteration import Cursor, EpochIterator, Iterations
+from fkat_data.lifetime import on_collected
 from fkat_data.loader.agreement import RankAgreement
 from fkat_data.loader.delivery import Delivery
 from fkat_data.loader.observation import Observation
@@ -23,7 +23,7 @@ from fkat_data.loader.shard_lengths import ShardLengths
 from fkat_data.loader.worker_pool import WorkerPool, WorkerPoolSettings
 from fkat_data.observe.sink import EventSink
 from fkat_data.observe.statistics import LoaderStatistics
-from fkat_data.plan.position import Position, ResumeState, ShardTerms
+from fkat_data.plan.position import Position, ResumeState, ShardFingerprint
 from fkat_data.plan.shard_plan import Plan
 from fkat_data.types import Microbatch, Microbatch_co
 
@@ -122,7 +122,7 @@ class Engine(Generic[Microbatch_co]):
         self._loading: ResumeState | None = None
         # For a loader that is dropped without close(). Not at exit: a process that ends takes its workers with it.
         if settings.workers.kind is not None:
-            after_end(self, self.pool.kill)
+            on_collected(self, self.pool.kill)
         self.pool.start()
         self.pool.rest()
 
@@ -268,12 +268,12 @@ class Engine(Generic[Microbatch_co]):
 
     @property
     def resume_state(self) -> ResumeState:
-        """Where the caller stands, with what is known here: the position, the skipped tasks, and the begun one's terms."""
+        """Where the caller stands, with what is known here: the position, the skipped tasks, and the begun one's fingerprint."""
         position = self.position
-        terms = self._prefetcher.terms(position) or ShardTerms()
+        fingerprint = self._prefetcher.fingerprint(position) or ShardFingerprint()
         skipped = self._prefetcher.skips.shards(position.epoch)
         num_left_out = self._prefetcher.sample_skips.count(position)
-        return ResumeState(position, skipped=skipped, num_left_out=num_left_out, **terms._asdict())
+        return ResumeState(position, skipped=skipped, num_left_out=num_left_out, **fingerprint._asdict())
 
     def statistics(self) -> LoaderStatistics:
         """Return what was done so far; cheap enough for every step."""
@@ -312,7 +312,9 @@ class Engine(Generic[Microbatch_co]):
         self.plan.adopt(resume_state)
         if self._agreement is not None:
             self._agreement.demand()
-        self._prefetcher.load_terms(resume_state.position, ShardTerms(resume_state.batching, resume_state.files))
+        self._prefetcher.load_fingerprint(
+            resume_state.position, ShardFingerprint(resume_state.batching, resume_state.files)
+        )
         self._prefetcher.skips.load(resume_state.position.epoch, resume_state.skipped)
         self._prefetcher.sample_skips.load(resume_state.position, resume_state.num_left_out)
         self._cursor.load(resume_state.position)

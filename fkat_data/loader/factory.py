@@ -13,7 +13,7 @@ from fkat_data.files.counted_file import counted_files_of, counts_of
 from fkat_data.interruption import genuine
 from fkat_data.types import Microbatch_co, Shard
 from fkat_data.wording import Described
-from fkat_data.worker.windows import RowTerms, ShardWindows, WindowFunction, version_of, window_functions_of
+from fkat_data.worker.windows import CollateSpec, ShardWindows, WindowFunction, version_of, window_functions_of
 
 _DATA: Any = torch_data  # whose functions leave their types open
 _WINDOWED = "window_fn or on_sample_error='skip'"
@@ -119,8 +119,8 @@ class DataLoaderFactory(Described, Generic[Microbatch_co]):
             plain = _DATA.default_convert if self.batch_size is None else _DATA.default_collate
             collate_fn = _option(self.dataloader_generator, "collate_fn", None) or plain
             drop_last = _option(self.dataloader_generator, "drop_last", False)
-            terms = RowTerms(self.window_functions, collate_fn, self.batch_size, drop_last)
-            return ShardWindows(dataset, order, terms, self.window_size, self.max_skipped_samples)
+            spec = CollateSpec(self.window_functions, collate_fn, self.batch_size, drop_last)
+            return ShardWindows(dataset, order, spec, self.window_size, self.max_skipped_samples)
         generate = self.dataloader_generator or cast("Callable[..., Iterable[Microbatch_co]]", DataLoader)
         return generate(dataset, shuffle=None, **self._batching(dataset))
 

@@ -20,7 +20,7 @@ from fkat_data.loader.shard_lengths import ShardLengths
 from fkat_data.loader.shortages import Shortages
 from fkat_data.loader.startup import StartupMaker
 from fkat_data.loader.worker_group import WorkerGroup, left_out_before
-from fkat_data.plan.position import START, Piece, Position, ShardTerms, Task
+from fkat_data.plan.position import START, Piece, Position, ShardFingerprint, Task
 from fkat_data.plan.shard_plan import Plan
 from fkat_data.sample_errors import early_end
 from fkat_data.types import Shard
@@ -29,13 +29,13 @@ from fkat_data.worker.messages import (
     NO_LIMIT,
     NUM_TASKS,
     End,
-    Epilogue,
     Failure,
     Item,
-    Marked,
     MemoryShortage,
     Message,
-    Together,
+    MicrobatchRun,
+    ShardTrailer,
+    WithPlanUpdate,
     WorkerGone,
 )
 from fkat_data.worker.worker import Worker
@@ -87,7 +87,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 _MOST_AHEAD = 1 << 40
 
 
-class Work:
+class InFlightTask:
     """A task in work.
 
     Args:
@@ -97,14 +97,14 @@ class Work:
     """
 
     __slots__ = (
-        *("allowance", "arrived", "carry", "delivered", "front", "group"),
+        *("allowance", "arrived", "leftover_rows", "delivered", "inbox", "group"),
         *("last_digest", "learn_at", "left_out", "rest", "task"),
     )
 
     def __init__(self, task: Task, group: WorkerGroup, allowance: int) -> None:
         self.task: Task = task
         self.group: WorkerGroup = group
-        self.front: Worker | WorkerGroup = group.front
+        self.inbox: Worker | WorkerGroup = group.inbox
         """What gives the next message and takes allowances."""
         self.allowance: int = allowance
         """The first microbatch that may not be made yet."""
@@ -116,9 +116,9 @@ class Work:
         """Of the microbatch before it, if it is known."""
         self.learn_at: int = 0
         """The delivery from which the look-ahead learns next."""
-        self.rest: Together | None = None
+        self.rest: MicrobatchRun | None = None
         """What has come together with the first message in ``arrived``, or the one that was just handed out."""
-        self.carry: bytes | None = None
+        self.leftover_rows: bytes | None = None
         """What the task has left for the one behind it, once it is known."""
         self.left_out: tuple[int, ...] = task.left_out
         """Samples that were left out before the next microbatch to hand out."""
@@ -133,7 +133,7 @@ class Work:
 
     def begin_turn(self) -> None:
         """Hear the group from here on as it is now."""
-        self.front = self.group.front
+        self.inbox = self.group.inbox
 
     def allow(self, allowance: int, *, is_ahead: bool = False, is_new: bool = False) -> None:
         """Let the task be made up to a microbatch, unless it may go as far.
@@ -148,11 +148,11 @@ class Work:
             if is_ahead:
                 self.group.allow(self.task.ticket, allowance, is_ahead=True)
             else:
-                self.front.allow(self.task.ticket, allowance)
+                self.inbox.allow(self.task.ticket, allowance)
 
-    def keep(self, message: Item | End | Failure | Together) -> Item | End | Failure:
+    def keep(self, message: Item | End | Failure | MicrobatchRun) -> Item | End | Failure:
         """Keep what has arrived behind all else; return the first of it."""
-        if isinstance(message, Together):
+        if isinstance(message, MicrobatchRun):
             if message.microbatches:
                 self.rest = message
             message = message.first()
@@ -222,7 +222,7 @@ class Prefetcher:
         """Which failing shards were skipped."""
         self.sample_skips: SampleSkips = SampleSkips()
         """Which samples of shards were left out."""
-        self._marks = plan if plan.takes_marks else self.sample_skips
+        self._recorder = plan if plan.takes_updates else self.sample_skips
         self._num_shard_prefetches = num_shard_prefetches
         self._num_microbatch_prefetches = min(num_microbatch_prefetches, _MOST_AHEAD)
         self._window: LookAhead | None = None
@@ -232,29 +232,29 @@ class Prefetcher:
         self._ticket = 0
         self.has_run: bool = False
         """Whether ``take_run`` may have something to return."""
-        self._has_carries = plan.has_carries
+        self._has_leftover_rows = plan.has_leftover_rows
         # What the next task to be assigned begins with; None: it comes later.
-        self._carry: bytes | None = b""
+        self._leftover_rows: bytes | None = b""
         self._position: Position = START
         self._next_shard: int = 0
         self._num_extra = 0
         self._is_exhausted = False
         # All tasks in work, the one whose turn it is first.
-        self._work: deque[Work] = deque()
-        self._takes_turns = False
+        self._work: deque[InFlightTask] = deque()
+        self._is_interleaved = False
         self._has_delivered = False
         self._shortages = Shortages(release, sum(group.size for group in groups))
         self._sampler_error: Exception | None = None
         self._lengths = lengths
         # Of the shard begun last, by epoch and index; and of those that other ranks had begun before a new split.
-        self._terms: tuple[tuple[int, int], ShardTerms | None] = ((-1, -1), None)
-        self._terms_of_pieces: ShardTerms | None = None
+        self._fingerprint: tuple[tuple[int, int], ShardFingerprint | None] = ((-1, -1), None)
+        self._fingerprint_of_pieces: ShardFingerprint | None = None
         self._is_stale = False  # the tasks are those of before a load
 
     @property
     def num_skipped_samples(self) -> int:
         """Samples that were left out."""
-        return self._marks.num_skipped_samples
+        return self._recorder.num_skipped_samples
 
     @property
     def num_arrived(self) -> int:
@@ -264,7 +264,7 @@ class Prefetcher:
 
     def start(self, position: Position) -> None:
         """Begin at a position; what was in work before is dropped."""
-        self._keep_terms()
+        self._keep_fingerprint()
         self._is_stale = False
         self._work.clear()
         self._sampler_error = None
@@ -274,45 +274,45 @@ class Prefetcher:
         for group in self._groups:
             group.cancel(self._ticket)
         position = self._plan.begin_at(position)
-        self._carry = b""
+        self._leftover_rows = b""
         self._position, self._next_shard, self._num_extra = position, position.shard, 0
         self._has_delivered = position.step > 0
-        turns = self._plan.turns(position)
-        self._takes_turns = turns is not None
-        if turns is None:
+        interleaved = self._plan.interleaved(position)
+        self._is_interleaved = interleaved is not None
+        if interleaved is None:
             self._assign_next(position.microbatch)
             self._fill()
         else:
             self._is_exhausted = True
-            for index, first_microbatch in turns:
+            for index, first_microbatch in interleaved:
                 shard, piece = self._plan.shard(position.epoch, index), self._plan.piece(position.epoch, index)
                 self._assign(shard, index, first_microbatch, self._groups[index], piece)
         self._begin_turn()
 
     def drop(self) -> None:
         """Drop what has arrived: it will not be handed out."""
-        self._keep_terms()
+        self._keep_fingerprint()
         for work in self._work:
             work.arrived.clear()
             work.rest = None
 
-    def terms(self, position: Position) -> ShardTerms | None:
+    def fingerprint(self, position: Position) -> ShardFingerprint | None:
         """Return what a begun shard's worker has reported of it; None: nothing."""
-        self._keep_terms()
-        return self._terms[1] if position.microbatch and self._terms[0] == position[:2] else None
+        self._keep_fingerprint()
+        return self._fingerprint[1] if position.microbatch and self._fingerprint[0] == position[:2] else None
 
-    def load_terms(self, position: Position, terms: ShardTerms | None) -> None:
+    def load_fingerprint(self, position: Position, fingerprint: ShardFingerprint | None) -> None:
         """Remember what was reported of the shard at a loaded position, or of all that other ranks had begun."""
         self._is_stale = True
-        self._terms = position[:2], terms
-        self._terms_of_pieces = None if position.microbatch else terms
+        self._fingerprint = position[:2], fingerprint
+        self._fingerprint_of_pieces = None if position.microbatch else fingerprint
 
-    def _keep_terms(self) -> None:
-        if self._work and not self._is_stale and not self._takes_turns:
+    def _keep_fingerprint(self) -> None:
+        if self._work and not self._is_stale and not self._is_interleaved:
             task = self._work[0].task
-            terms = self._work[0].group.terms(task.ticket) or self._startup.terms(task.ticket)
-            if terms is not None:
-                self._terms = (task.epoch, task.shard_index), terms
+            fingerprint = self._work[0].group.fingerprint(task.ticket) or self._startup.fingerprint(task.ticket)
+            if fingerprint is not None:
+                self._fingerprint = (task.epoch, task.shard_index), fingerprint
 
     def leave(self, position: Position) -> None:
         """Leave an epoch at a position; to be called before another one is started."""
@@ -352,7 +352,7 @@ class Prefetcher:
 
     def reset(self) -> None:
         """Forget what an interrupted call has left of the groups; their workers are replaced after this."""
-        self._keep_terms()
+        self._keep_fingerprint()
         self._ticket += NUM_TASKS  # what was under way has a ticket below that
         self._work.clear()
         self._startup.leave()
@@ -374,7 +374,7 @@ class Prefetcher:
                 work.spread()
             arrived = work.arrived
             message = arrived[0] if arrived else self._receive(work, block=block)
-            if self._has_carries:
+            if self._has_leftover_rows:
                 self._pass_on(work)
                 message = arrived[0] if arrived else message
             if isinstance(message, Item):
@@ -383,7 +383,7 @@ class Prefetcher:
                 # release some.
                 is_alone = message.is_last is None and len(arrived) == 1
                 if (is_alone and self._receive(work, block=block) is None) or (
-                    self._takes_turns and not self._is_settled(work, message, block=block)
+                    self._is_interleaved and not self._is_settled(work, message, block=block)
                 ):
                     return None
                 arrived.popleft()
@@ -410,7 +410,7 @@ class Prefetcher:
         self._position = position._replace(microbatch=position.microbatch + len(run), step=position.step + len(run))
         return run
 
-    def _is_settled(self, work: Work, item: Item, *, block: bool) -> bool:
+    def _is_settled(self, work: InFlightTask, item: Item, *, block: bool) -> bool:
         """Return whether it is known what ends with the next microbatch of a task that takes turns."""
         arrived = work.arrived
         is_last = item.is_last if item.is_last is not None else len(arrived) > 1 and _is_end(arrived[1])
@@ -432,9 +432,9 @@ class Prefetcher:
             self._position = self._position.after_task(work.task.shard_index, work.delivered)
         return True
 
-    def _hand_out(self, work: Work, item: Item) -> Arrival | ShardEnd:
-        if item.is_last and isinstance(item.microbatch, Epilogue):
-            self._marks.end_shard(work.task, item.microbatch.value)
+    def _hand_out(self, work: InFlightTask, item: Item) -> Arrival | ShardEnd:
+        if item.is_last and isinstance(item.microbatch, ShardTrailer):
+            self._recorder.end_shard(work.task, item.microbatch.value)
             return ShardEnd(self._end(work, item.microbatch_index))
         work.last_digest = item.digest
         work.delivered = delivered = item.microbatch_index + 1
@@ -443,8 +443,8 @@ class Prefetcher:
         if is_last is None and work.arrived:
             is_last = self._take_end(work)
         microbatch = item.microbatch
-        if type(microbatch) is Marked:
-            self._marks.mark(work.task, delivered, microbatch.mark)
+        if type(microbatch) is WithPlanUpdate:
+            self._recorder.record(work.task, delivered, microbatch.update)
             work.left_out += microbatch.left_out
             self._position = self._position._replace(left_out=self._position.left_out + microbatch.left_out)
             microbatch = microbatch.microbatch
@@ -457,44 +457,44 @@ class Prefetcher:
             if self._window is not None and delivered >= work.learn_at:
                 self._learn(work, self._window, item)
             work.allow(delivered + self._num_microbatch_prefetches)
-            if self._takes_turns:
+            if self._is_interleaved:
                 self._work.rotate(-1)
         return tuple.__new__(Arrival, (microbatch, self._position, item.size_bytes, item.digest))
 
-    def _take_end(self, work: Work) -> bool:
+    def _take_end(self, work: InFlightTask) -> bool:
         """Return whether the next message says no more than that the shard has ended; take it then."""
         behind = work.arrived[0]
-        if isinstance(behind, Item) and behind.is_last and isinstance(behind.microbatch, Epilogue):
-            self._marks.end_shard(work.task, behind.microbatch.value)
+        if isinstance(behind, Item) and behind.is_last and isinstance(behind.microbatch, ShardTrailer):
+            self._recorder.end_shard(work.task, behind.microbatch.value)
         elif not isinstance(behind, End):
             return False
         work.arrived.popleft()
         return True
 
-    def _pass_on(self, work: Work) -> None:
+    def _pass_on(self, work: InFlightTask) -> None:
         """Give what the current task has left to the one behind it.
 
         Its worker says it before the first microbatch, so that the next one's worker goes on while those are delivered.
         """
         task = work.task
-        carry = work.group.take_carry(task.ticket)
-        if carry is None:
+        leftover_rows = work.group.take_leftover_rows(task.ticket)
+        if leftover_rows is None:
             return
-        if work.carry is not None:
-            if carry != work.carry:  # the successor of a dead worker says it again
+        if work.leftover_rows is not None:
+            if leftover_rows != work.leftover_rows:  # the successor of a dead worker says it again
                 error = ReplayMismatchError(task.shard, task.epoch, work.delivered)
                 work.arrived.clear()
                 work.arrived.append(Failure(task.ticket, error, work.delivered))
             return
-        work.carry = carry
+        work.leftover_rows = leftover_rows
         if len(self._work) == 1:
-            self._carry = carry
+            self._leftover_rows = leftover_rows
             return
         behind = self._work[1]
-        behind.task = behind.task._replace(carry=carry)
-        behind.group.give_carry(behind.task.ticket, carry)
+        behind.task = behind.task._replace(leftover_rows=leftover_rows)
+        behind.group.give_leftover_rows(behind.task.ticket, leftover_rows)
 
-    def _end(self, work: Work, num_microbatches: int, *, is_whole: bool = True) -> Position:
+    def _end(self, work: InFlightTask, num_microbatches: int, *, is_whole: bool = True) -> Position:
         """Go on to the next task; return the position behind the one that ended."""
         self._work.remove(work)
         ended = work.task
@@ -505,7 +505,7 @@ class Prefetcher:
         is_over = not self._work and (self._is_exhausted or self._plan_shard(ended.shard_index + 1) is None)
         if is_over and self._sampler_error is None:
             self._position = self._position.after_epoch()
-        elif self._takes_turns:
+        elif self._is_interleaved:
             self._position = self._position.after_task(ended.shard_index, num_microbatches)
         else:
             self._position = self._position.after_shard()
@@ -515,7 +515,7 @@ class Prefetcher:
         return self._position
 
     def _begin_turn(self) -> None:
-        if self._work and not self._takes_turns:
+        if self._work and not self._is_interleaved:
             work = self._work[0]
             work.begin_turn()
             if self._window is not None:  # it may have been smaller when the task was assigned
@@ -532,14 +532,14 @@ class Prefetcher:
         if shard is None:
             return
         piece = self._plan.piece(epoch, index)
-        terms = self._terms[1] if first_microbatch and self._terms[0] == (epoch, index) else None
+        fingerprint = self._fingerprint[1] if first_microbatch and self._fingerprint[0] == (epoch, index) else None
         left_out = self._position.left_out if first_microbatch else ()
         if piece is not None:
             first_microbatch += piece.first_microbatch
-            terms = terms or (self._terms_of_pieces if piece.first_microbatch else None)
+            fingerprint = fingerprint or (self._fingerprint_of_pieces if piece.first_microbatch else None)
             left_out = piece.left_out + left_out
         group = self._groups[self._ticket % len(self._groups)]
-        self._assign(shard, index, first_microbatch, group, piece, terms, left_out)
+        self._assign(shard, index, first_microbatch, group, piece, fingerprint, left_out)
         self._next_shard += 1
 
     def _assign(
@@ -549,17 +549,25 @@ class Prefetcher:
         first_microbatch: int,
         group: WorkerGroup,
         piece: Piece | None = None,
-        terms: ShardTerms | None = None,
+        fingerprint: ShardFingerprint | None = None,
         left_out: tuple[int, ...] = (),
     ) -> None:
-        carry = self._carry
-        if self._has_carries:
-            self._carry = None
+        leftover_rows = self._leftover_rows
+        if self._has_leftover_rows:
+            self._leftover_rows = None
         numbers = self._ticket, self._position.epoch, index
-        task = Task(*numbers, shard, first_microbatch, piece, terms=terms, carry=carry, left_out=left_out)
+        task = Task(
+            *numbers,
+            shard,
+            first_microbatch,
+            piece,
+            fingerprint=fingerprint,
+            leftover_rows=leftover_rows,
+            left_out=left_out,
+        )
         allowance = self._initial_allowance(first_microbatch)
         group.assign(task, allowance)
-        self._work.append(Work(task, group, allowance))
+        self._work.append(InFlightTask(task, group, allowance))
         self._ticket += 1
 
     def _plan_shard(self, index: int) -> Shard | None:
@@ -579,17 +587,17 @@ class Prefetcher:
     def _initial_allowance(self, first_microbatch: int) -> int:
         return first_microbatch + self._num_microbatch_prefetches
 
-    def _learn(self, work: Work, window: LookAhead, item: Item) -> None:
+    def _learn(self, work: InFlightTask, window: LookAhead, item: Item) -> None:
         """Let the look-ahead learn from a delivery."""
         work.learn_after(window.stride)
-        window.deliver(1 + len(work.arrived) + work.front.num_ready, item.size_bytes)
+        window.deliver(1 + len(work.arrived) + work.inbox.num_ready, item.size_bytes)
         self._adopt(window)
 
-    def _look_further(self, work: Work, window: LookAhead) -> None:
+    def _look_further(self, work: InFlightTask, window: LookAhead) -> None:
         """Let the look-ahead learn from a wait that begins."""
         work.learn_after(2)  # the next delivery comes after a wait
         # Tasks that take turns stand still while they wait for theirs.
-        ahead = () if self._takes_turns else tuple(self._work)
+        ahead = () if self._is_interleaved else tuple(self._work)
         window.wait(is_idle_ahead=any(each.group is not work.group and each.group.is_blocked for each in ahead))
         self._adopt(window)
 
@@ -597,9 +605,9 @@ class Prefetcher:
         before, self._num_microbatch_prefetches = self._num_microbatch_prefetches, window.size
         if window.size > before:
             for index, work in enumerate(self._work):
-                work.allow(work.delivered + window.size, is_ahead=index > 0 and not self._takes_turns)
+                work.allow(work.delivered + window.size, is_ahead=index > 0 and not self._is_interleaved)
 
-    def _receive(self, work: Work, *, block: bool) -> Item | End | Failure | Raised | None:
+    def _receive(self, work: InFlightTask, *, block: bool) -> Item | End | Failure | Raised | None:
         """Return a task's next message, and keep it as the last that has arrived."""
         ticket = work.task.ticket
         num_expected = work.delivered + len(work.arrived)
@@ -618,16 +626,16 @@ class Prefetcher:
                     continue
                 if self._shortages.newest is not None:
                     self._shortages.forget()
-                self.has_run = isinstance(message, Together) and len(message.microbatches) > 1
+                self.has_run = isinstance(message, MicrobatchRun) and len(message.microbatches) > 1
                 return work.keep(message)
             self._lose(work, num_expected, lost)
             work.begin_turn()
 
     def _next_message(
-        self, work: Work, num_expected: int, *, block: bool
-    ) -> Item | End | Failure | Together | Raised | None:
+        self, work: InFlightTask, num_expected: int, *, block: bool
+    ) -> Item | End | Failure | MicrobatchRun | Raised | None:
         if self._startup.is_over:
-            message = cast("Message | None", work.front.receive(timeout_s=0))
+            message = cast("Message | None", work.inbox.receive(timeout_s=0))
         else:
             message = self._received_or_made(work, num_expected, block=block)
         if isinstance(message, MemoryShortage):
@@ -638,14 +646,16 @@ class Prefetcher:
             self._look_further(work, self._window)
         return self._wait(work, num_expected, block=block)
 
-    def _received_or_made(self, work: Work, num_expected: int, *, block: bool) -> Message | None:
+    def _received_or_made(self, work: InFlightTask, num_expected: int, *, block: bool) -> Message | None:
         """Return the task's next message, if it has come, or if the caller is to make it."""
-        message = cast("Message | None", work.front.receive(timeout_s=0))
+        message = cast("Message | None", work.inbox.receive(timeout_s=0))
         if isinstance(message, MemoryShortage) or (message is not None and message.ticket >= work.task.ticket):
             return message
         return self._startup.make(work.group, work.task, num_expected) if block else None
 
-    def _wait(self, work: Work, num_expected: int, *, block: bool) -> Item | End | Failure | Together | Raised | None:
+    def _wait(
+        self, work: InFlightTask, num_expected: int, *, block: bool
+    ) -> Item | End | Failure | MicrobatchRun | Raised | None:
         """Return the task's next message: the last one was none, a shortage, or of a cancelled task."""
         group, task = work.group, work.task
         clock: WaitClock | None = None  # costs more than a short wait
@@ -678,7 +688,7 @@ class Prefetcher:
             if clock is not None:
                 clock.end()
 
-    def _lose(self, work: Work, num_expected: int, lost: WorkerGone | WorkerStalledError) -> None:
+    def _lose(self, work: InFlightTask, num_expected: int, lost: WorkerGone | WorkerStalledError) -> None:
         """Act on the end of a worker of a task's group: another one goes on, or its error comes in its place."""
         group, task = work.group, work.task
         members = list(group.members)
@@ -724,7 +734,7 @@ class Prefetcher:
         ]
         group.resume(resumed, task, num_expected, digest, members, given_up)
 
-    def _may_skip(self, work: Work, error: BaseException) -> bool:
+    def _may_skip(self, work: InFlightTask, error: BaseException) -> bool:
         task = work.task
         if isinstance(error, (WorkerDiedError, WorkerStalledError)) and not work.group.is_alive:
             return False  # no worker could make the next shard
@@ -740,5 +750,5 @@ def _comes_again(message: Message, num_expected: int) -> bool:
 def _is_end(message: Item | End | Failure | Raised) -> bool:
     """Return whether a message says no more than that its task has ended."""
     if isinstance(message, Item):
-        return bool(message.is_last) and isinstance(message.microbatch, Epilogue)
+        return bool(message.is_last) and isinstance(message.microbatch, ShardTrailer)
     return isinstance(message, End)

@@ -302,18 +302,18 @@ class SampleSkips:
         self._num_before = num_left_out - len(position.left_out)
         self._left_out = {(position.shard, offset) for offset in position.left_out}
 
-    def mark(self, task: Task, num_made: int, mark: bytes) -> None:
+    def record(self, task: Task, num_made: int, update: bytes) -> None:
         """Take what was left out before a microbatch.
 
         Raises:
             SkippedSamplesError: They are too many.
         """
         del num_made
-        self._leave_out(task, mark)
+        self._leave_out(task, update)
 
-    def end_shard(self, task: Task, epilogue: bytes) -> None:
-        """Take what was left out behind a shard's last microbatch. Raises as ``mark`` does."""
-        self._leave_out(task, epilogue)
+    def end_shard(self, task: Task, trailer: bytes) -> None:
+        """Take what was left out behind a shard's last microbatch. Raises as ``record`` does."""
+        self._leave_out(task, trailer)
 
     def _leave_out(self, task: Task, said: bytes) -> None:
         most, skipped = read_left_out(said)

@@ -22,7 +22,7 @@ from fkat_data.observe.profile import WorkerProfile
 from fkat_data.observe.sink import EventSink
 from fkat_data.observe.stages import StageClock, StageTimes, new_page
 from fkat_data.observe.timeline import Timeline
-from fkat_data.plan.position import ShardTerms, Task
+from fkat_data.plan.position import ShardFingerprint, Task
 from fkat_data.transport.codec import refuse_graph
 from fkat_data.types import Profiler
 from fkat_data.wording import shard_name
@@ -35,7 +35,7 @@ from fkat_data.worker.messages import (
     Failure,
     Item,
     pack_failure,
-    remember_terms,
+    remember_fingerprint,
     reportable,
     unpack_failure,
 )
@@ -69,7 +69,7 @@ class _NumberedFactory(EpochAware):
         is_numbered = is_random_access(product) or (
             is_map_style(product) and iterates_as_torch(product) and _draws_alike(product)
         )
-        if not is_numbered or getattr(product, "begin_near", None) is not None:
+        if not is_numbered or getattr(product, "iterate_from", None) is not None:
             raise _InOrderError(f"microbatches of {type(product).__qualname__} are made in order")
         return product
 
@@ -99,7 +99,9 @@ class _OpenedSettings:
         report: As of a ``Producer``.
     """
 
-    def __init__(self, settings: WorkerSettings, clock: StageClock, report: Callable[[int, ShardTerms], None]) -> None:
+    def __init__(
+        self, settings: WorkerSettings, clock: StageClock, report: Callable[[int, ShardFingerprint], None]
+    ) -> None:
         self._mark = clock.mark
         self._is_digested = settings.is_digested
         self._collate = _Collate()
@@ -202,7 +204,7 @@ class StartupMaker:
         self._dtype = torch.get_default_dtype()
         self._opened: _OpenedSettings | None = None
         self._info: Any = None
-        self._terms: dict[int, ShardTerms] = {}
+        self._fingerprints: dict[int, ShardFingerprint] = {}
         self._has_made = False
         # What no worker makes that begins from here on; the last call was interrupted if it is still there.
         self._claim: tuple[WorkerGroup, int, int] | None = None
@@ -251,9 +253,9 @@ class StartupMaker:
         """Return how the time was spent, if it was."""
         return [] if self._clock is None else [self._clock.times()]
 
-    def terms(self, ticket: int) -> ShardTerms | None:
+    def fingerprint(self, ticket: int) -> ShardFingerprint | None:
         """Return what was found out of a task's shard; None: nothing."""
-        return self._terms.get(ticket)
+        return self._fingerprints.get(ticket)
 
     def make(self, group: WorkerGroup, task: Task, index: int) -> Item | End | Failure | None:
         """Make the next microbatch of a task; return None, and make nothing any more, where workers make it.
@@ -346,8 +348,8 @@ class StartupMaker:
         _forget_tracebacks(error)
         return failure
 
-    def _report(self, ticket: int, terms: ShardTerms) -> None:
-        remember_terms(self._terms, ticket, terms)
+    def _report(self, ticket: int, fingerprint: ShardFingerprint) -> None:
+        remember_fingerprint(self._fingerprints, ticket, fingerprint)
 
     def _clock_here(self) -> StageClock:
         if self._clock is None:

@@ -9,12 +9,21 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 
 from fkat_data.errors import StaleIteratorError
 from fkat_data.observe.sink import EventSink
-from fkat_data.plan.position import ShardTerms, Task
-from fkat_data.worker.messages import End, Failure, Item, MadeAlone, Marked, MemoryShortage, Message, WorkerGone
+from fkat_data.plan.position import ShardFingerprint, Task
+from fkat_data.worker.messages import (
+    End,
+    Failure,
+    Item,
+    MemoryShortage,
+    Message,
+    SingleWorkerShard,
+    WithPlanUpdate,
+    WorkerGone,
+)
 from fkat_data.worker.worker import Worker
 
 if TYPE_CHECKING:  # Windows has no worker processes
-    from fkat_data.worker.picks import Picks
+    from fkat_data.worker.claim_table import ClaimTable
 
 _INSTANT_S = 1e-6
 _LONGEST_DEATH_S = 5.0
@@ -39,7 +48,7 @@ class WorkerGroup:
     """The workers of one group. A group of one hands its worker's messages through.
 
     A larger one keeps what comes before its turn. Its workers pick microbatches by themselves, in growing order (see
-    ``fkat_data.worker.picks``). So what a worker has sent before the awaited microbatch was delivered already: the
+    ``fkat_data.worker.claim_table``). So what a worker has sent before the awaited microbatch was delivered already: the
     memory that it waits for is never held by what waits here.
 
     Args:
@@ -51,12 +60,12 @@ class WorkerGroup:
     """
 
     def __init__(
-        self, workers: Sequence[Worker], first: int, size: int, picks: "Callable[[], Picks]", sink: EventSink
+        self, workers: Sequence[Worker], first: int, size: int, claims: "Callable[[], ClaimTable]", sink: EventSink
     ) -> None:
         self._workers = workers
         self._first = first
         self._size = size
-        self._picks = picks
+        self._claims = claims
         self._sink = sink
         self._poll: _Polled | None = None
         self._is_polling = False
@@ -108,7 +117,7 @@ class WorkerGroup:
         return any(worker.is_alive for worker in self.members)
 
     @property
-    def front(self) -> "Worker | WorkerGroup":
+    def inbox(self) -> "Worker | WorkerGroup":
         """What gives the next message and takes its allowance: the worker itself, if it is the only one."""
         return self if self._size > 1 or self._failures else self._workers[self._first]
 
@@ -148,18 +157,18 @@ class WorkerGroup:
         worker = self._known_maker(ticket, index)
         if worker is not None:
             return worker
-        holder = self._picks().holder_pid()  # it may be stopped, with the lock that the others wait for
+        holder = self._claims().holder_pid()  # it may be stopped, with the lock that the others wait for
         return next((worker for worker in members if worker.pid == holder), members[0])
 
     def _known_maker(self, ticket: int, index: int) -> "Worker | None":
-        picks = self._picks()
-        owner = picks.owner(ticket)
+        claims = self._claims()
+        owner = claims.owner(ticket)
         if owner is not None:
             return self.members[owner]
         found = (
-            worker for member_index, worker in enumerate(self.members) if picks.of(member_index) == (ticket, index)
+            worker for member_index, worker in enumerate(self.members) if claims.of(member_index) == (ticket, index)
         )
-        claimant = picks.claimant(ticket, index)
+        claimant = claims.claimant(ticket, index)
         return next(found, None if claimant is None else self.members[claimant])
 
     def assign(self, task: Task, allowance: int) -> None:
@@ -171,17 +180,17 @@ class WorkerGroup:
         for worker in self.members:
             worker.assign(task, allowance)
 
-    def terms(self, ticket: int) -> ShardTerms | None:
+    def fingerprint(self, ticket: int) -> ShardFingerprint | None:
         """Return what a worker has reported of a task's shard; None: nothing."""
-        return next((found for worker in self.members if (found := worker.terms(ticket)) is not None), None)
+        return next((found for worker in self.members if (found := worker.fingerprint(ticket)) is not None), None)
 
-    def take_carry(self, ticket: int) -> bytes | None:
+    def take_leftover_rows(self, ticket: int) -> bytes | None:
         """Return, once, what a task has left for the one behind it; None: that is not known yet. For a group of one."""
-        return self._workers[self._first].take_carry(ticket)
+        return self._workers[self._first].take_leftover_rows(ticket)
 
-    def give_carry(self, ticket: int, carry: bytes) -> None:
+    def give_leftover_rows(self, ticket: int, leftover_rows: bytes) -> None:
         """Give a task that was assigned without it what the one before has left. For a group of one."""
-        self._workers[self._first].give_carry(ticket, carry)
+        self._workers[self._first].give_leftover_rows(ticket, leftover_rows)
 
     def allow(self, ticket: int, allowance: int, *, is_ahead: bool = False) -> None:
         """Let the task be produced up to ``allowance`` microbatches; ``is_ahead``: of a later task than the current one."""
@@ -241,7 +250,7 @@ class WorkerGroup:
         if self._size == 1:
             if self._failures:
                 return self._failures.popitem()[1]
-            return self._workers[self._first].receive(timeout_s=timeout_s)  # type: ignore[return-value]  # no MadeAlone: it has no group
+            return self._workers[self._first].receive(timeout_s=timeout_s)  # type: ignore[return-value]  # no SingleWorkerShard: it has no group
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             message = self._take() or self._shortage()
@@ -334,15 +343,15 @@ class WorkerGroup:
         digest = before.digest if isinstance(before, Item) else None
         if digest is None and index == self._next_index and self._tasks and self._tasks[0].ticket == task.ticket:
             digest = last_digest
-        if self._picks().owner(task.ticket) is not None:
+        if self._claims().owner(task.ticket) is not None:
             left_out = sum(map(left_out_before, early.values()), left_out)
             return task._replace(first_microbatch=index, digest=digest, left_out=left_out)
         return task._replace(lost_microbatch=index, digest=digest)
 
     def _lost_by(self, member_index: int) -> Loss | None:
         """Return the microbatch that a dead worker has not sent; None: it had nothing to make."""
-        picks = self._picks()
-        pick = picks.of(member_index)
+        claims = self._claims()
+        pick = claims.of(member_index)
         task = next((task for task in self._tasks if pick is not None and task.ticket == pick.ticket), None)
         if pick is None or task is None:
             return None
@@ -350,13 +359,13 @@ class WorkerGroup:
         # A successor that dies before it begins has its predecessor's pick.
         has_begun = self.members[member_index].has_begun(task.ticket)
         first = self._next_index if task is self._tasks[0] else task.first_microbatch
-        if picks.owner(task.ticket) == member_index:
+        if claims.owner(task.ticket) == member_index:
             index = first
             while index in early:
                 index += 1
             return None if isinstance(early.get(index - 1), (End, Failure)) else Loss(task, index, has_begun)
         index = pick.microbatch_index
-        if index < first or index in early or index >= picks.next_index(task.ticket):
+        if index < first or index in early or index >= claims.next_index(task.ticket):
             return None
         return Loss(task, index, has_begun)
 
@@ -420,7 +429,7 @@ class WorkerGroup:
                     self._shortages[worker] = message
                 else:
                     self._shortages.pop(worker, None)
-                    if isinstance(message, MadeAlone):
+                    if isinstance(message, SingleWorkerShard):
                         self._report_alone(message)
                     else:
                         self._keep(cast("Item | End | Failure", message))  # the rest is of one worker in this process
@@ -441,7 +450,7 @@ class WorkerGroup:
             return
         self._early.setdefault(message.ticket, {}).setdefault(index, message)
 
-    def _report_alone(self, message: MadeAlone) -> None:
+    def _report_alone(self, message: SingleWorkerShard) -> None:
         for task in self._tasks:
             if task.ticket == message.ticket:
                 self._sink.made_alone(task.shard, message.kind, self._size)
@@ -464,4 +473,4 @@ class WorkerGroup:
 def left_out_before(message: Message) -> tuple[int, ...]:
     """Return the samples that were left out before a microbatch, since the one before it."""
     microbatch = message.microbatch if isinstance(message, Item) else None
-    return microbatch.left_out if isinstance(microbatch, Marked) else ()
+    return microbatch.left_out if isinstance(microbatch, WithPlanUpdate) else ()

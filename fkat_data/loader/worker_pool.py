@@ -37,7 +37,7 @@ from fkat_data.worker.worker import Worker
 
 if TYPE_CHECKING:  # only where worker processes are wanted: Windows has none
     from fkat_data.loader.worker_starter import WorkerStarter
-    from fkat_data.worker.picks import Picks
+    from fkat_data.worker.claim_table import ClaimTable
 
 _logger = logging.getLogger(__name__)
 
@@ -457,12 +457,12 @@ def _starter(settings: WorkerPoolSettings, sink: EventSink) -> "WorkerStarter":
     )
 
 
-def _picks_of(starter: "WorkerStarter | None", group_index: int) -> "Callable[[], Picks]":
+def _picks_of(starter: "WorkerStarter | None", group_index: int) -> "Callable[[], ClaimTable]":
     """Return what gives a group's table; it does not know the pool, which is gone with the loader that is dropped."""
     if starter is not None:
-        return functools.partial(starter.picks, group_index)
+        return functools.partial(starter.claims, group_index)
 
-    def none() -> "Picks":
+    def none() -> "ClaimTable":
         raise RuntimeError("a worker in the caller's thread has no table")
 
     return none

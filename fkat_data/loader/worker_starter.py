@@ -17,10 +17,10 @@ from fkat_data.transport.anonymous import anonymous_file
 from fkat_data.transport.buffers import load_with_buffers, pickled_bytes
 from fkat_data.transport.released import LEAST_RELEASED_BYTES
 from fkat_data.transport.segment import Lease
+from fkat_data.worker.claim_table import ClaimTable
 from fkat_data.worker.forkserver import can_fork, find_template, uses_template
 from fkat_data.worker.importer_process import find_importer
 from fkat_data.worker.parent_process import ParentProcess, fork_parent
-from fkat_data.worker.picks import Picks
 from fkat_data.worker.process import ServerProcess
 from fkat_data.worker.process_client import ProcessWorker
 from fkat_data.worker.process_title import PARENT_ROLE, process_title
@@ -70,7 +70,7 @@ class WorkerStarter:
         # Opens the shipment once, and forks the workers.
         self._parent: ParentProcess | None = None
         self._uses_template = uses_template(start_method if start_method != FORK_OR_TEMPLATE else None)
-        self._tables: dict[int, tuple[Picks, int]] = {}
+        self._tables: dict[int, tuple[ClaimTable, int]] = {}
         self._ended_leases: deque[Lease] = deque()
 
     @property
@@ -214,14 +214,14 @@ class WorkerStarter:
         )
         if self._group_size > 1:
             group_index, member_index = divmod(index, self._group_size)
-            self.picks(group_index)
+            self.claims(group_index)
             worker.join_group(self._tables[group_index][1], self._group_size, member_index)
         return worker
 
-    def picks(self, group_index: int) -> Picks:
+    def claims(self, group_index: int) -> ClaimTable:
         """Return a group's table, which it keeps until ``close_tables``."""
         if group_index not in self._tables:
-            self._tables[group_index] = Picks.create(self._group_size)
+            self._tables[group_index] = ClaimTable.create(self._group_size)
         return self._tables[group_index][0]
 
     def close_tables(self) -> None:

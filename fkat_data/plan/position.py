@@ -182,7 +182,7 @@ class ResumeState(NamedTuple):
     shards: str | None = None
 
 
-class ShardTerms(NamedTuple):
+class ShardFingerprint(NamedTuple):
     """What a position within a shard depends on, as the worker that opened the shard reports it. None: it is not known.
 
     Attributes:
@@ -208,9 +208,9 @@ class Task(NamedTuple):
             microbatch again and compares.
         lost_microbatch: Index of a microbatch that a dead worker of a group had picked: its successor makes it before
             it picks others. None: there is none.
-        terms: What was reported of the shard when it was begun; None: nothing is known.
+        fingerprint: What was reported of the shard when it was begun; None: nothing is known.
         is_counted: Whether to count the shard's microbatches instead of making them.
-        carry: What the task before has left for this one, as its worker sent it; None: it comes later.
+        leftover_rows: What the task before has left for this one, as its worker sent it; None: it comes later.
         left_out: Samples of the shard that were left out before the first microbatch, by their offsets in its order.
     """
 
@@ -222,7 +222,7 @@ class Task(NamedTuple):
     piece: Piece | None = None
     digest: int | None = None
     lost_microbatch: int | None = None
-    terms: ShardTerms | None = None
+    fingerprint: ShardFingerprint | None = None
     is_counted: bool = False
-    carry: bytes | None = b""
+    leftover_rows: bytes | None = b""
     left_out: tuple[int, ...] = ()

@@ -41,9 +41,9 @@ def _is_replayed(sampler: object) -> bool:
 class Plan(ABC):
     """The shards of a rank by epoch and index. Answers depend only on (epoch, index)."""
 
-    has_carries: bool = False
+    has_leftover_rows: bool = False
     """Whether each task leaves something for the one behind it."""
-    takes_marks: bool = False
+    takes_updates: bool = False
     """Whether what a task gives beside its microbatches is the plan's; else it says which samples were left out."""
     num_skipped_samples: int = 0
     """Samples that were left out since the plan was made."""
@@ -97,7 +97,7 @@ class Plan(ABC):
         """Return where tasks begin for a position: an iteration begins there, or is begun again."""
         return position
 
-    def turns(self, position: Position) -> Sequence[tuple[int, int]] | None:
+    def interleaved(self, position: Position) -> Sequence[tuple[int, int]] | None:
         """Return the tasks that take turns from a position on, each microbatch by another one.
 
         Returns:
@@ -111,13 +111,13 @@ class Plan(ABC):
         """Forget what was read of an epoch behind a position, because the epoch was left there."""
         del position
 
-    def mark(self, task: Task, num_made: int, mark: bytes) -> None:
+    def record(self, task: Task, num_made: int, update: bytes) -> None:
         """Take what a task gave with its microbatch before ``num_made``, which the caller does not have yet."""
-        del task, num_made, mark
+        del task, num_made, update
 
-    def end_shard(self, task: Task, epilogue: bytes) -> None:
+    def end_shard(self, task: Task, trailer: bytes) -> None:
         """Take what a task gave behind its last microbatch, before the caller has that one."""
-        del task, epilogue
+        del task, trailer
 
 
 class PureShardPlan(Plan):

@@ -111,14 +111,14 @@ class StreamingDataLoader(DataLoader[Any]):
         return self._made_here(self.dataset, integer("count", count, minimum=0))
 
     @property
-    def begin_near(self) -> Callable[[int, Any], tuple[int, Iterator[Any]]]:
+    def iterate_from(self) -> Callable[[int, Any], tuple[int, Iterator[Any]]]:
         """What a ``ShardedDataLoader`` iterates over a dataset by that has an ``__iter__`` of its own.
 
         Raises:
             AttributeError: No subclass overrides ``__iter__``.
         """
         if not self._has_own_iter:
-            raise AttributeError("begin_near")
+            raise AttributeError("iterate_from")
         return self._begin_own
 
     @property

@@ -425,7 +425,7 @@ class StreamingDataset(Described, DatasetProperties, SampleAccess, IterableDatas
         world = self.epochs.world()
         return world.num_ranks, world.rank
 
-    def loader_terms(self) -> tuple[int, Any]:
+    def loader_settings(self) -> tuple[int, Any]:
         """Return the seed of its orders, and all that workers have of it but its resume point."""
         own = {name: value for name, value in vars(self).items() if name not in _OF_ITERATION}
         return self.epochs.shuffle_seed, own

@@ -547,7 +547,7 @@ class StreamWindows(WindowOrder):
         self._seed: int | None = None
         self._num_parts: int | None = None
 
-    def terms(self, epoch: int, saved: Mapping[str, Any] | None) -> dict[str, Any]:
+    def order_fields(self, epoch: int, saved: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return what the windows of an epoch depend on."""
         dataset = self._dataset
         if saved is not None:
@@ -568,10 +568,10 @@ class StreamWindows(WindowOrder):
             **({"commits": commits} if commits else {}),
         }
 
-    def samples(self, epoch: int, terms: Mapping[str, Any]) -> Callable[[int], list[int]]:
+    def samples(self, epoch: int, order_fields: Mapping[str, Any]) -> Callable[[int], list[int]]:
         """Return what gives the numbers of a window's samples."""
-        spread = Spread.saved(terms["spread"])
-        orders = self._dataset.epochs.ordered(epoch, terms["shuffle_seed"], spread.num_parts)
+        spread = Spread.saved(order_fields["spread"])
+        orders = self._dataset.epochs.ordered(epoch, order_fields["shuffle_seed"], spread.num_parts)
         firsts = [0, *accumulate(spread.sizes)]
         starts, stops = spread.windows(self._window_size)
 

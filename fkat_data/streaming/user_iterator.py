@@ -18,8 +18,8 @@ from fkat_data.plan.position import Piece, Position, Task
 from fkat_data.streaming.epoch.rank_batches import RankBatches
 from fkat_data.streaming.epoch.shared_resume import ResumePoint
 from fkat_data.streaming.loader_plan import StreamEpochs, collate_of_samples, step_of
-from fkat_data.worker.batches import NearestProduct
-from fkat_data.worker.messages import Marked
+from fkat_data.worker.batches import SequentialProduct
+from fkat_data.worker.messages import WithPlanUpdate
 
 # Batches are made ahead, and frameworks ask for the position after a batch or two ago.
 _MOST_KEPT = 8
@@ -126,7 +126,7 @@ class TrackedDataset(Protocol):
         ...
 
 
-class UserIteratorBatches(NearestProduct):
+class UserIteratorBatches(SequentialProduct):
     """The batches of a worker that iterates a dataset with the user's ``__iter__``.
 
     One sample for each that was delivered gives the batches of the order. Anything else is cut by the batch size alone.
@@ -145,7 +145,7 @@ class UserIteratorBatches(NearestProduct):
         self._first_step = snapshot.step
         self._point, self._drop_last = cast("tuple[ResumePoint, bool]", pickle.loads(snapshot.state))
 
-    def begin_near(self, first_microbatch: int, collate: Callable[[Any], Any] | None) -> tuple[int, Iterator[Any]]:
+    def iterate_from(self, first_microbatch: int, collate: Callable[[Any], Any] | None) -> tuple[int, Iterator[Any]]:
         """Return that the iteration begins with its first batch, and the batches: only the user's code knows the rest.
 
         Raises:
@@ -162,9 +162,9 @@ class UserIteratorBatches(NearestProduct):
         """Yield every batch, without its mark."""
         return (marked.microbatch for marked in self._marked(collate_of_samples(self._dataset, self._collate_fn)))
 
-    def _marked(self, collate: Callable[[list[Any]], Any]) -> Iterator[Marked]:
+    def _marked(self, collate: Callable[[list[Any]], Any]) -> Iterator[WithPlanUpdate]:
         for samples, epoch, end in self._cut():
-            yield Marked(collate(samples), pickle.dumps(tuple(_BatchRecord(len(samples), epoch, end))))
+            yield WithPlanUpdate(collate(samples), pickle.dumps(tuple(_BatchRecord(len(samples), epoch, end))))
 
     def _cut(self) -> Iterator[tuple[list[Any], int, BatchEnd | None]]:
         dataset, batch_size = self._dataset, cast("int", self._dataset.batch_size)
@@ -263,7 +263,7 @@ class UserIteratorPlan(StreamEpochs):
         del epoch, index
         return Piece(self._dp_rank, 0, 0)
 
-    def turns(self, position: Position) -> Sequence[tuple[int, int]]:
+    def interleaved(self, position: Position) -> Sequence[tuple[int, int]]:
         """Return the strands that have something left, and their first microbatches."""
         # What was made behind a position has not progress the caller.
         self._num_arrived = position.microbatch
@@ -271,11 +271,11 @@ class UserIteratorPlan(StreamEpochs):
         left = left_in_turns(max(1, self.num_strands or 0), self._num_arrived, position.ended)
         return sorted(left.items(), key=lambda item: item[1])
 
-    def mark(self, task: Task, num_made: int, mark: bytes) -> None:
+    def record(self, task: Task, num_made: int, update: bytes) -> None:
         """Record the progress after a batch."""
         del task, num_made
         self._progress[self._num_arrived + 1] = self._progress[self._num_arrived].after(
-            _BatchRecord(*pickle.loads(mark))
+            _BatchRecord(*pickle.loads(update))
         )
         self._num_arrived += 1
         self._progress.pop(self._num_arrived - _MOST_KEPT, None)

@@ -23,8 +23,8 @@ from typing import IO, Any, NamedTuple, cast
 import cloudpickle
 import torch
 
-from fkat_data.dropped import WeakTable
 from fkat_data.interruption import genuine
+from fkat_data.lifetime import WeakTable
 from fkat_data.machine import call_in_forks
 from fkat_data.transport.buffers import BufferReducer, BufferTable, Mappings, hashed_buffer
 

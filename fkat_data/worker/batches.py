@@ -151,11 +151,11 @@ class Production(NamedTuple):
     rng_index_of: Callable[[int], int] | None = None
 
 
-class NearestProduct(ABC):
+class SequentialProduct(ABC):
     """What a factory may return: it goes on at a position of its own choice, which may lie before the wanted one."""
 
     @abstractmethod
-    def begin_near(self, first_microbatch: int, collate: Callable[[Any], Any] | None) -> tuple[int, Iterator[Any]]:
+    def iterate_from(self, first_microbatch: int, collate: Callable[[Any], Any] | None) -> tuple[int, Iterator[Any]]:
         """Return where it begins, at most at ``first_microbatch``, and the microbatches from there.
 
         Args:
@@ -169,7 +169,7 @@ class NearestProduct(ABC):
 
     def __iter__(self) -> Iterator[Any]:
         """Yield every microbatch."""
-        return self.begin_near(0, None)[1]
+        return self.iterate_from(0, None)[1]
 
 
 class Part(NamedTuple):
@@ -419,9 +419,9 @@ def begin(
     Raises:
         ConfigurationError: ``num_microbatches`` of the product is no number of microbatches.
     """
-    begin_near = getattr(product, "begin_near", None)
-    if begin_near is not None:  # of a NearestProduct, or of a loader of streams
-        first_index, microbatches = begin_near(first_microbatch, collate)
+    iterate_from = getattr(product, "iterate_from", None)
+    if iterate_from is not None:  # of a SequentialProduct, or of a loader of streams
+        first_index, microbatches = iterate_from(first_microbatch, collate)
         return Production(microbatches, first_index, None, None, getattr(product, "rng_index_of", None))
     is_indexed = is_random_access(product)
     if is_indexed and (is_shared or not _can_skip(product)):

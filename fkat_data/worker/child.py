@@ -15,8 +15,8 @@ from typing import Any, Protocol
 
 import psutil
 
-from fkat_data.dropped import Descriptor, after_end
 from fkat_data.interruption import genuine, suppress
+from fkat_data.lifetime import Descriptor, on_collected
 from fkat_data.worker import lifeline
 from fkat_data.worker.inherited_environment import new_interpreter
 
@@ -72,7 +72,7 @@ class OwnChild:
     ) -> None:
         self._after_reap = after_reap
         started: list[OwnProcess] = []
-        after_end(self, functools.partial(_end, started))
+        on_collected(self, functools.partial(_end, started))
         self._process = start(started)
         self.pid: int = self._process.pid
         """The process id."""

@@ -14,7 +14,7 @@ import time
 import weakref
 from typing import Any, NamedTuple, NoReturn
 
-from fkat_data import dropped
+from fkat_data import lifetime
 from fkat_data.interruption import suppress
 from fkat_data.machine import text_of
 
@@ -143,7 +143,7 @@ def _end_before_older_hooks() -> NoReturn:
     utilities: Any = multiprocessing.util
     try:
         # What a worker itself needs.
-        for hook in (dropped.call_at_exit, utilities._exit_function, logging.shutdown):  # noqa: SLF001 - as it does itself
+        for hook in (lifetime.call_at_exit, utilities._exit_function, logging.shutdown):  # noqa: SLF001 - as it does itself
             hook()
     finally:
         end_process()

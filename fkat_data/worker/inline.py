@@ -30,18 +30,18 @@ from fkat_data.worker.messages import (
     End,
     Failure,
     Item,
-    KnownOfTasks,
     Message,
-    Together,
+    MicrobatchRun,
+    TaskReports,
     content_of,
-    remember_terms,
+    remember_fingerprint,
 )
 from fkat_data.worker.produce import Produced, Producer, note_microbatch, produce, produce_together
 
 _Made = TypeVar("_Made")
 
 
-class WorkerOfThisProcess(KnownOfTasks):
+class WorkerOfThisProcess(TaskReports):
     """What a worker is that has no process of its own, no pipe and no shared memory."""
 
     descriptors: tuple[int, ...] = ()
@@ -110,17 +110,17 @@ class InlineWorker(WorkerOfThisProcess):
         self._tasks: deque[Task] = deque()
         self._production: Generator[Produced] | None = None
         self._next_index = 0
-        carries_in: dict[int, bytes] = {}
-        self._carries_in = carries_in
+        leftover_rows_in: dict[int, bytes] = {}
+        self._leftover_rows_in = leftover_rows_in
         # Neither refers to this worker: a dropped loader's dataset is gone at once, and need not wait for the collector.
         self._mark_and_show = _marking(producer.mark, self._replay, self._tasks)
-        report = functools.partial(remember_terms, self._terms)
+        report = functools.partial(remember_fingerprint, self._fingerprints)
         self._producer = producer._replace(
             mark=self._mark_and_show,
             collate=self._collate,
             report=report,
-            take_carry=functools.partial(_carry_of, carries_in),
-            give_carry=self._carries.__setitem__,
+            take_leftover_rows=functools.partial(_leftover_rows_of, leftover_rows_in),
+            give_leftover_rows=self._leftover_rows.__setitem__,
         )
 
     def end_wait(self) -> None:
@@ -135,9 +135,9 @@ class InlineWorker(WorkerOfThisProcess):
         """Return how the time was spent, without the time between microbatches."""
         return self._clock.times()
 
-    def give_carry(self, ticket: int, carry: bytes) -> None:
+    def give_leftover_rows(self, ticket: int, leftover_rows: bytes) -> None:
         """Give a task that was assigned without it what the one before has left."""
-        self._carries_in[ticket] = carry
+        self._leftover_rows_in[ticket] = leftover_rows
 
     def has_begun(self, ticket: int) -> bool:
         """Return whether the task is in work."""
@@ -180,9 +180,9 @@ class InlineWorker(WorkerOfThisProcess):
                 self._sink.waited(began_s, time.perf_counter())
 
         message = made_as_in_worker(make, task.shard, self._default_dtype, self._clock)
-        last = message.behind if isinstance(message, Together) else message
+        last = message.behind if isinstance(message, MicrobatchRun) else message
         is_item = isinstance(last, Item)
-        self._clock.count(is_item + (len(message.microbatches) if isinstance(message, Together) else 0))
+        self._clock.count(is_item + (len(message.microbatches) if isinstance(message, MicrobatchRun) else 0))
         if not is_item or last.is_last:
             self._end_task(task)
         return message
@@ -269,8 +269,8 @@ def _marking(mark: Callable[[str, int, str], None], replay: ReplayDisplay, tasks
     return mark_and_show
 
 
-def _carry_of(carries: dict[int, bytes], task: Task) -> bytes:
-    return carries.pop(task.ticket)
+def _leftover_rows_of(leftover_rows: dict[int, bytes], task: Task) -> bytes:
+    return leftover_rows.pop(task.ticket)
 
 
 def item_of(
@@ -314,7 +314,7 @@ def bytes_of(value: Any) -> int:
     return sum(map(bytes_of, cast("dict[Any, Any]", value).values())) if isinstance(value, dict) else 0
 
 
-def made_together(task: Task, producer: Producer, *, is_digested: bool) -> Together:
+def made_together(task: Task, producer: Producer, *, is_digested: bool) -> MicrobatchRun:
     """Make what is left of a task whose microbatches are read together: less than a call for each would cost."""
     made: list[Any] = []
     behind: Item | Failure | None = None
@@ -328,7 +328,7 @@ def made_together(task: Task, producer: Producer, *, is_digested: bool) -> Toget
     digests = [digest_of(microbatch) for microbatch in made] if is_digested else [0] * len(made)
     if behind is None:
         behind = Item(task.ticket, last_index, True, made.pop(), 0, digests.pop())
-    return Together(task.ticket, task.first_microbatch, made, digests, behind)
+    return MicrobatchRun(task.ticket, task.first_microbatch, made, digests, behind)
 
 
 def failure_of(task: Task, error: BaseException, index: int) -> Failure:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from fkat_data.errors import WorkerError
 from fkat_data.interruption import genuine
 from fkat_data.observe.stages import NUM_SLOTS, Page
-from fkat_data.plan.position import ShardTerms, Task
+from fkat_data.plan.position import ShardFingerprint, Task
 from fkat_data.tracebacks import OF_WORKER, folded_text
 from fkat_data.transport.codec import dumps, loads
 from fkat_data.transport.definitions import dump_shipment
@@ -26,8 +26,8 @@ class Kind(IntEnum):
     CREDIT = 3
     CANCEL = 4
     DISCARD = 5
-    PICKS = 6
-    CARRY_IN = 7
+    CLAIM_TABLE = 6
+    LEFTOVER_ROWS_IN = 7
     MEMORY = 8
     # worker to trainer
     SEGMENT = 16
@@ -38,9 +38,9 @@ class Kind(IntEnum):
     MEMORY_SHORTAGE = 21
     BEGIN = 22
     EVENTS = 23
-    MADE_ALONE = 24
-    TERMS = 25
-    CARRY_OUT = 26
+    SINGLE_WORKER_SHARD = 24
+    FINGERPRINT = 25
+    LEFTOVER_ROWS_OUT = 26
 
 
 # ticket, microbatch index, is last (-1: not known), segment index, envelope in segment, parts, envelope bytes,
@@ -63,7 +63,7 @@ TICKET = struct.Struct("<Q")
 # ticket, microbatch index; the packed failure follows
 FAILURE = struct.Struct("<QQ")
 # workers of the group, the worker's index among them; the table's descriptor comes along
-PICKS = struct.Struct("<II")
+CLAIM_TABLE = struct.Struct("<II")
 # behind a worker's stages: the ticket + 1 of a task that the caller makes itself, and its first microbatch that the caller
 # does not make
 _MADE_TICKET, _MADE_INDEX = NUM_SLOTS, NUM_SLOTS + 1
@@ -107,26 +107,26 @@ class End(NamedTuple):
     num_microbatches: int
 
 
-class Marked(NamedTuple):
-    """What a factory's product may yield for a microbatch: the plan gets the mark, and the caller the rest.
+class WithPlanUpdate(NamedTuple):
+    """What a factory's product may yield for a microbatch: the plan gets the update, and the caller the rest.
 
     Attributes:
         microbatch: For the caller.
-        mark: For ``Plan.mark``.
+        update: For ``Plan.record``.
         left_out: Samples that were left out since the microbatch before, by their offsets in the shard's order.
     """
 
     microbatch: Any
-    mark: bytes
+    update: bytes
     left_out: tuple[int, ...] = ()
 
 
 def content_of(produced: Any) -> Any:
     """Return what the caller gets of what a factory's product has yielded."""
-    return produced.microbatch if type(produced) is Marked else produced
+    return produced.microbatch if type(produced) is WithPlanUpdate else produced
 
 
-class Epilogue(NamedTuple):
+class ShardTrailer(NamedTuple):
     """What a factory's product may yield behind a shard's last microbatch: it is none, and the plan gets it.
 
     Attributes:
@@ -150,7 +150,7 @@ class Failure(NamedTuple):
     microbatch_index: int
 
 
-class Together(NamedTuple):
+class MicrobatchRun(NamedTuple):
     """Microbatches of a task that a worker in the caller's own thread gives at once.
 
     Attributes:
@@ -243,7 +243,7 @@ class CallerProgress:
         return task._replace(first_microbatch=first, digest=None) if first > task.first_microbatch else task
 
 
-class MadeAlone(NamedTuple):
+class SingleWorkerShard(NamedTuple):
     """One worker makes all microbatches of a shard, as they cannot be made one by one.
 
     Attributes:
@@ -255,41 +255,41 @@ class MadeAlone(NamedTuple):
     kind: str
 
 
-Message = Item | End | Failure | Together | MemoryShortage
+Message = Item | End | Failure | MicrobatchRun | MemoryShortage
 
 
-class KnownOfTasks:
+class TaskReports:
     """What a worker has said of its tasks."""
 
     def __init__(self) -> None:
-        self._terms: dict[int, ShardTerms] = {}
-        self._carries: dict[int, bytes] = {}
+        self._fingerprints: dict[int, ShardFingerprint] = {}
+        self._leftover_rows: dict[int, bytes] = {}
 
-    def terms(self, ticket: int) -> ShardTerms | None:
+    def fingerprint(self, ticket: int) -> ShardFingerprint | None:
         """Return what was reported of a task's shard; None: nothing."""
-        return self._terms.get(ticket)
+        return self._fingerprints.get(ticket)
 
-    def take_carry(self, ticket: int) -> bytes | None:
+    def take_leftover_rows(self, ticket: int) -> bytes | None:
         """Return, once, what a task has left for the one behind it; None: that is not known yet."""
-        return self._carries.pop(ticket, None)
+        return self._leftover_rows.pop(ticket, None)
 
 
-def remember_terms(reported: dict[int, ShardTerms], ticket: int, terms: ShardTerms) -> None:
+def remember_fingerprint(reported: dict[int, ShardFingerprint], ticket: int, fingerprint: ShardFingerprint) -> None:
     """Remember what was reported of a task's shard, for as long as the task may be in work."""
-    reported[ticket] = terms
+    reported[ticket] = fingerprint
     if len(reported) > NUM_TASKS:
         del reported[next(iter(reported))]
 
 
-def pack_terms(ticket: int, terms: ShardTerms) -> bytes:
+def pack_fingerprint(ticket: int, fingerprint: ShardFingerprint) -> bytes:
     """Return what a worker reports of a task's shard as bytes."""
-    return pickle.dumps((ticket, tuple(terms)))
+    return pickle.dumps((ticket, tuple(fingerprint)))
 
 
-def unpack_terms(body: bytes) -> tuple[int, ShardTerms]:
+def unpack_fingerprint(body: bytes) -> tuple[int, ShardFingerprint]:
     """Return the ticket and what is reported."""
     ticket, fields = pickle.loads(body)
-    return ticket, ShardTerms(*fields)
+    return ticket, ShardFingerprint(*fields)
 
 
 def pack_task(task: Task, allowance: int) -> bytes:

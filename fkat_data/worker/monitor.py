@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Generator
 from typing import Protocol
 
-from fkat_data.dropped import Descriptor, WeakTable
+from fkat_data.lifetime import Descriptor, WeakTable
 
 
 class Latch:

@@ -10,8 +10,8 @@ import pickle
 import socket
 from collections.abc import Callable, Sequence
 
-from fkat_data.dropped import WeakTable
 from fkat_data.interruption import genuine
+from fkat_data.lifetime import WeakTable
 from fkat_data.worker.child import has_stdout
 from fkat_data.worker.forkserver import Control
 from fkat_data.worker.inherited_environment import ParentDescriptors, ParentRequest, Request, Surroundings

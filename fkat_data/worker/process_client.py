@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from fkat_data.dropped import WeakTable
 from fkat_data.errors import WorkerError
 from fkat_data.interruption import genuine
+from fkat_data.lifetime import WeakTable
 from fkat_data.observe.durations import Durations
 from fkat_data.observe.events import MAIN_THREAD
 from fkat_data.observe.sink import EventSink
@@ -27,6 +27,7 @@ from fkat_data.transport.segment import Lease, Segment, SegmentLeases
 from fkat_data.wording import add_note
 from fkat_data.worker.messages import (
     ALLOWANCE,
+    CLAIM_TABLE,
     CREDIT,
     END,
     FAILURE,
@@ -35,7 +36,6 @@ from fkat_data.worker.messages import (
     MEMORY_SHORTAGE,
     NO_SEGMENT,
     PAGE_BYTES,
-    PICKS,
     SEGMENT,
     TICKET,
     CallerProgress,
@@ -43,16 +43,16 @@ from fkat_data.worker.messages import (
     Failure,
     Item,
     Kind,
-    KnownOfTasks,
-    MadeAlone,
     MemoryShortage,
     Message,
+    SingleWorkerShard,
+    TaskReports,
     WorkerGone,
     pack_task,
-    remember_terms,
+    remember_fingerprint,
     reportable,
     unpack_failure,
-    unpack_terms,
+    unpack_fingerprint,
 )
 from fkat_data.worker.process import ServerProcess, ShippedSettings, WorkerProcess
 
@@ -62,7 +62,7 @@ _UNWINDING_S = 0.5
 _workers: "WeakTable[int, ProcessWorker]" = WeakTable()
 
 
-class ProcessWorker(KnownOfTasks):
+class ProcessWorker(TaskReports):
     """A worker process and the trainer's end of its pipe.
 
     Args:
@@ -174,16 +174,16 @@ class ProcessWorker(KnownOfTasks):
         end = self._process.child.end_descriptor
         return (self._channel.fileno(),) if end is None else (self._channel.fileno(), end)
 
-    def join_group(self, picks: int, num_workers: int, member_index: int) -> None:
+    def join_group(self, claims: int, num_workers: int, member_index: int) -> None:
         """Let the worker make shards together with others; before its first task.
 
         Args:
-            picks: A descriptor of the group's table (see ``fkat_data.worker.picks``); stays the caller's.
+            claims: A descriptor of the group's table (see ``fkat_data.worker.claim_table``); stays the caller's.
             num_workers: Workers of the group.
             member_index: The index of the worker among them.
         """
         with contextlib.suppress(ChannelClosed):  # the next receive() raises it
-            self._channel.send(Kind.PICKS, PICKS.pack(num_workers, member_index), picks)
+            self._channel.send(Kind.CLAIM_TABLE, CLAIM_TABLE.pack(num_workers, member_index), claims)
 
     @property
     def num_ready(self) -> int:
@@ -226,9 +226,9 @@ class ProcessWorker(KnownOfTasks):
         """Return the worker's Python stacks, taken from outside, and what may hold it up since its start."""
         return f"{self._process.stack()}{self._hazard}"
 
-    def give_carry(self, ticket: int, carry: bytes) -> None:
+    def give_leftover_rows(self, ticket: int, leftover_rows: bytes) -> None:
         """Give a task that was assigned without it what the one before has left."""
-        self._channel.post(Kind.CARRY_IN, TICKET.pack(ticket) + carry)
+        self._channel.post(Kind.LEFTOVER_ROWS_IN, TICKET.pack(ticket) + leftover_rows)
 
     def assign(self, task: Task, allowance: int) -> None:
         """Take a task, to be produced after those taken before."""
@@ -262,7 +262,7 @@ class ProcessWorker(KnownOfTasks):
             self._leases.collect()
         self._channel.flush()
 
-    def receive(self, *, timeout_s: float | None) -> Message | MadeAlone | None:
+    def receive(self, *, timeout_s: float | None) -> Message | SingleWorkerShard | None:
         """Return the next message, or None if none comes within ``timeout_s``; None: wait without a limit.
 
         Raises:
@@ -350,7 +350,7 @@ class ProcessWorker(KnownOfTasks):
         exit_code = None if is_killed else self._process.child.exit_code
         return WorkerGone(self.pid, exit_code, self._process.last_words)
 
-    def _control(self, frame: Frame) -> Message | MadeAlone | None:
+    def _control(self, frame: Frame) -> Message | SingleWorkerShard | None:
         """Act on a message that is no microbatch; return it if the loader has to act, too."""
         body = frame.body
         if frame.kind in _READERS:
@@ -363,10 +363,10 @@ class ProcessWorker(KnownOfTasks):
                 self._leases.remove(CREDIT.unpack(body)[0])
             case Kind.BEGIN:
                 self._last_begun = TICKET.unpack(body)[0]
-            case Kind.CARRY_OUT:
-                self._carries[TICKET.unpack_from(body)[0]] = bytes(body[TICKET.size :])
-            case Kind.TERMS:
-                remember_terms(self._terms, *unpack_terms(body))
+            case Kind.LEFTOVER_ROWS_OUT:
+                self._leftover_rows[TICKET.unpack_from(body)[0]] = bytes(body[TICKET.size :])
+            case Kind.FINGERPRINT:
+                remember_fingerprint(self._fingerprints, *unpack_fingerprint(body))
             case Kind.MEMORY_SHORTAGE:
                 shortage = MemoryShortage(*MEMORY_SHORTAGE.unpack(body))
                 if shortage.left_bytes >= 0:
@@ -439,10 +439,10 @@ def _failure(body: bytes) -> Failure:
 
 
 _ITEM_KIND, _ITEM_BYTES = int(Kind.ITEM), ITEM.size
-_READERS: dict[int, Callable[[bytes], Message | MadeAlone]] = {
+_READERS: dict[int, Callable[[bytes], Message | SingleWorkerShard]] = {
     Kind.END: lambda body: End(*END.unpack(body)),
     Kind.FAILURE: _failure,
-    Kind.MADE_ALONE: lambda body: MadeAlone(TICKET.unpack_from(body)[0], body[TICKET.size :].decode()),
+    Kind.SINGLE_WORKER_SHARD: lambda body: SingleWorkerShard(TICKET.unpack_from(body)[0], body[TICKET.size :].decode()),
 }
 
 

@@ -14,7 +14,7 @@ from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, IterableDa
 
 from fkat_data.errors import ConfigurationError, ReplayMismatchError, StateMismatchError, WorkerError
 from fkat_data.interruption import genuine, suppress
-from fkat_data.plan.position import ShardTerms, Task
+from fkat_data.plan.position import ShardFingerprint, Task
 from fkat_data.sample_errors import early_end
 from fkat_data.seeding import ShardRng
 from fkat_data.transport.digest import digest_of
@@ -33,7 +33,7 @@ from fkat_data.worker.batches import (
     is_random_access,
 )
 from fkat_data.worker.fetch import iterates_as_torch, num_prefetched
-from fkat_data.worker.messages import Epilogue, content_of
+from fkat_data.worker.messages import ShardTrailer, content_of
 from fkat_data.worker.windows import ShardWindows, WindowProduct
 
 _FIELD = "files"
@@ -139,8 +139,8 @@ class Producer(NamedTuple):
         mark: Called with one of ``fkat_data.observe.stages.STAGES`` when it begins, with "" when the last one ends.
         collate: Does what torch's ``default_collate`` does; used instead of it where that is possible.
         report: Called with a task's ticket, and what is known of its shard's batches and files, before it is made.
-        take_carry: Returns what the task before has left for a task that was assigned without it; waits for it.
-        give_carry: Called with a task's ticket, and what it has left for the task behind it.
+        take_leftover_rows: Returns what the task before has left for a task that was assigned without it; waits for it.
+        give_leftover_rows: Called with a task's ticket, and what it has left for the task behind it.
         is_threaded: Whether threads make microbatches, which leave the global random generators alone.
     """
 
@@ -149,9 +149,9 @@ class Producer(NamedTuple):
     dp_rank: int
     mark: Callable[..., None]
     collate: Callable[[Any], Any] | None = None
-    report: Callable[[int, ShardTerms], None] | None = None
-    take_carry: Callable[[Task], bytes] | None = None
-    give_carry: Callable[[int, bytes], None] | None = None
+    report: Callable[[int, ShardFingerprint], None] | None = None
+    take_leftover_rows: Callable[[Task], bytes] | None = None
+    give_leftover_rows: Callable[[int, bytes], None] | None = None
     is_threaded: bool = False
 
 
@@ -183,11 +183,11 @@ class OpenShard:
             product = _without(product, task.left_out)
         self.kind: str = type(cast("object", product)).__qualname__
         """The name of the class of what the factory returned."""
-        terms = terms_of(product)
-        if task.terms is not None:
-            check_terms(task.terms, terms, product)
-        if terms != ShardTerms() and producer.report is not None:
-            producer.report(task.ticket, terms)
+        fingerprint = fingerprint_of(product)
+        if task.fingerprint is not None:
+            check_fingerprint(task.fingerprint, fingerprint, product)
+        if fingerprint != ShardFingerprint() and producer.report is not None:
+            producer.report(task.ticket, fingerprint)
         if producer.is_threaded and isinstance(product, ShardWindows):
             product.draw_order()
         self._is_ordered = bool(getattr(product, "makes_in_order", False))
@@ -316,12 +316,12 @@ class OpenShard:
 
     def _batches_of(self, product: WindowProduct) -> Iterator[Any]:
         producer, task = self._producer, self._task
-        take, give = producer.take_carry, producer.give_carry
+        take, give = producer.take_leftover_rows, producer.give_leftover_rows
         assert take is not None  # noqa: S101 - workers have both
         assert give is not None  # noqa: S101 - as above
         return product.batches(
-            lambda: take(task) if task.carry is None else task.carry,
-            lambda carry: give(task.ticket, carry),
+            lambda: take(task) if task.leftover_rows is None else task.leftover_rows,
+            lambda leftover_rows: give(task.ticket, leftover_rows),
             producer.collate,
         )
 
@@ -357,7 +357,7 @@ class OpenShard:
                 if batches is not None and (batches.num_batches is None or index < batches.num_batches):
                     raise early_end("the dataset") from error
                 return
-            is_last = True if type(microbatch) is Epilogue else _is_last(production, index)
+            is_last = True if type(microbatch) is ShardTrailer else _is_last(production, index)
             yield Produced(index, microbatch, is_last)
             index += 1
 
@@ -462,21 +462,21 @@ def note_microbatch(error: BaseException, task: Task, index: int, *, is_open: bo
 _NOTE = "fkat_data:"
 
 
-def terms_of(product: object) -> ShardTerms:
+def fingerprint_of(product: object) -> ShardFingerprint:
     """Return what a product says of its batches and of its files.
 
     Args:
         product: What the factory returned for a shard.
     """
     if not isinstance(product, DataLoader):
-        return ShardTerms(files=numbers_of_files(product))
+        return ShardFingerprint(files=numbers_of_files(product))
     loader = cast("DataLoader[Any]", product)
     if isinstance(cast("Any", loader.batch_sampler), NumberedBatches) or isinstance(loader.sampler, NumberedBatches):
-        return ShardTerms()  # a part of an epoch of fkat_data.DataLoader, whose state says more
-    return ShardTerms(_batching_of(loader), numbers_of_files(loader.dataset))
+        return ShardFingerprint()  # a part of an epoch of fkat_data.DataLoader, whose state says more
+    return ShardFingerprint(_batching_of(loader), numbers_of_files(loader.dataset))
 
 
-def check_terms(saved: ShardTerms, present: ShardTerms, product: object) -> None:
+def check_fingerprint(saved: ShardFingerprint, present: ShardFingerprint, product: object) -> None:
     """Compare what was reported of a begun shard with what it is now, where both are known.
 
     Raises:

@@ -18,7 +18,7 @@ from fkat_data.interruption import genuine
 from fkat_data.observe.durations import Durations, added_durations
 from fkat_data.observe.sink import EventSink
 from fkat_data.observe.stages import StageClock, StageTimes, added_times
-from fkat_data.plan.position import ShardTerms, Task
+from fkat_data.plan.position import ShardFingerprint, Task
 from fkat_data.tracebacks import fold
 from fkat_data.transport.codec import decode
 from fkat_data.wording import add_note
@@ -26,7 +26,7 @@ from fkat_data.worker.messages import End, Failure, Item, Message, WorkerGone, p
 from fkat_data.worker.produce import Producer, note_microbatch
 from fkat_data.worker.remote_maker import Begun, Failed, Made, Over, Replies, Reply
 from fkat_data.worker.settings import CALLS_PER_ACTOR
-from fkat_data.worker.threads import Threads, ThreadWorker, Work
+from fkat_data.worker.threads import Threads, ThreadTask, ThreadWorker
 
 # Microbatches that are asked for ahead, for each worker, of a shard whose end is not known: behind it are none.
 _MOST_AHEAD = 8
@@ -99,20 +99,20 @@ class _RemoteThreads(Threads):
 
     Args:
         handles: Of the workers.
-        report: Called with a ticket and the terms of its shard.
-        give_carry: Called with a ticket, and what the task leaves for the one behind it.
+        report: Called with a ticket and the fingerprint of its shard.
+        give_leftover_rows: Called with a ticket, and what the task leaves for the one behind it.
     """
 
     def __init__(
         self,
         handles: Sequence[RemoteHandle],
-        report: Callable[[int, ShardTerms], None],
-        give_carry: Callable[[int, bytes], None],
+        report: Callable[[int, ShardFingerprint], None],
+        give_leftover_rows: Callable[[int, bytes], None],
     ) -> None:
         super().__init__(CALLS_PER_ACTOR * len(handles), is_digested=False)
         self._handles = handles
         self._report = report
-        self._give_carry = give_carry
+        self._give_leftover_rows = give_leftover_rows
         self.about: list[tuple[int, str]] = [(0, "")] * len(handles)
         """Process and machine of each worker, once it has answered."""
         self.started_s: list[float] = [math.inf] * len(handles)
@@ -152,7 +152,7 @@ class _RemoteThreads(Threads):
             self._has_turn[thread] = False
             self._turns[thread // CALLS_PER_ACTOR].release()
 
-    def begin(self, work: Work) -> None:
+    def begin(self, work: ThreadTask) -> None:
         """Open a task, and go on with it where one worker makes all of its microbatches."""
         ticket, index = work.task.ticket, work.task.first_microbatch
         began_s = time.perf_counter()
@@ -160,10 +160,10 @@ class _RemoteThreads(Threads):
         if begun is None:
             return
         self.here.clock.shift("build", begun.build_s)
-        if begun.terms != ShardTerms():
-            self._report(ticket, begun.terms)
-        if begun.carry is not None:
-            self._give_carry(ticket, begun.carry)
+        if begun.fingerprint != ShardFingerprint():
+            self._report(ticket, begun.fingerprint)
+        if begun.leftover_rows is not None:
+            self._give_leftover_rows(ticket, begun.leftover_rows)
         self.news.put((ticket, index, cast("Any", begun._replace(first=cast("Any", None)))))
         message = self._sent(work, index, begun.first, began_s + begun.build_s)
         while not begun.is_for_several and isinstance(message, Item) and not message.is_last:
@@ -177,12 +177,12 @@ class _RemoteThreads(Threads):
                 return
             index, message = last
 
-    def ask(self, work: Work, first: int, count: int) -> None:
+    def ask(self, work: ThreadTask, first: int, count: int) -> None:
         """Ask for microbatches by their numbers."""
         if not work.is_cancelled:
             self._several(work, "make", first, count)
 
-    def _several(self, work: Work, method: str, first: int, count: int) -> tuple[int, Message] | None:
+    def _several(self, work: ThreadTask, method: str, first: int, count: int) -> tuple[int, Message] | None:
         """Ask for microbatches in one call; return the last one, and its index, or None if the worker is gone."""
         began_s = time.perf_counter()
         handle, ticket = self._handles[self.here.number // CALLS_PER_ACTOR], work.task.ticket
@@ -210,7 +210,9 @@ class _RemoteThreads(Threads):
             self.num_calls = _FEWEST_CALLS + int(each_s / _CALL_S)
         return first + len(made.replies) - 1, self._sent(work, first, made, began_s, sent)
 
-    def _sent(self, work: Work, first: int, made: Replies, began_s: float, before: Sequence[Message] = ()) -> Message:
+    def _sent(
+        self, work: ThreadTask, first: int, made: Replies, began_s: float, before: Sequence[Message] = ()
+    ) -> Message:
         """Send the messages of replies to the caller, but for the first that were sent before; return the last one."""
         clock, now_s = self.here.clock, time.perf_counter()
         # A call may have waited for another one of the same worker, and what it brings has travelled.
@@ -225,7 +227,7 @@ class _RemoteThreads(Threads):
             self.news.put((work.task.ticket, index, message))
         return (messages or before)[-1]
 
-    def _asked(self, work: Work, method: str, *numbers: int, meanwhile: Callable[[], None] | None = None) -> Any:
+    def _asked(self, work: ThreadTask, method: str, *numbers: int, meanwhile: Callable[[], None] | None = None) -> Any:
         thread, task = self.here.number, work.task
         worker = thread // CALLS_PER_ACTOR
         index = numbers[0] if numbers else task.first_microbatch
@@ -335,9 +337,9 @@ class RemoteWorker(ThreadWorker):
         stage, index = ("produce", min(asked)) if asked else (super().times().stage, -1)
         return times._replace(seconds=(*times.seconds[:-1], self._idle_s), stage=stage, subject=index)
 
-    def give_carry(self, ticket: int, carry: bytes) -> None:
+    def give_leftover_rows(self, ticket: int, leftover_rows: bytes) -> None:
         """Give a task that was assigned without it what the one before has left. There is one worker then."""
-        self._handles[0].send("give_carry", ticket, carry)
+        self._handles[0].send("give_leftover_rows", ticket, leftover_rows)
 
     def stack(self) -> str:
         """Return the Python stacks of the workers."""
@@ -383,7 +385,7 @@ class RemoteWorker(ThreadWorker):
 
     def _threads(self, num_threads: int, *, is_digested: bool) -> Threads:
         del num_threads, is_digested
-        self._asking = _RemoteThreads(self._handles, self._terms.__setitem__, self._carries.__setitem__)
+        self._asking = _RemoteThreads(self._handles, self._fingerprints.__setitem__, self._leftover_rows.__setitem__)
         return self._asking
 
     def _take(self) -> Message | None:
@@ -400,19 +402,19 @@ class RemoteWorker(ThreadWorker):
         else:
             super()._sort(ticket, index, message)
 
-    def _end(self, work: Work) -> None:
+    def _end(self, work: ThreadTask) -> None:
         super()._end(work)
         self._begun.pop(work.task.ticket, None)
 
     def _look(self) -> None:
         return None  # the workers have generators of their own
 
-    def _open(self, work: Work) -> None:
+    def _open(self, work: ThreadTask) -> None:
         work.is_open = True
         work.next_job = work.task.first_microbatch + 1
         self._put(work, self._asking.begin, work)
 
-    def _hand_out_of(self, work: Work) -> None:
+    def _hand_out_of(self, work: ThreadTask) -> None:
         begun, limit = self._begun.get(work.task.ticket), self._limit(work)
         if begun is None or not begun.is_for_several:
             if limit > work.limit:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from fkat_data.launch import adopt_group
-from fkat_data.plan.position import ShardTerms, Task
+from fkat_data.plan.position import ShardFingerprint, Task
 from fkat_data.transport.codec import encode, lies_at, write
 from fkat_data.transport.digest import digest_of
 from fkat_data.worker.collate import SegmentCollate
@@ -85,23 +85,23 @@ class Begun(NamedTuple):
         build_s: Seconds until it was open.
         is_for_several: Whether other workers may make microbatches of it, too.
         num_microbatches: The number behind its last microbatch; None: it is not known.
-        terms: What is known of its batches and files.
-        carry: What it leaves for the task behind it; None: nothing, or it is not known yet.
+        fingerprint: What is known of its batches and files.
+        leftover_rows: What it leaves for the task behind it; None: nothing, or it is not known yet.
         first: Its first microbatch, alone.
     """
 
     build_s: float
     is_for_several: bool
     num_microbatches: int | None
-    terms: ShardTerms
-    carry: bytes | None
+    fingerprint: ShardFingerprint
+    leftover_rows: bytes | None
     first: Replies
 
 
 class RemoteMaker:
     """Makes microbatches of tasks, for one loader.
 
-    ``made``, ``give_carry`` and ``stack`` may come while another call runs.
+    ``made``, ``give_leftover_rows`` and ``stack`` may come while another call runs.
 
     Args:
         paths: Where the trainer imports from.
@@ -122,9 +122,9 @@ class RemoteMaker:
         self._under_way = _IDLE
         self._shard: OpenShard | None = None
         self._generator: Generator[Produced] | None = None
-        self._terms = ShardTerms()
-        self._carry: bytes | None = None
-        self._carries: dict[int, SimpleQueue[bytes]] = {}
+        self._fingerprint = ShardFingerprint()
+        self._leftover_rows: bytes | None = None
+        self._leftover_queues: dict[int, SimpleQueue[bytes]] = {}
         # What the newest microbatch was collated into: it travels without another copy.
         self._collated: Any = _NOTHING
         self._producer = Producer(
@@ -134,8 +134,8 @@ class RemoteMaker:
             mark=_mark_nothing,
             collate=SegmentCollate(self._room_to_collate, _COPIED_BYTES),
             report=self._report,
-            take_carry=self._take_carry,
-            give_carry=self._give_carry,
+            take_leftover_rows=self._take_leftover_rows,
+            give_leftover_rows=self._give_leftover_rows,
         )
 
     def about(self) -> tuple[int, str]:
@@ -154,8 +154,8 @@ class RemoteMaker:
             first = (self.make if is_for_several else self.follow)(packed, task.first_microbatch)
         else:
             is_for_several, count, first = False, None, Replies([reply], 0.0)
-        carry, self._carry = self._carry, None
-        return Begun(build_s, is_for_several, count, self._terms, carry, first)
+        leftover_rows, self._leftover_rows = self._leftover_rows, None
+        return Begun(build_s, is_for_several, count, self._fingerprint, leftover_rows, first)
 
     def make(self, packed: bytes, first: int, count: int = 1) -> Replies:
         """Return microbatches by their numbers, up to an error; fast where these grow from call to call within a task."""
@@ -178,9 +178,9 @@ class RemoteMaker:
         running, index, replies = self._under_way
         return replies[num_known:] if (running, index) == (ticket, first) else []
 
-    def give_carry(self, ticket: int, carry: bytes) -> None:
+    def give_leftover_rows(self, ticket: int, leftover_rows: bytes) -> None:
         """Give a task what the one before has left."""
-        self._queue(ticket).put(carry)
+        self._queue(ticket).put(leftover_rows)
 
     def stack(self) -> str:
         """Return the Python stacks of this process, but for the thread that asks."""
@@ -193,7 +193,7 @@ class RemoteMaker:
     def _opened(self, task: Task, packed: bytes) -> Failed | None:
         """Open a task; return the error if that fails."""
         torch.set_num_threads(1)
-        self._packed, self._newest, self._terms = packed, task.first_microbatch - 1, ShardTerms()
+        self._packed, self._newest, self._fingerprint = packed, task.first_microbatch - 1, ShardFingerprint()
         self._close()
         try:
             self._shard = OpenShard(task, self._producer, is_shared=True)
@@ -250,21 +250,21 @@ class RemoteMaker:
         self._collated = np.empty(size_bytes, np.uint8)
         return memoryview(self._collated)
 
-    def _report(self, ticket: int, terms: ShardTerms) -> None:
+    def _report(self, ticket: int, fingerprint: ShardFingerprint) -> None:
         del ticket
-        self._terms = terms
+        self._fingerprint = fingerprint
 
     def _queue(self, ticket: int) -> "SimpleQueue[bytes]":
-        return self._carries.setdefault(ticket, SimpleQueue())
+        return self._leftover_queues.setdefault(ticket, SimpleQueue())
 
-    def _take_carry(self, task: Task) -> bytes:
-        carry = self._queue(task.ticket).get()
-        self._carries.pop(task.ticket, None)
-        return carry
+    def _take_leftover_rows(self, task: Task) -> bytes:
+        leftover_rows = self._queue(task.ticket).get()
+        self._leftover_queues.pop(task.ticket, None)
+        return leftover_rows
 
-    def _give_carry(self, ticket: int, carry: bytes) -> None:
+    def _give_leftover_rows(self, ticket: int, leftover_rows: bytes) -> None:
         del ticket
-        self._carry = carry
+        self._leftover_rows = leftover_rows
 
 
 def _mark_nothing(stage: str, index: int = -1, label: str = "") -> None:

@@ -18,16 +18,18 @@ import numpy as np
 
 from fkat_data.errors import WorkerError
 from fkat_data.observe.stages import StageClock
-from fkat_data.plan.position import ShardTerms, Task
+from fkat_data.plan.position import ShardFingerprint, Task
 from fkat_data.transport.channel import Channel, ChannelClosed, TornFrameError
 from fkat_data.transport.codec import Encoded, apart, encode, lies_at, write
 from fkat_data.transport.digest import digest_of
 from fkat_data.transport.memory_limit import WorkerMemory
 from fkat_data.transport.segment import Segment, SegmentPool
 from fkat_data.wording import shard_name
+from fkat_data.worker.claim_table import ClaimTable, Refusal
 from fkat_data.worker.collate import SegmentCollate
 from fkat_data.worker.messages import (
     ALLOWANCE,
+    CLAIM_TABLE,
     CREDIT,
     END,
     FAILURE,
@@ -36,7 +38,6 @@ from fkat_data.worker.messages import (
     MEMORY_SHORTAGE,
     NO_LIMIT,
     NO_SEGMENT,
-    PICKS,
     SEGMENT,
     TICKET,
     CallerProgress,
@@ -44,11 +45,10 @@ from fkat_data.worker.messages import (
     MemoryShortage,
     content_of,
     pack_failure,
-    pack_terms,
+    pack_fingerprint,
     reportable,
     unpack_task,
 )
-from fkat_data.worker.picks import Picks, Refusal
 from fkat_data.worker.produce import OpenShard, Produced, Producer, note_microbatch, produce
 
 # Up to here a microbatch travels in the message itself: a segment's lease and credit would cost more than the copy.
@@ -111,17 +111,17 @@ class Server:
         self._producer = producer._replace(
             collate=SegmentCollate(self._room_to_collate, _INLINE_BYTES),
             report=self._report,
-            take_carry=self._take_carry,
-            give_carry=self._give_carry,
+            take_leftover_rows=self._take_leftover_rows,
+            give_leftover_rows=self._give_leftover_rows,
         )
         self._collated: Segment | None = None
         self._limit_bytes = memory.limit_bytes
         self._pool = SegmentPool(memory, self._announce, self._retire)
         self._tasks: deque[Task] = deque()
         self._allowances: dict[int, int] = {}
-        self._carries: dict[int, bytes] = {}
+        self._leftover_rows: dict[int, bytes] = {}
         # Where workers make shards together: their table, and whether the last shard's factory gave random access.
-        self._picks: Picks | None = None
+        self._claims: ClaimTable | None = None
         self._gave_random_access = True
         self._bound = 0
         self._cancelled_below = 0
@@ -150,15 +150,15 @@ class Server:
             self._finish()
 
     def _do(self, task: Task) -> None:
-        if self._picks is None:  # a trainer that waits for several workers waits for their sockets
+        if self._claims is None:  # a trainer that waits for several workers waits for their sockets
             self._channel.open_ring()
         self._channel.send(Kind.BEGIN, TICKET.pack(task.ticket))
         task = self._progress.left_of(task)
         try:
-            if self._picks is None or self._picks.owner(task.ticket) == self._picks.worker:
+            if self._claims is None or self._claims.owner(task.ticket) == self._claims.worker:
                 self._make_alone(task, produce(task, self._producer))
             else:
-                self._make_together(task, self._picks)
+                self._make_together(task, self._claims)
         except _CancelledError:
             pass
         finally:
@@ -187,57 +187,57 @@ class Server:
         finally:
             production.close()
 
-    def _make_together(self, task: Task, picks: Picks) -> None:
+    def _make_together(self, task: Task, claims: ClaimTable) -> None:
         """Make those microbatches of a shard that no other worker of the group makes."""
         shard: OpenShard | None = None
         index: int | None = task.first_microbatch
         try:
             # Where the shard before had no random access, the whole shard is picked before it is opened.
             if self._gave_random_access or task.lost_microbatch is not None:
-                index = self._pick(task, picks, None)
-            elif not picks.own(task.ticket, task.first_microbatch):
+                index = self._pick(task, claims, None)
+            elif not claims.own(task.ticket, task.first_microbatch):
                 return
             if index is None:
                 return
             shard = OpenShard(task, self._producer, is_shared=True)
             self._gave_random_access = shard.is_random_access
-            if not shard.is_random_access or picks.owner(task.ticket) is not None:
+            if not shard.is_random_access or claims.owner(task.ticket) is not None:
                 # Only one worker can make it: this one, unless another does.
-                if picks.own(task.ticket, task.first_microbatch):
-                    self._channel.send(Kind.MADE_ALONE, TICKET.pack(task.ticket) + shard.kind.encode())
+                if claims.own(task.ticket, task.first_microbatch):
+                    self._channel.send(Kind.SINGLE_WORKER_SHARD, TICKET.pack(task.ticket) + shard.kind.encode())
                     self._make_alone(task, shard.produce())
                 return
             while index is not None:
                 if shard.prefetches:
-                    self._look_ahead(task, picks, shard, index)
-                index = self._pick(task, picks, shard) if self._make_one(task, picks, shard, index) else None
+                    self._look_ahead(task, claims, shard, index)
+                index = self._pick(task, claims, shard) if self._make_one(task, claims, shard, index) else None
         except (_CancelledError, ChannelClosed, TornFrameError, _UnheardError):
             raise
         except BaseException as raised:  # noqa: BLE001 - the trainer handles every exception of the user's
             index = task.first_microbatch if index is None else index
-            picks.end(task.ticket, index)
+            claims.end(task.ticket, index)
             self._send_failure(task, index, raised, is_open=shard is not None)
 
-    def _look_ahead(self, task: Task, picks: Picks, shard: OpenShard, index: int) -> None:
+    def _look_ahead(self, task: Task, claims: ClaimTable, shard: OpenShard, index: int) -> None:
         """Begin to read what is made now, and what this worker makes next, which no other worker picks from here on."""
         shard.prefetch(index)
         for _ in range(_CLAIMS_AT_ONCE):
-            if picks.num_claims(task.ticket) >= shard.num_prefetched:
+            if claims.num_claims(task.ticket) >= shard.num_prefetched:
                 return
-            claimed = picks.claim(task.ticket)
+            claimed = claims.claim(task.ticket)
             if claimed is None:
                 return
             if not shard.indexed.has(claimed):
-                picks.end(task.ticket, claimed)
+                claims.end(task.ticket, claimed)
                 return
             shard.prefetch(claimed)
 
-    def _make_one(self, task: Task, picks: Picks, shard: OpenShard, index: int) -> bool:
+    def _make_one(self, task: Task, claims: ClaimTable, shard: OpenShard, index: int) -> bool:
         """Make a microbatch that was picked; return whether the shard has it."""
-        self._agree(task, picks, shard, index)
+        self._agree(task, claims, shard, index)
         produced = shard.make(index)
         if produced is None or produced.is_last:
-            picks.end(task.ticket, index + (produced is not None))
+            claims.end(task.ticket, index + (produced is not None))
         if produced is not None:
             self._publish(task, produced)
         elif index == task.first_microbatch:
@@ -245,14 +245,14 @@ class Server:
             self._channel.send(Kind.END, END.pack(task.ticket, index))
         return produced is not None
 
-    def _agree(self, task: Task, picks: Picks, shard: OpenShard, index: int) -> None:
+    def _agree(self, task: Task, claims: ClaimTable, shard: OpenShard, index: int) -> None:
         """Compare what the workers have drawn of a shard, up to what others may make before this microbatch is taken.
 
         Raises:
             WorkerError: They have drawn other batches, or another number of them.
         """
         outline = shard.outline(index, max(1, self._bound) if self._allowances[task.ticket] < sys.maxsize else _FAR)
-        if outline is not None and not picks.agree(task.ticket, outline):
+        if outline is not None and not claims.agree(task.ticket, outline):
             raise WorkerError(
                 f"the workers that make {shard_name(task.shard)} in epoch {task.epoch} together do not draw the same batches, or "
                 f"not equally many: {outline.in_words} in one of them. Each draws all of its sampler: let that draw from the "
@@ -260,36 +260,36 @@ class Server:
                 "clock, an unseeded generator, or what it has kept from an epoch before; or pass num_workers_per_shard=1"
             )
 
-    def _pick(self, task: Task, picks: Picks, shard: OpenShard | None) -> int | None:
+    def _pick(self, task: Task, claims: ClaimTable, shard: OpenShard | None) -> int | None:
         """Return the next microbatch of a shard for this worker; None: it has no other."""
         self._hear_at_times(task)
         if task.lost_microbatch is not None and shard is None:
-            picks.note(task.ticket, task.lost_microbatch)
+            claims.note(task.ticket, task.lost_microbatch)
             return task.lost_microbatch
         ticket, first = task.ticket, task.first_microbatch
-        index = picks.pick(ticket, first, self._allowances[ticket])
+        index = claims.pick(ticket, first, self._allowances[ticket])
         if index is Refusal.NOT_ALLOWED:
-            self._producer.mark("blocked", picks.next_own(ticket))
+            self._producer.mark("blocked", claims.next_own(ticket))
             while index is Refusal.NOT_ALLOWED:
-                if shard is not None and not shard.indexed.has(picks.next_own(ticket)):
+                if shard is not None and not shard.indexed.has(claims.next_own(ticket)):
                     return None  # no allowance comes for what the shard does not have
                 self._hear_of(task, block=True)
-                index = picks.pick(ticket, first, self._allowances[ticket])
+                index = claims.pick(ticket, first, self._allowances[ticket])
             self._producer.mark("")
         return index if isinstance(index, int) else None
 
-    def _report(self, ticket: int, terms: ShardTerms) -> None:
-        self._channel.send(Kind.TERMS, pack_terms(ticket, terms))
+    def _report(self, ticket: int, fingerprint: ShardFingerprint) -> None:
+        self._channel.send(Kind.FINGERPRINT, pack_fingerprint(ticket, fingerprint))
 
-    def _take_carry(self, task: Task) -> bytes:
+    def _take_leftover_rows(self, task: Task) -> bytes:
         self._producer.mark("blocked", task.first_microbatch)
-        while task.ticket not in self._carries:
+        while task.ticket not in self._leftover_rows:
             self._hear_of(task, block=True)
         self._producer.mark("")
-        return self._carries.pop(task.ticket)
+        return self._leftover_rows.pop(task.ticket)
 
-    def _give_carry(self, ticket: int, carry: bytes) -> None:
-        self._channel.send(Kind.CARRY_OUT, TICKET.pack(ticket) + carry)
+    def _give_leftover_rows(self, ticket: int, leftover_rows: bytes) -> None:
+        self._channel.send(Kind.LEFTOVER_ROWS_OUT, TICKET.pack(ticket) + leftover_rows)
 
     def _send_failure(self, task: Task, index: int, raised: BaseException, *, is_open: bool) -> None:
         error = reportable(raised, "the dataset")
@@ -497,15 +497,17 @@ class Server:
                 self._allowances[task.ticket] = sys.maxsize if allowance == NO_LIMIT else allowance
                 self._bound = allowance - task.first_microbatch
                 self._tasks.append(task)
-            case Kind.CARRY_IN:
-                self._carries[TICKET.unpack_from(body)[0]] = bytes(body[TICKET.size :])
-            case Kind.PICKS:
-                num_workers, member_index = PICKS.unpack(body)
-                self._picks = Picks(self._channel.take_descriptor(), num_workers, member_index)
+            case Kind.LEFTOVER_ROWS_IN:
+                self._leftover_rows[TICKET.unpack_from(body)[0]] = bytes(body[TICKET.size :])
+            case Kind.CLAIM_TABLE:
+                num_workers, member_index = CLAIM_TABLE.unpack(body)
+                self._claims = ClaimTable(self._channel.take_descriptor(), num_workers, member_index)
             case Kind.CANCEL:
                 self._cancelled_below = TICKET.unpack(body)[0]
-                self._carries = {
-                    ticket: carry for ticket, carry in self._carries.items() if ticket >= self._cancelled_below
+                self._leftover_rows = {
+                    ticket: leftover_rows
+                    for ticket, leftover_rows in self._leftover_rows.items()
+                    if ticket >= self._cancelled_below
                 }
                 # The first task is the one in work: it ends itself.
                 while len(self._tasks) > 1 and self._tasks[1].ticket < self._cancelled_below:

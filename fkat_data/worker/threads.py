@@ -23,9 +23,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from fkat_data.dropped import after_end
 from fkat_data.errors import ConfigurationError
 from fkat_data.interruption import genuine
+from fkat_data.lifetime import on_collected
 from fkat_data.modes import modes_of_a_worker
 from fkat_data.observe.sink import EventSink
 from fkat_data.observe.stages import StageClock, StageTimes, added_times, helping, new_page
@@ -47,9 +47,9 @@ from fkat_data.worker.messages import (
     Failure,
     Item,
     Message,
-    Together,
+    MicrobatchRun,
     WorkerGone,
-    remember_terms,
+    remember_fingerprint,
 )
 from fkat_data.worker.produce import OpenShard, Produced, Producer, note_microbatch
 
@@ -78,7 +78,7 @@ class _Cancelled(BaseException):
     """Ends a thread's wait for what the task before leaves; not an error of the user's."""
 
 
-class Work:
+class ThreadTask:
     """A task of a worker; changed by the caller's thread alone, but for its generator."""
 
     def __init__(self, task: Task, allowance: int) -> None:
@@ -98,7 +98,7 @@ class Work:
         self.next_job: int = task.first_microbatch
         self.next_out: int = task.first_microbatch
         self.early: dict[int, Message] = {}
-        self.carry: SimpleQueue[bytes | None] = SimpleQueue()
+        self.leftover_rows: SimpleQueue[bytes | None] = SimpleQueue()
         # Whether a thread that has come to the limit goes on.
         self.allowed: SimpleQueue[bool] = SimpleQueue()
         self.context: contextvars.Context = contextvars.copy_context()
@@ -119,7 +119,7 @@ class Work:
     def cancel(self) -> None:
         """Let threads that work on the task, or wait to, leave it."""
         self.is_cancelled = True
-        self.carry.put(None)
+        self.leftover_rows.put(None)
         self.allowed.put(False)
 
 
@@ -154,7 +154,7 @@ class Threads:
         self.news: SimpleQueue[_News] = SimpleQueue()
         self.ended: SimpleQueue[int] = SimpleQueue()
         # Tasks of a closed worker, whose generators are closed here: what is raised in a caller that drops one is lost.
-        self.left: deque[Work] = deque()
+        self.left: deque[ThreadTask] = deque()
         self.idents: list[int | None] = [None] * num_threads
         self.here: Here = Here()
         self.is_digested: bool = is_digested
@@ -214,7 +214,7 @@ class Threads:
         clock.count()
         return item
 
-    def make(self, work: Work, index: int, part: Part, before: Part | None) -> None:
+    def make(self, work: ThreadTask, index: int, part: Part, before: Part | None) -> None:
         """Make a microbatch by its number, in a thread.
 
         Args:
@@ -247,7 +247,7 @@ class Threads:
         self.here.clock.mark("")
         return failure_of(task, error, index)
 
-    def follow(self, work: Work) -> None:
+    def follow(self, work: ThreadTask) -> None:
         """Make microbatches that follow on one another, up to the limit, in a thread."""
         index, task, clock = work.next_job, work.task, self.here.clock
         while not work.is_cancelled and not self.is_closed:
@@ -272,14 +272,14 @@ class Threads:
             index += 1
         self.close(work)
 
-    def close(self, work: Work) -> None:
+    def close(self, work: ThreadTask) -> None:
         """Close what yields a task's microbatches, unless another thread uses it, which then does so."""
         generator = work.generator
         if generator is not None and inspect.getgeneratorstate(generator) != inspect.GEN_RUNNING:
             with suppress(ValueError):  # another thread uses it now
                 generator.close()
 
-    def make_together(self, work: Work, producer: Producer) -> None:
+    def make_together(self, work: ThreadTask, producer: Producer) -> None:
         """Make all of a task's microbatches that no code of a user's makes."""
         if not work.is_cancelled:
             message = made_together(work.task, producer, is_digested=self.is_digested)
@@ -328,7 +328,7 @@ class ThreadWorker(WorkerOfThisProcess):
         """Whether the last call was interrupted while it waited for a message: nothing had changed then."""
         self.num_received: int = 0
         """Microbatches that were received from the threads."""
-        self._tasks: deque[Work] = deque()
+        self._tasks: deque[ThreadTask] = deque()
         self._inbox: deque[_News] = deque()
         self._mean_bytes: float | None = None
         self._num_probes, self._more_probes = num_probes, _MORE_PROBES
@@ -340,18 +340,18 @@ class ThreadWorker(WorkerOfThisProcess):
         # Those since which the program draws nothing, in a wait for a microbatch that is made alone.
         self._states: tuple[object, object, object] | None = None
         self._looked_s = 0.0
-        self._carries_in: dict[int, SimpleQueue[bytes | None]] = {}
+        self._leftover_rows_in: dict[int, SimpleQueue[bytes | None]] = {}
         self._shared = shared = self._threads(len(threads), is_digested=is_digested)
         self._producer = producer._replace(
             mark=functools.partial(_mark, shared.here),
             collate=_Collate(shared.here),
-            report=functools.partial(remember_terms, self._terms),
-            take_carry=functools.partial(_carry_of, self._carries_in),
-            give_carry=self._carries.__setitem__,
+            report=functools.partial(remember_fingerprint, self._fingerprints),
+            take_leftover_rows=functools.partial(_leftover_rows_of, self._leftover_rows_in),
+            give_leftover_rows=self._leftover_rows.__setitem__,
             is_threaded=True,
         )
         # Before the threads start: one that cannot leaves the others to this.
-        after_end(self, functools.partial(shared.stop, len(threads), _STOPPED_WITHIN_S), at_exit=True)
+        on_collected(self, functools.partial(shared.stop, len(threads), _STOPPED_WITHIN_S), at_exit=True)
         for number, (clock, name) in enumerate(zip(threads, names, strict=True)):
             run = functools.partial(shared.run, number, clock)
             threading.Thread(target=run, name=name, daemon=True).start()
@@ -386,10 +386,10 @@ class ThreadWorker(WorkerOfThisProcess):
         is_blocked = any(work.is_open and not work.is_exhausted for work in list(self._tasks))
         return added_times(several)._replace(stage="blocked" if is_blocked else "idle")
 
-    def give_carry(self, ticket: int, carry: bytes) -> None:
+    def give_leftover_rows(self, ticket: int, leftover_rows: bytes) -> None:
         """Give a task that was assigned without it what the one before has left."""
-        if ticket in self._carries_in:
-            self._carries_in[ticket].put(carry)
+        if ticket in self._leftover_rows_in:
+            self._leftover_rows_in[ticket].put(leftover_rows)
 
     def has_begun(self, ticket: int) -> bool:
         """Return whether the task is in work."""
@@ -401,8 +401,8 @@ class ThreadWorker(WorkerOfThisProcess):
 
     def assign(self, task: Task, allowance: int) -> None:
         """Take a task, to be produced after those taken before, up to ``allowance`` microbatches for now."""
-        work = Work(task, allowance)
-        self._carries_in[task.ticket] = work.carry
+        work = ThreadTask(task, allowance)
+        self._leftover_rows_in[task.ticket] = work.leftover_rows
         self._tasks.append(work)
         self._hand_out()
 
@@ -511,8 +511,8 @@ class ThreadWorker(WorkerOfThisProcess):
                 return None
         work = self._tasks[0]
         message = work.early.pop(work.next_out)
-        last = message.behind if isinstance(message, Together) else message
-        if isinstance(message, Together):
+        last = message.behind if isinstance(message, MicrobatchRun) else message
+        if isinstance(message, MicrobatchRun):
             self.num_received += len(message.microbatches)
         self.num_received += isinstance(last, Item)
         work.next_out += 1
@@ -539,8 +539,8 @@ class ThreadWorker(WorkerOfThisProcess):
         work.is_exhausted = work.is_exhausted or not isinstance(message, Item) or bool(message.is_last)
         work.early[index] = message
 
-    def _end(self, work: Work) -> None:
-        self._carries_in.pop(work.task.ticket, None)
+    def _end(self, work: ThreadTask) -> None:
+        self._leftover_rows_in.pop(work.task.ticket, None)
         if self._probe is not None and self._probe[0] == work.task.ticket:
             self._probe = None
         work.cancel()
@@ -563,7 +563,7 @@ class ThreadWorker(WorkerOfThisProcess):
             if not work.is_exhausted:
                 return
 
-    def _hand_out_of(self, work: Work) -> None:
+    def _hand_out_of(self, work: ThreadTask) -> None:
         shared, limit = self._shared, self._limit(work)
         is_probed = self._is_probed(work)
         if is_probed:
@@ -594,7 +594,9 @@ class ThreadWorker(WorkerOfThisProcess):
             self._begin_probe(work, job[1], is_probed=is_probed)
             self._put(work, shared.make, *job)
 
-    def _parts(self, work: Work, shard: OpenShard, limit: int) -> "Iterator[tuple[Work, int, Part, Part | None]]":
+    def _parts(
+        self, work: ThreadTask, shard: OpenShard, limit: int
+    ) -> "Iterator[tuple[ThreadTask, int, Part, Part | None]]":
         """Yield how the next microbatches are made, up to a limit; where there are no more, say so."""
         task = work.task
         while work.next_job < limit and not work.is_exhausted:
@@ -614,7 +616,7 @@ class ThreadWorker(WorkerOfThisProcess):
             work.next_job, work.is_exhausted = index + 1, part.is_last
             yield work, index, part, before
 
-    def _limit(self, work: Work) -> int:
+    def _limit(self, work: ThreadTask) -> int:
         """Return the first microbatch that may not be made: by the allowance, and by what may lie ready."""
         if self._mean_bytes is None:
             most = self._num_threads
@@ -622,10 +624,10 @@ class ThreadWorker(WorkerOfThisProcess):
             most = min(_MOST_JOBS, int(self._limit_bytes / max(1.0, self._mean_bytes)))
         return min(work.allowance, work.next_out + max(most, self._num_threads))
 
-    def _put(self, work: Work, do: Callable[..., None], *arguments: Any) -> None:
+    def _put(self, work: ThreadTask, do: Callable[..., None], *arguments: Any) -> None:
         self._shared.jobs.put(functools.partial(work.context.copy().run, do, *arguments))
 
-    def _open(self, work: Work) -> None:
+    def _open(self, work: ThreadTask) -> None:
         """Open a task's shard, in the caller's thread."""
         task, shared = work.task, self._shared
         work.is_open = True
@@ -650,11 +652,11 @@ class ThreadWorker(WorkerOfThisProcess):
                 # Python may be interrupted before the end of a block is reached.
                 stack.close()
 
-    def _is_probed(self, work: Work) -> bool:
+    def _is_probed(self, work: ThreadTask) -> bool:
         # One that waits for what the task before leaves would wait for its caller.
-        return self._num_probes > 0 and not draws_nothing(work.task.shard) and work.task.carry is not None
+        return self._num_probes > 0 and not draws_nothing(work.task.shard) and work.task.leftover_rows is not None
 
-    def _begin_probe(self, work: Work, index: int, *, is_probed: bool) -> None:
+    def _begin_probe(self, work: ThreadTask, index: int, *, is_probed: bool) -> None:
         if is_probed:
             self._probe, self._has_moved = (work.task.ticket, index), ""
             self._states = generator_states()
@@ -694,12 +696,12 @@ def _mark(here: Here, stage: str, index: int = -1, label: str = "") -> None:
     here.clock.mark(stage, index, label)
 
 
-def _carry_of(carries: "dict[int, SimpleQueue[bytes | None]]", task: Task) -> bytes:
-    queue = carries.get(task.ticket)
-    carry = None if queue is None else queue.get()
-    if carry is None:
+def _leftover_rows_of(queues: "dict[int, SimpleQueue[bytes | None]]", task: Task) -> bytes:
+    queue = queues.get(task.ticket)
+    leftover_rows = None if queue is None else queue.get()
+    if leftover_rows is None:
         raise _Cancelled
-    return carry
+    return leftover_rows
 
 
 def _made(part: Part) -> Any:

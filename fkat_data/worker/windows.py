@@ -18,10 +18,10 @@ from fkat_data.interruption import genuine, is_interruption
 from fkat_data.sample_errors import early_end, note_misfit, note_source_locations
 from fkat_data.seeding import ShardRng, microbatch_seed, undoing_draws
 from fkat_data.transport.codec import dumps, loads
-from fkat_data.types import plans_batches
+from fkat_data.types import is_stream_source
 from fkat_data.wording import add_note, notes_of
 from fkat_data.worker.fetch import call_collate, gives_items_together, items_in_turn
-from fkat_data.worker.messages import Epilogue, Marked, content_of
+from fkat_data.worker.messages import ShardTrailer, WithPlanUpdate, content_of
 
 WindowFunction: TypeAlias = Callable[[list[Any]], list[Any]]
 """Makes rows of a window's samples: as many as it likes, none too."""
@@ -103,7 +103,7 @@ class _Skipping:
         self._dataset = dataset
         self.class_name: str = type(dataset).__qualname__
         """What messages call the dataset."""
-        self._is_stream = plans_batches(dataset)
+        self._is_stream = is_stream_source(dataset)
         self._left_out = left_out
         self._skips = skips
 
@@ -125,7 +125,7 @@ class _Skipping:
         return Skipped(offset, index, "")
 
 
-class RowTerms(NamedTuple):
+class CollateSpec(NamedTuple):
     """How rows are made and grouped into microbatches.
 
     Attributes:
@@ -147,70 +147,72 @@ class WindowProduct:
     Args:
         window: The window.
         dataset: The user's.
-        terms: What becomes of its samples.
+        spec: What becomes of its samples.
         seed: The loader's.
         skips: Whether a sample that raises is left out.
     """
 
-    def __init__(self, window: Window, dataset: Any, terms: RowTerms, *, seed: int, skips: bool) -> None:
+    def __init__(self, window: Window, dataset: Any, spec: CollateSpec, *, seed: int, skips: bool) -> None:
         self._skips = skips
         self.skipped: list[Skipped] = []
         """The samples that were left out, once the window is read; of those before a resume, none."""
         self._window = window
         self._dataset = dataset
-        self._terms = terms
+        self._spec = spec
         self._seed = seed
 
     def batches(
         self,
-        take_carry: Callable[[], bytes],
-        give_carry: Callable[[bytes], None],
+        take_leftover_rows: Callable[[], bytes],
+        give_leftover_rows: Callable[[bytes], None],
         collate: Callable[[Any], Any] | None,
-    ) -> Iterator[Marked | Epilogue]:
-        """Yield the microbatches, each with a mark: see ``read_mark``.
+    ) -> Iterator[WithPlanUpdate | ShardTrailer]:
+        """Yield the microbatches, each with a update: see ``read_update``.
 
         Where no microbatch ends in the window, what was left out of it comes alone: see ``read_skipped``.
 
         Args:
-            take_carry: Waits for the rows that the windows before have left over.
-            give_carry: Gets the rows that are left over for the next window, before the first microbatch.
+            take_leftover_rows: Waits for the rows that the windows before have left over.
+            give_leftover_rows: Gets the rows that are left over for the next window, before the first microbatch.
             collate: Does what torch's ``default_collate`` does.
 
         Raises:
             Exception: The user's.
             ConfigurationError: A function has not returned a list.
         """
-        window, batch_size = self._window, self._terms.batch_size
+        window, batch_size = self._window, self._spec.batch_size
         self._rng(window.number).seed_opening()
-        rows = called_in_turn(self._terms.functions, self._samples(), window.in_words)
+        rows = called_in_turn(self._spec.functions, self._samples(), window.in_words)
         num_rows = len(rows)
         own = [_Row(window.number, index, rows[index]) for index in range(min(window.first_row, num_rows), num_rows)]
         if batch_size is None:
             for row in own:
                 num_behind = num_rows - row.offset - 1
-                yield Marked(self._collated(row.value, row, None), self._mark(row.offset + 1, num_rows, num_behind))
+                yield WithPlanUpdate(
+                    self._collated(row.value, row, None), self._update(row.offset + 1, num_rows, num_behind)
+                )
             if not own:
-                yield from self._epilogue()
+                yield from self._trailer()
             return
-        carried = take_carry()
-        left = [*map(_Row._make, loads(carried)), *own] if carried else own
+        leftover_rows = take_leftover_rows()
+        left = [*map(_Row._make, loads(leftover_rows)), *own] if leftover_rows else own
         num_whole = len(left) // batch_size * batch_size
         rest = left[num_whole:]
         if not window.is_last:
-            give_carry(dumps([tuple(row) for row in rest]) if rest else b"")
-        elif rest and not self._terms.drop_last:
+            give_leftover_rows(dumps([tuple(row) for row in rest]) if rest else b"")
+        elif rest and not self._spec.drop_last:
             num_whole = len(left)
         for first in range(0, num_whole, batch_size):
             batch = left[first : first + batch_size]
-            mark = self._mark(batch[-1].offset + 1, num_rows, -(-(num_whole - first) // batch_size) - 1)
-            yield Marked(self._collated([row.value for row in batch], batch[0], collate), mark)
+            update = self._update(batch[-1].offset + 1, num_rows, -(-(num_whole - first) // batch_size) - 1)
+            yield WithPlanUpdate(self._collated([row.value for row in batch], batch[0], collate), update)
         if not num_whole:
-            yield from self._epilogue()
+            yield from self._trailer()
 
-    def _epilogue(self) -> Iterator[Epilogue]:
+    def _trailer(self) -> Iterator[ShardTrailer]:
         """Yield what says which samples were left out."""
         if self.skipped:
-            yield Epilogue(dumps(self.skipped))
+            yield ShardTrailer(dumps(self.skipped))
 
     def _samples(self) -> list[Any]:
         dataset, window = self._dataset, self._window
@@ -221,7 +223,7 @@ class WindowProduct:
         try:
             if left_out and not skips:
                 return [each for each in items_in_turn(*skipping) if not isinstance(each, Skipped)]
-            if plans_batches(dataset) and not left_out:
+            if is_stream_source(dataset) and not left_out:
                 return dataset.window_samples(indices)
             if gives_items_together(dataset) and not left_out:
                 return [*dataset.__getitems__(indices)]
@@ -244,19 +246,19 @@ class WindowProduct:
 
     def _collated(self, rows: Any, first: _Row, collate: Callable[[Any], Any] | None) -> Any:
         self._rng(first.window).seed_microbatch(first.offset)
-        default = collate if self._terms.collate_fn is _DATA.default_collate else None
+        default = collate if self._spec.collate_fn is _DATA.default_collate else None
         try:
-            return call_collate(self._terms.collate_fn, rows) if default is None else default(rows)
+            return call_collate(self._spec.collate_fn, rows) if default is None else default(rows)
         except Exception as error:
             if default is not None:
                 note_misfit(error, rows)
-            if isinstance(error, KeyError) and plans_batches(self._dataset):
+            if isinstance(error, KeyError) and is_stream_source(self._dataset):
                 self._dataset.catalog.note_columns(error)
             raise
 
-    def _mark(self, num_rows: int, num_all: int, num_behind: int) -> bytes:
-        mark = _MARK.pack(-1 if num_rows == num_all else num_rows, num_behind)
-        return mark + dumps(self.skipped) if self.skipped else mark
+    def _update(self, num_rows: int, num_all: int, num_behind: int) -> bytes:
+        update = _UPDATE.pack(-1 if num_rows == num_all else num_rows, num_behind)
+        return update + dumps(self.skipped) if self.skipped else update
 
     def _rng(self, window: int) -> ShardRng:
         # Of no rank: with another number of ranks, a window draws the same.
@@ -272,7 +274,7 @@ class ShardWindows:
     Args:
         dataset: The shard's.
         order: The indices of its samples; None: its own order, or that of an iterable dataset.
-        terms: What becomes of its samples.
+        spec: What becomes of its samples.
         window_size: Samples of a window.
         max_skipped: Samples of an epoch that may be left out because they raise; None: none may.
 
@@ -281,7 +283,7 @@ class ShardWindows:
     """
 
     def __init__(
-        self, dataset: Any, order: Iterable[Any] | None, terms: RowTerms, window_size: int, max_skipped: int | None
+        self, dataset: Any, order: Iterable[Any] | None, spec: CollateSpec, window_size: int, max_skipped: int | None
     ) -> None:
         self.dataset: Any = dataset
         """The shard's, which a state may ask for its files."""
@@ -290,7 +292,7 @@ class ShardWindows:
             expected = "'raise', with an iterable dataset: its iteration ends where it raises"
             raise ConfigurationError("on_sample_error", "skip", expected)
         self._order = order
-        self._terms = terms
+        self._spec = spec
         self._window_size = window_size
         self._max_skipped = max_skipped
         self._left_out: tuple[int, ...] = ()
@@ -310,7 +312,7 @@ class ShardWindows:
         vars(found)["_left_out"] = offsets
         return found
 
-    def begin_near(self, first_microbatch: int, collate: Callable[[Any], Any] | None) -> tuple[int, Iterator[Any]]:
+    def iterate_from(self, first_microbatch: int, collate: Callable[[Any], Any] | None) -> tuple[int, Iterator[Any]]:
         """Return where it begins, at most at ``first_microbatch``, and the microbatches from there.
 
         Samples that were left out are said with the next microbatch, or behind the last one: see ``read_left_out``. A
@@ -320,7 +322,7 @@ class ShardWindows:
             first_microbatch: The first that is wanted.
             collate: Does what torch's ``default_collate`` does.
         """
-        begin = 0 if self._terms.functions else first_microbatch
+        begin = 0 if self._spec.functions else first_microbatch
         return begin, self._made(begin, first_microbatch, collate)
 
     def __iter__(self) -> Iterator[Any]:
@@ -330,11 +332,11 @@ class ShardWindows:
             Exception: The user's.
             ConfigurationError: A function has not returned a list.
         """
-        return (content_of(made) for made in self._made(0, 0, None) if type(made) is not Epilogue)
+        return (content_of(made) for made in self._made(0, 0, None) if type(made) is not ShardTrailer)
 
     def _made(self, begin: int, num_delivered: int, collate: Callable[[Any], Any] | None) -> Iterator[Any]:
-        carried, unsaid, index = [b""], list[Skipped](), begin
-        num_left = begin * (self._terms.batch_size or 1)
+        leftover_rows, unsaid, index = [b""], list[Skipped](), begin
+        num_left = begin * (self._spec.batch_size or 1)
         for window, dataset in self._windows():
             num_rows = len(window.indices) - len(window.left_out) if num_left else 0
             if num_left and num_rows <= num_left:
@@ -343,24 +345,26 @@ class ShardWindows:
             product = WindowProduct(
                 window._replace(first_row=num_left, is_begun=index < num_delivered),
                 dataset,
-                self._terms,
+                self._spec,
                 seed=self._seed,
                 skips=self._max_skipped is not None,
             )
             num_left = 0
-            for number, made in enumerate(product.batches(carried.pop, carried.append, collate)):
+            for number, made in enumerate(product.batches(leftover_rows.pop, leftover_rows.append, collate)):
                 if not number:
                     first = window.number * self._window_size
                     unsaid += [each._replace(offset=first + each.offset) for each in product.skipped]
-                if isinstance(made, Marked):
+                if isinstance(made, WithPlanUpdate):
                     yield self._saying(made.microbatch, unsaid) if unsaid else made.microbatch
                     unsaid.clear()
                     index += 1
         if unsaid:
-            yield Epilogue(dumps((self._max_skipped, unsaid)))
+            yield ShardTrailer(dumps((self._max_skipped, unsaid)))
 
-    def _saying(self, microbatch: Any, skipped: Sequence[Skipped]) -> Marked:
-        return Marked(microbatch, dumps((self._max_skipped, [*skipped])), tuple(each.offset for each in skipped))
+    def _saying(self, microbatch: Any, skipped: Sequence[Skipped]) -> WithPlanUpdate:
+        return WithPlanUpdate(
+            microbatch, dumps((self._max_skipped, [*skipped])), tuple(each.offset for each in skipped)
+        )
 
     def _windows(self) -> Iterator[tuple[Window, Any]]:
         whole: Any = self.dataset
@@ -415,23 +419,23 @@ def called_in_turn(functions: Sequence[WindowFunction], samples: list[Any], wind
     return rows
 
 
-_MARK = struct.Struct("<qQ")
+_UPDATE = struct.Struct("<qQ")
 
 
-def read_mark(mark: bytes) -> tuple[int, int, list[Skipped]]:
+def read_update(update: bytes) -> tuple[int, int, list[Skipped]]:
     """Return how far a microbatch goes in a window.
 
     Returns:
         The rows of the window up to its end, -1 for all; the window's microbatches behind it; and the samples that were
         left out of the window.
     """
-    num_rows, num_behind = _MARK.unpack_from(mark)
-    return num_rows, num_behind, read_skipped(mark[_MARK.size :])
+    num_rows, num_behind = _UPDATE.unpack_from(update)
+    return num_rows, num_behind, read_skipped(update[_UPDATE.size :])
 
 
-def read_skipped(epilogue: bytes) -> list[Skipped]:
+def read_skipped(trailer: bytes) -> list[Skipped]:
     """Return the samples that were left out of a window."""
-    return [*map(Skipped._make, loads(epilogue))] if epilogue else []
+    return [*map(Skipped._make, loads(trailer))] if trailer else []
 
 
 def read_left_out(said: bytes) -> tuple[int, list[Skipped]]:

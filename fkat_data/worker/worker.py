@@ -5,8 +5,8 @@ from typing import Protocol
 
 from fkat_data.observe.durations import Durations
 from fkat_data.observe.stages import StageTimes
-from fkat_data.plan.position import ShardTerms, Task
-from fkat_data.worker.messages import MadeAlone, Message
+from fkat_data.plan.position import ShardFingerprint, Task
+from fkat_data.worker.messages import Message, SingleWorkerShard
 
 
 class Worker(Protocol):
@@ -105,7 +105,7 @@ class Worker(Protocol):
         """Let the worker's segments take so much together, within its limit."""
         ...
 
-    def receive(self, *, timeout_s: float | None) -> Message | MadeAlone | None:
+    def receive(self, *, timeout_s: float | None) -> Message | SingleWorkerShard | None:
         """Return the next message, or None if none comes within ``timeout_s``; None: wait without a limit.
 
         Raises:
@@ -121,15 +121,15 @@ class Worker(Protocol):
         """Return whether the worker has reported that it works on a task."""
         ...
 
-    def terms(self, ticket: int) -> ShardTerms | None:
+    def fingerprint(self, ticket: int) -> ShardFingerprint | None:
         """Return what the worker has reported of a task's shard; None: nothing."""
         ...
 
-    def take_carry(self, ticket: int) -> bytes | None:
+    def take_leftover_rows(self, ticket: int) -> bytes | None:
         """Return, once, what a task has left for the one behind it; None: that is not known yet."""
         ...
 
-    def give_carry(self, ticket: int, carry: bytes) -> None:
+    def give_leftover_rows(self, ticket: int, leftover_rows: bytes) -> None:
         """Give a task that was assigned without it what the one before has left."""
         ...
 

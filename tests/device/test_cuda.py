@@ -15,7 +15,7 @@ from loader_examples import make
 from missing_safeguards import movers
 from walks import begun
 
-from fkat_data.device import AcceleratorMover, StreamEngine, page_lock
+from fkat_data.device import AcceleratorMover, StreamCopier, page_lock
 from fkat_data.device.page_lock import PageLocks
 
 pytestmark = [
@@ -52,7 +52,7 @@ def factory(shard):
         yield {"x": content(index), "index": index}
 
 
-class LateEngine(StreamEngine):
+class LateEngine(StreamCopier):
     """Holds up the side stream before some of the copies; before every hundredth for long."""
 
     def __init__(self, runtime=None):

@@ -24,7 +24,7 @@ from simulated_device import Runtime, device, launch, sleep
 from torch.nn.utils.rnn import pack_sequence
 from walks import begun
 
-from fkat_data.device import AcceleratorMover, StreamEngine
+from fkat_data.device import AcceleratorMover, StreamCopier
 from fkat_data.device.page_lock import PageLocks
 from fkat_data.tools import read_run
 
@@ -46,7 +46,7 @@ def factory(shard):
         yield {"x": torch.full((LENGTHS[index % len(LENGTHS)],), index, dtype=torch.int32), "index": index}
 
 
-class LateEngine(StreamEngine):
+class LateEngine(StreamCopier):
     """Holds up the side stream before some of the copies."""
 
     def __init__(self, locks=None):

@@ -10,7 +10,7 @@ from device_examples import LateEngine, deliver_by
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from walks import wait_until
 
-from fkat_data.device import AcceleratorMover, HostMover, engine_for, mover_for
+from fkat_data.device import AcceleratorMover, HostMover, copier_for, mover_for
 from fkat_data.errors import ConfigurationError
 from fkat_data.streaming import MDSWriter, StreamingDataLoader, StreamingDataset
 from fkat_data.testing.contracts import MoverContract
@@ -66,7 +66,7 @@ def test_the_hosts_mover_leaves_a_microbatch_as_it_is():
     ],
 )
 def test_tensors_move_wherever_they_are_and_the_source_stays(microbatch, tensors):
-    mover = AcceleratorMover(engine_for(torch.device("meta")))
+    mover = AcceleratorMover(copier_for(torch.device("meta")))
     moved = mover.finish(mover.begin(microbatch))
     assert type(moved) is type(microbatch)
     assert tensors(moved)
@@ -76,7 +76,7 @@ def test_tensors_move_wherever_they_are_and_the_source_stays(microbatch, tensors
 
 def test_a_tensor_that_is_there_twice_is_one_tensor_on_the_device():
     tensor = torch.ones(3)
-    mover = AcceleratorMover(engine_for(torch.device("meta")))
+    mover = AcceleratorMover(copier_for(torch.device("meta")))
     moved = mover.finish(mover.begin({"a": tensor, "b": [tensor]}))
     assert moved["a"] is moved["b"][0]
 
@@ -174,7 +174,7 @@ def test_another_device_is_used_at_once_where_many_microbatches_were_made_togeth
     batches = iter(loader)
     # Batches are made in runs of 4, 8, 16 and so on: this one is in the midst of the second.
     found = [next(batches)["x"] for _ in range(5)]
-    deliver_by(loader, AcceleratorMover(engine_for(torch.device("meta"))))
+    deliver_by(loader, AcceleratorMover(copier_for(torch.device("meta"))))
     assert next(batches)["x"].is_meta
     deliver_by(loader, HostMover())
     found += [batch["x"] for batch in batches]

@@ -11,8 +11,8 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Protocol
 
-from fkat_data.dropped import WeakTable, after_end
 from fkat_data.interruption import genuine
+from fkat_data.lifetime import WeakTable, on_collected
 from fkat_data.streaming.cache.locks import LockFile
 from fkat_data.transport.record_locks import lock_byte
 
@@ -145,7 +145,7 @@ class MappedFiles:
             _settle()
             raise
         # For other processes: this one asks for the ends before it looks at the register.
-        after_end(entry, _settle)
+        on_collected(entry, _settle)
         return entry
 
     @contextlib.contextmanager

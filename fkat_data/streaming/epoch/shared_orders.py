@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fkat_data.dropped import after_end
 from fkat_data.interruption import genuine, suppress
+from fkat_data.lifetime import on_collected
 from fkat_data.machine import boot_text
 from fkat_data.streaming.cache.locks import LockFile, pauses
 from fkat_data.streaming.cache.paths import allocate
@@ -78,7 +78,7 @@ class SharedPart:
         # A list, which the finalizer can empty: the map has a descriptor, and so the lock, as long as it lives.
         self._samples: list[_Integers] = [np.frombuffer(mapped, dtype, size)]
         del mapped
-        after_end(self, functools.partial(_release, self._samples, lock, path), at_exit=True)
+        on_collected(self, functools.partial(_release, self._samples, lock, path), at_exit=True)
 
     def __getitem__(self, positions: Any) -> _Integers:
         """Return the samples at an array of positions."""

@@ -28,8 +28,8 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import dataloader, get_worker_info
 
-from fkat_data.dropped import Descriptor
 from fkat_data.errors import StaleIteratorError
+from fkat_data.lifetime import Descriptor
 from fkat_data.machine import started_at
 from fkat_data.streaming.order.partition import Grid
 from fkat_data.transport.anonymous import anonymous_file

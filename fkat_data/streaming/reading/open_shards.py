@@ -15,13 +15,13 @@ import torch
 from torch.utils import data
 
 import fkat_data.files.mds  # noqa: F401 # pyright: ignore[reportUnusedImport] - no first batch waits for it
-from fkat_data.dropped import after_end
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
 from fkat_data.files.formats import DECODED_LIMIT_BYTES, open_shard
 from fkat_data.files.lru_cache import RowGroupCache
 from fkat_data.files.mapping import WatchedFiles, num_maps
 from fkat_data.files.shard import ShardReader
 from fkat_data.interruption import genuine
+from fkat_data.lifetime import on_collected
 from fkat_data.observe.stages import reading
 from fkat_data.registry import Registrations
 from fkat_data.sample_errors import note_misfit
@@ -260,7 +260,7 @@ class OpenShards:
 
         # Python closes a generator that is dropped in the caller's thread: what is raised there then would be lost.
         iteration = _IterationLife()
-        after_end(iteration, functools.partial(self._end, read_ahead))
+        on_collected(iteration, functools.partial(self._end, read_ahead))
         yield from read_ahead.follow(parts, needed, num_ahead)
         self._end(read_ahead)
 

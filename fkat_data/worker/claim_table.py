@@ -49,7 +49,7 @@ class Refusal(Enum):
     OVER = "the shard has no other, or another worker makes all that it has"
 
 
-class Picks:
+class ClaimTable:
     """One group's table, as one of its workers sees it, or its trainer.
 
     Args:

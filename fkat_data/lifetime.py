@@ -115,7 +115,7 @@ _awaited: dict[int, _End] = {}
 _callers: list[_Caller] = []
 
 
-def after_end(owner: object, action: Callable[[], object], *, at_exit: bool = False) -> None:
+def on_collected(owner: object, action: Callable[[], object], *, at_exit: bool = False) -> None:
     """Call an action once an object is gone, in a thread of the package. A fork of this process does not call it.
 
     Args:
@@ -167,7 +167,7 @@ def _end_threads() -> None:
 
 
 def _call(end: _End) -> None:
-    # What a signal's handler has interrupted in ``after_end`` is not there.
+    # What a signal's handler has interrupted in ``on_collected`` is not there.
     if _awaited.pop(id(end), None) is not None:
         try:
             end.action()

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fkat_data.worker.claim_table import ClaimTable, Pick, Refusal
 from fkat_data.worker.messages import NUM_TASKS
-from fkat_data.worker.picks import Pick, Picks, Refusal
 
 
 @pytest.fixture
@@ -15,9 +15,9 @@ def tables():
     opened = []
 
     def make(num_workers):
-        trainer, descriptor = Picks.create(num_workers)
+        trainer, descriptor = ClaimTable.create(num_workers)
         opened.append(descriptor)
-        return trainer, [Picks(descriptor, num_workers, place) for place in range(num_workers)]
+        return trainer, [ClaimTable(descriptor, num_workers, place) for place in range(num_workers)]
 
     yield make
     for descriptor in opened:
@@ -32,8 +32,8 @@ def tables():
     end=st.integers(0, 30),
 )
 def test_workers_in_any_order_pick_each_microbatch_once_and_in_order(num_workers, turns, first, allowance, end):
-    trainer, descriptor = Picks.create(num_workers)
-    workers = [Picks(descriptor, num_workers, place) for place in range(num_workers)]
+    trainer, descriptor = ClaimTable.create(num_workers)
+    workers = [ClaimTable(descriptor, num_workers, place) for place in range(num_workers)]
     picked = []
     for turn in turns:
         worker = workers[turn % num_workers]
@@ -68,14 +68,14 @@ def test_a_later_task_in_the_same_row_ends_the_one_before(tables):
     end=st.integers(0, 40),
 )
 def test_what_a_worker_claims_it_picks_later_or_its_successor_and_no_other(num_workers, turns, allowance, end):
-    trainer, descriptor = Picks.create(num_workers)
-    workers = [Picks(descriptor, num_workers, place) for place in range(num_workers)]
+    trainer, descriptor = ClaimTable.create(num_workers)
+    workers = [ClaimTable(descriptor, num_workers, place) for place in range(num_workers)]
     workers[0].pick(7, 0, 1)  # begins the task
     picked, claimed, last = [0], [set() for _ in workers], [-1] * num_workers
     for turn, action in turns:
         place = turn % num_workers
         if action == "die":
-            workers[place] = Picks(descriptor, num_workers, place)
+            workers[place] = ClaimTable(descriptor, num_workers, place)
         elif action == "claim":
             found = workers[place].claim(7)
             if found is not None:

@@ -37,7 +37,7 @@ class Ticket(NamedTuple):
         return 1e-3 * self.began.elapsed_time(self.ended)
 
 
-class DirectEngine:
+class DirectCopier:
     """Copies at once.
 
     Args:
@@ -65,7 +65,7 @@ class DirectEngine:
         """Do nothing."""
 
 
-class StreamEngine:
+class StreamCopier:
     """Copies on a side stream; the host does not wait.
 
     Args:
@@ -121,18 +121,18 @@ class StreamEngine:
                 tensor.record_stream(stream)
 
 
-def engine_for(device: torch.device) -> StreamEngine | DirectEngine:
+def copier_for(device: torch.device) -> StreamCopier | DirectCopier:
     """Return the engine that copies to a device."""
     module: Any = getattr(torch, device.type, None)
     if not all(hasattr(module, name) for name in ("Stream", "Event", "stream", "current_stream", "current_device")):
-        return DirectEngine(device)
+        return DirectCopier(device)
     if str(device) == device.type:  # without an index: the current device may be another one later
         device = torch.device(device.type, module.current_device())
     if device.type != "cuda" or not can_start_workers():
-        return StreamEngine(device, module, None)
+        return StreamCopier(device, module, None)
     from fkat_data.device.page_lock import PageLocks  # noqa: PLC0415 - see above
 
-    return StreamEngine(device, module, PageLocks(device))
+    return StreamCopier(device, module, PageLocks(device))
 
 
 def _is_capturing(module: Any) -> bool:
