@@ -1,4 +1,4 @@
-"""Copies to a device: on a stream of their own if the device has streams, else at once."""
+"""Copiers to a device: on a CUDA stream of their own if the device has streams, else at once."""
 
 import copy
 from contextlib import AbstractContextManager, nullcontext

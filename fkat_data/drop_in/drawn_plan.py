@@ -91,7 +91,7 @@ class DrawnBatches(NumberedBatches):
 
 
 class DrawnPlan(IndexPlan):
-    """Plans epochs that are loops over a sampler.
+    """The plan of epochs that are loops over a sampler.
 
     Args:
         sampler: The batch sampler, or the sampler where microbatches are single samples.

@@ -1,4 +1,4 @@
-"""The engine that the arguments of a ``fkat_data.DataLoader`` ask for, and what becomes of a microbatch behind it."""
+"""The settings of the engine that the arguments of a ``fkat_data.DataLoader`` ask for, and its iterator."""
 
 import multiprocessing
 import warnings

@@ -240,7 +240,7 @@ def check_kind_of_order(state: Mapping[str, Any], sampler: object, batch_sampler
 
 
 class NumberedPlan(IndexPlan):
-    """Plans epochs of one shard each.
+    """The plan of epochs of one shard each, whose order is arithmetic.
 
     Args:
         sampler: The samples' order; its length is read when an epoch begins.

@@ -21,7 +21,7 @@ from fkat_data.interruption import genuine
 
 
 class Remainder:
-    """The items that ranks have left, by their offsets in the sequence.
+    """The remainder of a sequence: the items that ranks have left, by their offsets in it.
 
     Args:
         length: Items of the sequence.
@@ -368,7 +368,7 @@ def distributed_settings(sampler: "DistributedSampler[Any]") -> dict[str, Any]:
 
 
 class DistributedRemainder:
-    """What a rank gets of an epoch that other ranks have begun.
+    """A rank's part of an epoch that other ranks have begun, by a ``DistributedSampler``.
 
     Args:
         sampler: This rank's.

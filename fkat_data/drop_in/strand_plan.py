@@ -26,7 +26,7 @@ _MOST_BEHIND = 4
 
 
 class StrandPlan(LoaderPlan):
-    """Plans epochs whose tasks are strands.
+    """The plan of epochs whose tasks are strands.
 
     Args:
         num_strands: Strands; 0: one, which belongs to no worker.

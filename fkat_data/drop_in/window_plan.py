@@ -6,8 +6,9 @@ were begun go on at their rows. A state says it so, in the field ``sampler``::
 
     {"num_samples": 5000, "shuffle": True, "window": 3, "row": 17, "begun": [[8, 17], [9, 0]], "layers": [[4, 5]]}
 
-Where samples were left out of a window that was begun, ``left_out``, and a third entry in ``begun``, has their offsets in
-it, so that its rows are the same when it is made again. Of a stream, it says as well how windows lie in the canonical nodes' parts of the order, and what the order follows from.
+Where samples were left out of a window that was begun, ``left_out``, and a third entry in ``begun``, has their offsets
+in it, so that its rows are the same when it is made again. Of a stream, it says as well how windows lie in the
+canonical nodes' parts of the order, and what the order follows from.
 """
 
 import logging
@@ -195,7 +196,7 @@ class DrawnWindows(WindowOrder):
 
 
 class WindowPlan(IndexPlan):
-    """Plans epochs whose tasks are windows.
+    """The plan of epochs whose tasks are windows.
 
     Args:
         order: What they are cut from.

@@ -146,7 +146,7 @@ class DatasetMemory:
 
 
 class EpochSpec(NamedTuple):
-    """What a loader's arguments say of how an epoch's microbatches are made.
+    """The part of a loader's arguments that workers need to make an epoch's microbatches.
 
     Attributes:
         collate_fn: The user's, or torch's.

@@ -27,7 +27,7 @@ from fkat_data.types import Microbatch
 _logger = logging.getLogger(__name__)
 
 _Taken: TypeAlias = tuple[Arrival | ShardEnd | Raised, Mover, Any]
-# Never the caller's: all parts are whole, and the next call has them begin at the caller's position.
+# Not a position of the caller's: nothing is half done, and the next call restarts the prefetcher at the cursor's position.
 _RESTART = Position(-1, -1, -1, -1)
 
 

@@ -88,7 +88,7 @@ _MOST_AHEAD = 1 << 40
 
 
 class InFlightTask:
-    """A task in work.
+    """A task that is assigned to workers, with its messages that have arrived and were not handed out.
 
     Args:
         task: The task.

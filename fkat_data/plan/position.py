@@ -183,7 +183,7 @@ class ResumeState(NamedTuple):
 
 
 class ShardFingerprint(NamedTuple):
-    """What a position within a shard depends on, as the worker that opened the shard reports it. None: it is not known.
+    """The fingerprint of a begun shard, as the worker that opened it reports it. None: it is not known.
 
     Attributes:
         batching: How the shard's samples are grouped into microbatches.

@@ -39,7 +39,7 @@ def _is_replayed(sampler: object) -> bool:
 
 
 class Plan(ABC):
-    """The shards of a rank by epoch and index. Answers depend only on (epoch, index)."""
+    """The ordered tasks of a rank: its shards by epoch and index. Answers depend only on (epoch, index)."""
 
     has_leftover_rows: bool = False
     """Whether each task leaves something for the one behind it."""

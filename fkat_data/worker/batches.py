@@ -152,7 +152,7 @@ class Production(NamedTuple):
 
 
 class SequentialProduct(ABC):
-    """What a factory may return: it goes on at a position of its own choice, which may lie before the wanted one."""
+    """A factory's product without random access: it iterates from a position of its own choice, at or before the wanted one."""
 
     @abstractmethod
     def iterate_from(self, first_microbatch: int, collate: Callable[[Any], Any] | None) -> tuple[int, Iterator[Any]]:

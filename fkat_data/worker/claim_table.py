@@ -1,4 +1,4 @@
-"""Which worker of a group makes which microbatch: a table in memory that the workers and their trainer share.
+"""A table in shared memory: which worker of a group makes which microbatch.
 
 A worker picks the next microbatch of a shard when it is free to make one, so no plan says who makes what, and a slow
 microbatch holds up one worker alone. The table is guarded by a lock on its file. The kernel releases it when its holder
@@ -50,7 +50,7 @@ class Refusal(Enum):
 
 
 class ClaimTable:
-    """One group's table, as one of its workers sees it, or its trainer.
+    """A table in shared memory of which worker of a group makes which microbatch.
 
     Args:
         descriptor: The table's file; stays open for as long as this object is used, and stays the caller's.

@@ -108,7 +108,7 @@ class End(NamedTuple):
 
 
 class WithPlanUpdate(NamedTuple):
-    """What a factory's product may yield for a microbatch: the plan gets the update, and the caller the rest.
+    """A microbatch with an update for the plan: a factory's product may yield it instead of the microbatch alone.
 
     Attributes:
         microbatch: For the caller.
@@ -127,7 +127,7 @@ def content_of(produced: Any) -> Any:
 
 
 class ShardTrailer(NamedTuple):
-    """What a factory's product may yield behind a shard's last microbatch: it is none, and the plan gets it.
+    """Bytes for the plan behind a shard's last microbatch, as a factory's product may yield them. No microbatch.
 
     Attributes:
         value: For ``Plan.end_shard``.
@@ -151,7 +151,7 @@ class Failure(NamedTuple):
 
 
 class MicrobatchRun(NamedTuple):
-    """Microbatches of a task that a worker in the caller's own thread gives at once.
+    """Several consecutive microbatches of a task in one message, from a worker in the caller's own thread.
 
     Attributes:
         ticket: The task.
@@ -244,7 +244,7 @@ class CallerProgress:
 
 
 class SingleWorkerShard(NamedTuple):
-    """One worker makes all microbatches of a shard, as they cannot be made one by one.
+    """A worker's message: it alone makes all microbatches of a shard, which has no random access.
 
     Attributes:
         ticket: The task.
@@ -259,7 +259,7 @@ Message = Item | End | Failure | MicrobatchRun | MemoryShortage
 
 
 class TaskReports:
-    """What a worker has said of its tasks."""
+    """Reports of a worker on its tasks: fingerprints of their shards, and leftover rows."""
 
     def __init__(self) -> None:
         self._fingerprints: dict[int, ShardFingerprint] = {}

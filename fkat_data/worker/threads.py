@@ -79,7 +79,7 @@ class _Cancelled(BaseException):
 
 
 class ThreadTask:
-    """A task of a worker; changed by the caller's thread alone, but for its generator."""
+    """A task of a worker in threads, and how far it is; changed by the caller's thread alone, but for its generator."""
 
     def __init__(self, task: Task, allowance: int) -> None:
         self.task: Task = task

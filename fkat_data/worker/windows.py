@@ -126,7 +126,7 @@ class _Skipping:
 
 
 class CollateSpec(NamedTuple):
-    """How rows are made and grouped into microbatches.
+    """Functions and sizes by which samples become rows, and rows microbatches.
 
     Attributes:
         functions: Called one on what the other has returned; none: the samples are the rows.
