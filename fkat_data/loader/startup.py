@@ -102,12 +102,12 @@ class _OpenedSettings:
     def __init__(
         self, settings: WorkerSettings, clock: StageClock, report: Callable[[int, ShardFingerprint], None]
     ) -> None:
-        self._mark = clock.mark
+        self._enter_stage = clock.enter_stage
         self._is_digested = settings.is_digested
         self._collate = _Collate()
         factory = _NumberedFactory(settings.factory)
         self._producer = Producer(
-            factory, settings.seed, settings.dp_rank, clock.mark, collate=self._collate, report=report
+            factory, settings.seed, settings.dp_rank, clock.enter_stage, collate=self._collate, report=report
         )
         self._shard: tuple[int, OpenShard] | None = None
 
@@ -136,7 +136,7 @@ class _OpenedSettings:
         produced = shard.make(index)
         if produced is None:
             return End(task.ticket, index)
-        item = item_of(task, *produced, self._collate, self._mark, bytes_of, self._is_digested)
+        item = item_of(task, *produced, self._collate, self._enter_stage, bytes_of, self._is_digested)
         _refuse_graphs(item.microbatch)
         return item
 
@@ -322,7 +322,7 @@ class StartupMaker:
                 return opened.make(shard, task, index)
             finally:
                 self._info = worker_info()
-                clock.mark("")
+                clock.enter_stage("")
 
         try:
             return made_as_in_worker(make, None, self._dtype, clock, enter)

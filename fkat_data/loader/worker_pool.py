@@ -314,7 +314,7 @@ class WorkerPool:
         if settings.timeline is not None:
             recorder = settings.timeline.recorder_of(PRODUCTION_THREAD, "production")
         clock = StageClock(new_page(), WorkerProfile(settings.profiler, None, settings.loader_name), recorder)
-        producer = Producer(settings.factory, settings.seed, settings.dp_rank, clock.mark)
+        producer = Producer(settings.factory, settings.seed, settings.dp_rank, clock.enter_stage)
         return InlineWorker(producer, self._sink, clock, is_digested=settings.is_digested)
 
     def _worker_of_threads(self, index: int, num_probes: int, before: "Worker | None" = None) -> ThreadWorker:
@@ -340,7 +340,7 @@ class WorkerPool:
             return RemoteWorker(handles, self._sink, clocks, limit_bytes, names)
         copy = getattr(settings.factory, "for_threads", None)
         factory = settings.factory if copy is None else copy()
-        producer = Producer(factory, settings.seed, settings.dp_rank, mark=_mark_nothing)
+        producer = Producer(factory, settings.seed, settings.dp_rank, enter_stage=_enter_nothing)
         return ThreadWorker(
             producer, self._sink, clocks, limit_bytes, names, num_probes, is_digested=settings.is_digested
         )
@@ -472,7 +472,7 @@ def _nothing_opened() -> None:
     """Open nothing: no worker process is sent anything."""
 
 
-def _mark_nothing(stage: str, index: int = -1, label: str = "") -> None:
+def _enter_nothing(stage: str, index: int = -1, label: str = "") -> None:
     """Measure nothing: what has a clock marks there instead."""
 
 

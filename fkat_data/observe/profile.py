@@ -72,7 +72,7 @@ class WorkerProfile:
         """Whether a profiler listens."""
         return self._profiler is not None
 
-    def mark(self, name: str) -> None:
+    def enter_stage(self, name: str) -> None:
         """Begin the named action; "" ends the one before."""
         if self._profiler is None:
             return
@@ -84,7 +84,7 @@ class WorkerProfile:
 
     def finish(self) -> None:
         """Have the profiler write what it has to say."""
-        self.mark("")
+        self.enter_stage("")
         describe = getattr(self._profiler, "describe", None)
         summary = getattr(self._profiler, "summary", None)
         if callable(describe):

@@ -85,7 +85,7 @@ class StageClock:
         self._before_s = 0.0
         self._began_s = slots[BEGAN_S] = time.perf_counter()
 
-    def mark(self, name: str, index: int = -1, label: str = "") -> None:
+    def enter_stage(self, name: str, index: int = -1, label: str = "") -> None:
         """Begin a stage, which ends the one before.
 
         Args:
@@ -136,15 +136,15 @@ class StageClock:
             yield
             return
         outer, index, label = STAGES[self._stage], self._index, self._label
-        self.mark(name, index)
+        self.enter_stage(name, index)
         try:
             yield
         finally:
-            self.mark(outer, index, label)
+            self.enter_stage(outer, index, label)
 
     @contextmanager
     def installed(self) -> Generator[None]:
-        """Let ``reading`` in this thread mark this clock, within the context."""
+        """Let ``reading`` in this thread enter the stages of this clock, within the context."""
         self._thread = threading.get_ident()
         before, _installed[:] = list(_installed), [self]
         try:
@@ -158,7 +158,7 @@ class StageClock:
         self._label = label
         is_going_on = self._stage == _STORE  # a profiler was not given that stage, and is in the one around it
         if self._profile is not None and name in _PROFILED and not is_going_on:
-            self._profile.mark(_PROFILED[name])
+            self._profile.enter_stage(_PROFILED[name])
 
 
 _installed: list[StageClock] = []

@@ -113,10 +113,10 @@ class InlineWorker(WorkerOfThisProcess):
         leftover_rows_in: dict[int, bytes] = {}
         self._leftover_rows_in = leftover_rows_in
         # Neither refers to this worker: a dropped loader's dataset is gone at once, and need not wait for the collector.
-        self._mark_and_show = _marking(producer.mark, self._replay, self._tasks)
+        self._enter_and_show = _entering(producer.enter_stage, self._replay, self._tasks)
         report = functools.partial(remember_fingerprint, self._fingerprints)
         self._producer = producer._replace(
-            mark=self._mark_and_show,
+            enter_stage=self._enter_and_show,
             collate=self._collate,
             report=report,
             take_leftover_rows=functools.partial(_leftover_rows_of, leftover_rows_in),
@@ -175,7 +175,7 @@ class InlineWorker(WorkerOfThisProcess):
                     return made_together(task, self._producer, is_digested=self._is_digested)
                 return self._made(task)
             finally:
-                self._clock.mark("")
+                self._clock.enter_stage("")
                 self._replay.end()
                 self._sink.waited(began_s, time.perf_counter())
 
@@ -198,7 +198,7 @@ class InlineWorker(WorkerOfThisProcess):
             if produced is None:
                 return End(task.ticket, index)
             self._next_index = produced.microbatch_index + 1
-            return item_of(task, *produced, self._collate, self._mark_and_show, None, self._is_digested)
+            return item_of(task, *produced, self._collate, self._enter_and_show, None, self._is_digested)
         except genuine(Exception) as error:
             return failure_of(task, error, index)
 
@@ -258,11 +258,11 @@ def made_as_in_worker(
         contexts.close()
 
 
-def _marking(mark: Callable[[str, int, str], None], replay: ReplayDisplay, tasks: deque[Task]) -> Any:
+def _entering(enter_stage: Callable[[str, int, str], None], replay: ReplayDisplay, tasks: deque[Task]) -> Any:
     """Return what marks a stage, and shows how far a replay is."""
 
     def mark_and_show(stage: str, index: int = -1, label: str = "") -> None:
-        mark(stage, index, label)
+        enter_stage(stage, index, label)
         if stage == "replay" and tasks:
             replay.show(shard_name(tasks[0].shard), index, tasks[0].first_microbatch)
 
@@ -279,7 +279,7 @@ def item_of(
     microbatch: Any,
     is_last: bool | None,
     collate: FreshCollate,
-    mark: Callable[..., None],
+    enter_stage: Callable[..., None],
     size_of: Callable[[Any], int] | None,
     is_digested: bool,
 ) -> Item:
@@ -291,7 +291,7 @@ def item_of(
         microbatch: The microbatch.
         is_last: Whether the shard ends with it.
         collate: Knows whether it is in memory of its own; else it is copied.
-        mark: Called with the stage, and the number, before that.
+        enter_stage: Called with the stage, and the number, before that.
         size_of: Returns the bytes of one that is not copied; None: they do not count.
         is_digested: Whether to digest it.
     """
@@ -299,7 +299,7 @@ def item_of(
     if collate.take(given):
         size_bytes = 0 if size_of is None else size_of(given)
     else:
-        mark("encode", index)
+        enter_stage("encode", index)
         microbatch, size_bytes = copied(microbatch)
     digest = digest_of(content_of(microbatch)) if is_digested else 0
     return Item(task.ticket, index, is_last, microbatch, size_bytes, digest)

@@ -110,7 +110,7 @@ def _make_server(
     profile = WorkerProfile(settings.profiler, worker_index, settings.loader_name)
     clock = StageClock(page, profile, EventRecorder(os.getpid(), MAIN_THREAD) if settings.is_traced else None)
     channel = Channel(sock, functools.partial(clock.within, "blocked"))
-    producer = Producer(settings.factory, settings.seed, settings.dp_rank, clock.mark)
+    producer = Producer(settings.factory, settings.seed, settings.dp_rank, clock.enter_stage)
     finish, is_digested = profile.finish, settings.is_digested
     progress = CallerProgress(page)
     server = Server(channel, producer, settings.memory, finish, clock=clock, progress=progress, is_digested=is_digested)

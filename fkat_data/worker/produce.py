@@ -136,7 +136,7 @@ class Producer(NamedTuple):
         factory: Makes the iterable of a shard's microbatches.
         seed: The loader's seed.
         dp_rank: The loader's data-parallel rank.
-        mark: Called with one of ``fkat_data.observe.stages.STAGES`` when it begins, with "" when the last one ends.
+        enter_stage: Called with one of ``fkat_data.observe.stages.STAGES`` when it begins, with "" when the last one ends.
         collate: Does what torch's ``default_collate`` does; used instead of it where that is possible.
         report: Called with a task's ticket, and what is known of its shard's batches and files, before it is made.
         take_leftover_rows: Returns what the task before has left for a task that was assigned without it; waits for it.
@@ -147,7 +147,7 @@ class Producer(NamedTuple):
     factory: Callable[[Shard], Iterable[Any]]
     seed: int
     dp_rank: int
-    mark: Callable[..., None]
+    enter_stage: Callable[..., None]
     collate: Callable[[Any], Any] | None = None
     report: Callable[[int, ShardFingerprint], None] | None = None
     take_leftover_rows: Callable[[Task], bytes] | None = None
@@ -171,9 +171,9 @@ class OpenShard:
 
     def __init__(self, task: Task, producer: Producer, *, is_shared: bool = False) -> None:
         self._task = task
-        self._mark = producer.mark
+        self._enter_stage = producer.enter_stage
         self._rng = _rng_of(task, producer)
-        producer.mark("build", task.shard_index, repr(task.shard))
+        producer.enter_stage("build", task.shard_index, repr(task.shard))
         if not draws_nothing(task.shard):
             self._rng.seed_opening()
         self._first = task.first_microbatch if task.lost_microbatch is None else task.lost_microbatch
@@ -268,7 +268,7 @@ class OpenShard:
             note_microbatch(error, self._task, index, is_open=True)
             raise
         finally:
-            self._mark("")
+            self._enter_stage("")
             if isinstance(self._production, IndexedProduction):
                 self._production.close()
 
@@ -326,7 +326,7 @@ class OpenShard:
         )
 
     def _made(self, index: int, stage: str) -> Produced | None:
-        self._mark(stage, index)
+        self._enter_stage(stage, index)
         try:
             made = cast("IndexedProduction", self._production).make(index)
         except genuine(StopIteration) as error:
@@ -350,7 +350,7 @@ class OpenShard:
         while True:
             if batches is None:
                 self._rng.seed_microbatch(index if production.rng_index_of is None else production.rng_index_of(index))
-            self._mark("produce" if index >= self._task.first_microbatch else "replay", index)
+            self._enter_stage("produce" if index >= self._task.first_microbatch else "replay", index)
             try:
                 microbatch = next(production.microbatches)
             except genuine(StopIteration) as error:
@@ -367,7 +367,7 @@ def produce(task: Task, producer: Producer) -> Generator[Produced]:
     try:
         opened = _counted(task, producer) if task.is_counted else OpenShard(task, producer)
     except Exception as error:
-        producer.mark("")
+        producer.enter_stage("")
         note_microbatch(error, task, task.first_microbatch, is_open=False)
         raise
     if isinstance(opened, ShardCount):
@@ -386,20 +386,20 @@ def produce_together(task: Task, producer: Producer) -> tuple[int, Iterator[Any]
         Exception: What opening it raises, with a note that names the shard. The iterator raises what reading does.
     """
     try:
-        producer.mark("build", task.shard_index, repr(task.shard))
+        producer.enter_stage("build", task.shard_index, repr(task.shard))
         product = _made_by(producer.factory, task)
     except Exception as error:
         note_microbatch(error, task, task.first_microbatch, is_open=False)
         raise
-    producer.mark("produce", task.first_microbatch)
+    producer.enter_stage("produce", task.first_microbatch)
     return product.num_microbatches - 1, product.rest(task.first_microbatch)
 
 
 def _counted(task: Task, producer: Producer) -> ShardCount:
-    producer.mark("build", task.shard_index, repr(task.shard))
+    producer.enter_stage("build", task.shard_index, repr(task.shard))
     open_shard = functools.partial(_made_by, producer.factory, task)
     counted = count_microbatches(open_shard, _rng_of(task, producer))
-    producer.mark("")
+    producer.enter_stage("")
     return counted
 
 

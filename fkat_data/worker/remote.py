@@ -169,7 +169,7 @@ class _RemoteThreads(Threads):
         while not begun.is_for_several and isinstance(message, Item) and not message.is_last:
             index += 1
             while index >= work.limit:
-                self.here.clock.mark("blocked")
+                self.here.clock.enter_stage("blocked")
                 if not work.allowed.get():
                     return
             last = self._several(work, "follow", index, min(self.num_together, work.limit - index))
@@ -233,7 +233,7 @@ class _RemoteThreads(Threads):
         index = numbers[0] if numbers else task.first_microbatch
         self.asked[thread] = task.ticket, index
         # What its time was spent on shows with the reply.
-        self.here.clock.mark("", index)
+        self.here.clock.enter_stage("", index)
         try:
             if not self.about[worker][0]:
                 self.about[worker], self.started_s[worker] = self._handles[worker].about(), time.monotonic()
@@ -298,7 +298,7 @@ class RemoteWorker(ThreadWorker):
         # Of tasks that were opened: whether several workers make them, and where they end.
         self._begun: dict[int, Begun] = {}
         # Shards are opened elsewhere: nothing calls this factory.
-        super().__init__(Producer(list, 0, 0, mark=print), sink, clocks, limit_bytes, names, 0)
+        super().__init__(Producer(list, 0, 0, enter_stage=print), sink, clocks, limit_bytes, names, 0)
 
     @property
     def is_alive(self) -> bool:

@@ -131,7 +131,7 @@ class RemoteMaker:
             self._settings.factory,
             self._settings.seed,
             self._settings.dp_rank,
-            mark=_mark_nothing,
+            enter_stage=_enter_nothing,
             collate=SegmentCollate(self._room_to_collate, _COPIED_BYTES),
             report=self._report,
             take_leftover_rows=self._take_leftover_rows,
@@ -267,5 +267,5 @@ class RemoteMaker:
         self._leftover_rows = leftover_rows
 
 
-def _mark_nothing(stage: str, index: int = -1, label: str = "") -> None:
+def _enter_nothing(stage: str, index: int = -1, label: str = "") -> None:
     """Measure nothing: the trainer's thread that asks measures how long it waits."""

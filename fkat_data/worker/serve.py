@@ -162,7 +162,7 @@ class Server:
         except _CancelledError:
             pass
         finally:
-            self._producer.mark("")
+            self._producer.enter_stage("")
             self._give_back_collated()
 
     def _make_alone(self, task: Task, production: Generator[Produced]) -> None:
@@ -269,23 +269,23 @@ class Server:
         ticket, first = task.ticket, task.first_microbatch
         index = claims.pick(ticket, first, self._allowances[ticket])
         if index is Refusal.NOT_ALLOWED:
-            self._producer.mark("blocked", claims.next_own(ticket))
+            self._producer.enter_stage("blocked", claims.next_own(ticket))
             while index is Refusal.NOT_ALLOWED:
                 if shard is not None and not shard.indexed.has(claims.next_own(ticket)):
                     return None  # no allowance comes for what the shard does not have
                 self._hear_of(task, block=True)
                 index = claims.pick(ticket, first, self._allowances[ticket])
-            self._producer.mark("")
+            self._producer.enter_stage("")
         return index if isinstance(index, int) else None
 
     def _report(self, ticket: int, fingerprint: ShardFingerprint) -> None:
         self._channel.send(Kind.FINGERPRINT, pack_fingerprint(ticket, fingerprint))
 
     def _take_leftover_rows(self, task: Task) -> bytes:
-        self._producer.mark("blocked", task.first_microbatch)
+        self._producer.enter_stage("blocked", task.first_microbatch)
         while task.ticket not in self._leftover_rows:
             self._hear_of(task, block=True)
-        self._producer.mark("")
+        self._producer.enter_stage("")
         return self._leftover_rows.pop(task.ticket)
 
     def _give_leftover_rows(self, ticket: int, leftover_rows: bytes) -> None:
@@ -298,18 +298,18 @@ class Server:
         self._channel.send(Kind.FAILURE, FAILURE.pack(task.ticket, index) + pack_failure(error, note))
 
     def _wait_for_task(self) -> None:
-        self._producer.mark("idle")
+        self._producer.enter_stage("idle")
         self._send_events()
         while not self._tasks:
             self._receive_commands(block=True)
-        self._producer.mark("")
+        self._producer.enter_stage("")
 
     def _wait_for_allowance(self, task: Task, index: int) -> None:
         self._hear_at_times(task)
         if index >= self._allowances[task.ticket] and index >= self._renewed_allowance(task):
-            self._producer.mark("blocked", index)
+            self._producer.enter_stage("blocked", index)
             self._sleep_until_allowed(task, index)
-            self._producer.mark("")
+            self._producer.enter_stage("")
 
     def _hear_at_times(self, task: Task) -> None:
         if task.ticket < self._cancelled_below:
@@ -347,7 +347,7 @@ class Server:
                 board.rise()
 
     def _publish(self, task: Task, produced: Produced) -> None:
-        self._producer.mark("encode", produced.microbatch_index)
+        self._producer.enter_stage("encode", produced.microbatch_index)
         encoded = encode(produced.microbatch)
         digest = digest_of(content_of(produced.microbatch)) if self._is_digested else 0
         size_bytes = encoded.size_bytes

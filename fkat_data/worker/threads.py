@@ -187,7 +187,7 @@ class Threads:
         try:
             with seeding_nothing():
                 while True:
-                    clock.mark("idle")
+                    clock.enter_stage("idle")
                     job = self.next_job()
                     if job is None or self.is_closed:
                         return
@@ -209,8 +209,10 @@ class Threads:
     def item(self, task: Task, index: int, microbatch: Any, is_last: bool | None) -> Item:
         """Return the message of a microbatch."""
         clock = self.here.clock
-        item = item_of(task, index, microbatch, is_last, self.here.collate, clock.mark, bytes_of, self.is_digested)
-        clock.mark("")
+        item = item_of(
+            task, index, microbatch, is_last, self.here.collate, clock.enter_stage, bytes_of, self.is_digested
+        )
+        clock.enter_stage("")
         clock.count()
         return item
 
@@ -232,9 +234,9 @@ class Threads:
                 if part.prefetch is not None:
                     work.prefetch(index, len(self.idents))
                 if before is not None:
-                    clock.mark("replay", index - 1)
+                    clock.enter_stage("replay", index - 1)
                     shard.check(index - 1, Produced(index - 1, _made(before), before.is_last))
-                clock.mark("produce", index)
+                clock.enter_stage("produce", index)
                 microbatch = _made(part)
             clock.shift("store", times.store_s)
             message = self.item(task, index, microbatch, part.is_last)
@@ -244,7 +246,7 @@ class Threads:
 
     def failed(self, task: Task, index: int, error: BaseException) -> Failure:
         """Return the message of an error."""
-        self.here.clock.mark("")
+        self.here.clock.enter_stage("")
         return failure_of(task, error, index)
 
     def follow(self, work: ThreadTask) -> None:
@@ -260,7 +262,7 @@ class Threads:
                     produced = next(work.generator, None)
                 clock.shift("store", times.store_s)
                 if produced is None:
-                    clock.mark("")
+                    clock.enter_stage("")
                 message = End(task.ticket, index) if produced is None else self.item(task, *produced)
             except _Cancelled:
                 break
@@ -283,7 +285,7 @@ class Threads:
         """Make all of a task's microbatches that no code of a user's makes."""
         if not work.is_cancelled:
             message = made_together(work.task, producer, is_digested=self.is_digested)
-            self.here.clock.mark("")
+            self.here.clock.enter_stage("")
             self.here.clock.count(len(message.microbatches) + isinstance(message.behind, Item))
             self.news.put((work.task.ticket, work.task.first_microbatch, message))
 
@@ -343,7 +345,7 @@ class ThreadWorker(WorkerOfThisProcess):
         self._leftover_rows_in: dict[int, SimpleQueue[bytes | None]] = {}
         self._shared = shared = self._threads(len(threads), is_digested=is_digested)
         self._producer = producer._replace(
-            mark=functools.partial(_mark, shared.here),
+            enter_stage=functools.partial(_enter_stage, shared.here),
             collate=_Collate(shared.here),
             report=functools.partial(remember_fingerprint, self._fingerprints),
             take_leftover_rows=functools.partial(_leftover_rows_of, self._leftover_rows_in),
@@ -648,7 +650,7 @@ class ThreadWorker(WorkerOfThisProcess):
                 work.early[work.next_out] = failure_of(task, error, work.next_out)
                 work.is_exhausted = True
             finally:
-                self._clock.mark("")
+                self._clock.enter_stage("")
                 # Python may be interrupted before the end of a block is reached.
                 stack.close()
 
@@ -692,8 +694,8 @@ class ThreadWorker(WorkerOfThisProcess):
         stack.enter_context(self._clock.installed())
 
 
-def _mark(here: Here, stage: str, index: int = -1, label: str = "") -> None:
-    here.clock.mark(stage, index, label)
+def _enter_stage(here: Here, stage: str, index: int = -1, label: str = "") -> None:
+    here.clock.enter_stage(stage, index, label)
 
 
 def _leftover_rows_of(queues: "dict[int, SimpleQueue[bytes | None]]", task: Task) -> bytes:
