@@ -199,11 +199,11 @@ def make_engine(loader: Any, plan: LoaderPlan, *, seed: int, dp_rank: int, keeps
         group_size, num_groups = 1, max(1, num_strands)
     elif plan.has_windows:
         group_size, num_groups = 1, group_size
-    num_told = loader.num_workers if num_strands is None else num_strands
+    num_workers_seen = loader.num_workers if num_strands is None else num_strands
     spec = EpochSpec(
         loader.collate_fn,
         loader.worker_init_fn,
-        num_workers=num_told,
+        num_workers=num_workers_seen,
         batch_size=size_of_batches(loader),
         drop_last=drops_last(loader),
         is_batched=loader.batch_sampler is not None,

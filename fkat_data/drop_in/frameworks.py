@@ -60,8 +60,8 @@ class DrivenLoop:
     def _followed(
         self, follow: Any, begin: Callable[[], Iterator[Any]], state: Callable[[], dict[str, Any]]
     ) -> Iterator[tuple[Any, bool]]:
-        placed = ((microbatch, state()) for microbatch in begin())
-        for (microbatch, saved), is_last in follow.with_end(placed):
+        with_states = ((microbatch, state()) for microbatch in begin())
+        for (microbatch, saved), is_last in follow.with_end(with_states):
             # Behind the last one, the loader is in its next epoch already.
             self.saved = None if is_last else saved
             yield microbatch, is_last

@@ -164,7 +164,7 @@ class _RemoteThreads(Threads):
             self._report(ticket, begun.fingerprint)
         if begun.leftover_rows is not None:
             self._give_leftover_rows(ticket, begun.leftover_rows)
-        self.news.put((ticket, index, cast("Any", begun._replace(first=cast("Any", None)))))
+        self.results.put((ticket, index, cast("Any", begun._replace(first=cast("Any", None)))))
         message = self._sent(work, index, begun.first, began_s + begun.build_s)
         while not begun.is_for_several and isinstance(message, Item) and not message.is_last:
             index += 1
@@ -192,7 +192,7 @@ class _RemoteThreads(Threads):
             # What is quick does not wait for what is slow behind it, or hangs.
             for reply in handle.ask("made", ticket, first, len(sent)) or ():
                 message = self._message(work.task, reply)
-                self.news.put((ticket, first + len(sent), message))
+                self.results.put((ticket, first + len(sent), message))
                 sent.append(message)
 
         made: Replies | None = self._asked(work, method, first, count, meanwhile=send_ready if count > 1 else None)
@@ -224,7 +224,7 @@ class _RemoteThreads(Threads):
             clock.recorder.add("produce", now_s - spent_s, now_s, first)
         messages = [self._message(work.task, reply) for reply in made.replies[len(before) :]]
         for index, message in enumerate(messages, first + len(before)):
-            self.news.put((work.task.ticket, index, message))
+            self.results.put((work.task.ticket, index, message))
         return (messages or before)[-1]
 
     def _asked(self, work: ThreadTask, method: str, *numbers: int, meanwhile: Callable[[], None] | None = None) -> Any:
@@ -244,10 +244,10 @@ class _RemoteThreads(Threads):
         except RemoteWorkerLost as error:
             self.lost.add(worker)
             if not self.is_closed:
-                self.news.put((task.ticket, -1, cast("Any", _Lost(*self.about[worker], str(error)))))
+                self.results.put((task.ticket, -1, cast("Any", _Lost(*self.about[worker], str(error)))))
             return None
         except BaseException as error:  # noqa: BLE001 - such as of a task that cannot be sent; raised in its turn
-            self.news.put((task.ticket, index, self.failed(task, index, error)))
+            self.results.put((task.ticket, index, self.failed(task, index, error)))
             return None
         finally:
             self.asked[thread] = None

@@ -70,7 +70,7 @@ class _Paused(NamedTuple):
     next_index: int
 
 
-_News: TypeAlias = "tuple[int, int, Message | _Paused]"
+_ThreadResult: TypeAlias = "tuple[int, int, Message | _Paused]"
 """A ticket, the index of a microbatch, and what has become of it."""
 
 
@@ -151,7 +151,7 @@ class Threads:
 
     def __init__(self, num_threads: int, *, is_digested: bool) -> None:
         self.jobs: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
-        self.news: SimpleQueue[_News] = SimpleQueue()
+        self.results: SimpleQueue[_ThreadResult] = SimpleQueue()
         self.ended: SimpleQueue[int] = SimpleQueue()
         # Tasks of a closed worker, whose generators are closed here: what is raised in a caller that drops one is lost.
         self.left: deque[ThreadTask] = deque()
@@ -242,7 +242,7 @@ class Threads:
             message = self.item(task, index, microbatch, part.is_last)
         except BaseException as error:  # noqa: BLE001 - raised where the microbatch's turn comes
             message = self.failed(task, index, error)
-        self.news.put((task.ticket, index, message))
+        self.results.put((task.ticket, index, message))
 
     def failed(self, task: Task, index: int, error: BaseException) -> Failure:
         """Return the message of an error."""
@@ -254,7 +254,7 @@ class Threads:
         index, task, clock = work.next_job, work.task, self.here.clock
         while not work.is_cancelled and not self.is_closed:
             if index >= work.limit:
-                self.news.put((task.ticket, index, _Paused(index)))
+                self.results.put((task.ticket, index, _Paused(index)))
                 return
             try:
                 with helping() as times:
@@ -268,7 +268,7 @@ class Threads:
                 break
             except BaseException as error:  # noqa: BLE001 - as above
                 message = self.failed(task, index, error)
-            self.news.put((task.ticket, index, message))
+            self.results.put((task.ticket, index, message))
             if not isinstance(message, Item) or message.is_last:
                 break
             index += 1
@@ -287,7 +287,7 @@ class Threads:
             message = made_together(work.task, producer, is_digested=self.is_digested)
             self.here.clock.enter_stage("")
             self.here.clock.count(len(message.microbatches) + isinstance(message.behind, Item))
-            self.news.put((work.task.ticket, work.task.first_microbatch, message))
+            self.results.put((work.task.ticket, work.task.first_microbatch, message))
 
 
 class ThreadWorker(WorkerOfThisProcess):
@@ -331,7 +331,7 @@ class ThreadWorker(WorkerOfThisProcess):
         self.num_received: int = 0
         """Microbatches that were received from the threads."""
         self._tasks: deque[ThreadTask] = deque()
-        self._inbox: deque[_News] = deque()
+        self._inbox: deque[_ThreadResult] = deque()
         self._mean_bytes: float | None = None
         self._num_probes, self._more_probes = num_probes, _MORE_PROBES
         # The ticket and the number of the one that is made alone, and what has moved in a wait for it.
@@ -372,7 +372,7 @@ class ThreadWorker(WorkerOfThisProcess):
     def num_ready(self) -> int:
         """Microbatches that the threads have made, and that were not received."""
         num_early = sum(isinstance(each, Item) for work in list(self._tasks) for each in list(work.early.values()))
-        return num_early + len(self._inbox) + self._shared.news.qsize()
+        return num_early + len(self._inbox) + self._shared.results.qsize()
 
     def end_wait(self) -> None:
         """Record that the interrupted wait is over."""
@@ -444,7 +444,7 @@ class ThreadWorker(WorkerOfThisProcess):
                 self.is_waiting = True
                 try:
                     # One call of C: what a thread has sent is in the inbox, or still in the queue.
-                    self._inbox.extend(map(self._shared.news.get, (True,), (left_s,)))
+                    self._inbox.extend(map(self._shared.results.get, (True,), (left_s,)))
                 except Empty:
                     self.is_waiting = False
                     return None
@@ -473,7 +473,7 @@ class ThreadWorker(WorkerOfThisProcess):
             shared.left.append(work)
         for _ in range(self._num_threads):
             shared.jobs.put(None)
-        shared.news.put((-1, 0, End(-1, 0)))
+        shared.results.put((-1, 0, End(-1, 0)))
 
     def close(self, timeout_s: float) -> None:
         """End the threads within about ``timeout_s``; those that still make a microbatch are named in the log, and end behind it."""
@@ -500,8 +500,8 @@ class ThreadWorker(WorkerOfThisProcess):
     def _take(self) -> Message | None:
         """Return the message whose turn it is, if it has come, and hand out what may be made meanwhile."""
         shared = self._shared
-        if num_news := shared.news.qsize():
-            self._inbox.extend(map(shared.news.get, repeat(True, num_news)))
+        if num_results := shared.results.qsize():
+            self._inbox.extend(map(shared.results.get, repeat(True, num_results)))
         while self._inbox:
             self._sort(*self._inbox[0])
             self._inbox.popleft()
