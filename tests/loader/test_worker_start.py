@@ -75,8 +75,10 @@ def run_by_bash(folder, command):
 
 def test_nothing_in_the_working_directory_runs_in_a_worker(tmp_path):
     (tmp_path / "scripts").mkdir()
-    (tmp_path / "scripts" / "script.py").write_text(PROGRAM)
-    for name in ("signal", "contextlib", "fcntl", "os", "threading", "pickle", "mmap", "numpy"):
+    # Modules of the program's own are found, though the package has some of these names.
+    (tmp_path / "scripts" / "script.py").write_text(PROGRAM.replace("    yield", "    import lifeline\n    yield"))
+    (tmp_path / "scripts" / "lifeline.py").touch()
+    for name in ("signal", "contextlib", "fcntl", "os", "threading", "pickle", "mmap", "numpy", "lifeline"):
         (tmp_path / f"{name}.py").write_text(f"open('was-run-{name}', 'w')\nraise RuntimeError('was run')\n")
     run_python("scripts/script.py", cwd=tmp_path)
     assert (tmp_path / "results").read_text() == repr(RESULTS)
