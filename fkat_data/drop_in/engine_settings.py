@@ -317,7 +317,7 @@ def start_method_of(loader: Any) -> str | None:
 
 def forks_program(loader: Any) -> bool:
     """Return whether the workers of a DataLoader are forks of this program, which are sent nothing."""
-    if loader.workers != "processes" or not can_start_workers():
+    if not loader.num_workers or loader.workers != "processes" or not can_start_workers():
         return False
     method = start_method_of(loader)
     if method != FORK_OR_TEMPLATE:

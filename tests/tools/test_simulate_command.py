@@ -50,7 +50,8 @@ def test_the_caches_limit_can_be_another_one(config):
     assert numbers(*given, "--cache-limit", "none")["cache_limit_bytes"] is None
 
 
-def test_the_terminal_shows_each_epoch(config):
+def test_the_terminal_shows_each_epoch(config, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")  # another test, or the shell, may have set fewer
     output = said(config, *INVENTED, "--nodes", 2, "--epochs", 2)
     for words in ("fetched by all nodes", "fetched again", "40 MiB", "400"):
         assert words in output
