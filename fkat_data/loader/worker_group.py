@@ -55,7 +55,7 @@ class WorkerGroup:
         workers: All workers of the loader; the group's are ``size`` of them, from ``first`` on.
         first: Index of the group's first worker.
         size: Workers of the group.
-        picks: Returns the group's table; needed for more than one worker.
+        claims: Returns the group's table; needed for more than one worker.
         sink: Gets the time that the trainer waits.
     """
 

@@ -265,7 +265,7 @@ class UserIteratorPlan(StreamEpochs):
 
     def interleaved(self, position: Position) -> Sequence[tuple[int, int]]:
         """Return the strands that have something left, and their first microbatches."""
-        # What was made behind a position has not progress the caller.
+        # What was made after that position has not reached the caller.
         self._num_arrived = position.microbatch
         self._progress = {count: kept for count, kept in self._progress.items() if count <= self._num_arrived}
         left = left_in_turns(max(1, self.num_strands or 0), self._num_arrived, position.ended)
