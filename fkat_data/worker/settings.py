@@ -13,10 +13,10 @@ from fkat_data.transport.memory_limit import WorkerMemory
 from fkat_data.types import Profiler
 
 StartMethod: TypeAlias = Literal["template", "spawn", "fork"]
+"""How a worker process is started."""
 START_METHODS: tuple[StartMethod, ...] = get_args(StartMethod)
 FORK_OR_TEMPLATE: str = "fork or template"
-"""Forks of the program, unless it cannot be forked, or its forks hang at their start."""
-"""How a worker process is started."""
+"""By a fork of the program, unless it cannot be forked, or its forks hang at their start: then from the template."""
 
 
 @runtime_checkable

@@ -167,7 +167,7 @@ class WindowProduct:
         give_leftover_rows: Callable[[bytes], None],
         collate: Callable[[Any], Any] | None,
     ) -> Iterator[WithPlanUpdate | ShardTrailer]:
-        """Yield the microbatches, each with a update: see ``read_update``.
+        """Yield the microbatches, each with an update: see ``read_update``.
 
         Where no microbatch ends in the window, what was left out of it comes alone: see ``read_skipped``.
 
