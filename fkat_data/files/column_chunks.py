@@ -37,8 +37,8 @@ class HeldRanges:
         self._read: ReadRange = file.read
         self._held: list[tuple[int, int, memoryview]] = [] if others is None else list(others._held)  # noqa: SLF001 - of the same class
         missing = self.missing(spans)
-        read = file.together(missing, is_ahead=is_ahead)
-        self._held += [(start, stop, memoryview(read(start, stop))) for start, stop in missing]
+        found = file.buffers(missing, is_ahead=is_ahead)
+        self._held += [(*span, memoryview(content)) for span, content in zip(missing, found, strict=True)]
 
     @classmethod
     def tail(cls, file: RangedFile) -> "HeldRanges":

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple, TypeAlias, cast
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
 from fkat_data.files.counted_file import VERSIONS
 from fkat_data.files.lru_cache import LruCache
-from fkat_data.files.remote import RemoteFile, Span
+from fkat_data.files.range_requests import Content, Span
+from fkat_data.files.remote import RemoteFile
 from fkat_data.files.signatures import START_BYTES, check_text, compression_of, decompressed
 from fkat_data.files.stored import named
 from fkat_data.interruption import genuine, suppress
@@ -244,7 +245,7 @@ class RangedFile:
             OSError: The file cannot be read.
         """
         if isinstance(self._opened, RemoteFile):
-            return self._whole(self._opened.read([(start, stop)])[0], start, stop)
+            return _as_bytes(self._whole(self._opened.read([(start, stop)])[0], start, stop))
         file, parts = self._opened.fileno(), list[bytes]()
         while start < stop:
             try:
@@ -269,9 +270,15 @@ class RangedFile:
         if isinstance(self._opened, Descriptor):
             return self.read
         wanted = list(spans)
-        found = self._opened.read(wanted, is_ahead=is_ahead)
-        contents = {span: self._whole(content, *span) for span, content in zip(wanted, found, strict=True)}
+        contents = dict(zip(wanted, map(_as_bytes, self.buffers(wanted, is_ahead=is_ahead)), strict=True))
         return lambda start, stop: contents[start, stop]
+
+    def buffers(self, spans: Sequence[Span], *, is_ahead: bool = False) -> list[Content]:
+        """Return ranges as ``together`` reads them, without a copy: as bytes, or as views that cannot be written to."""
+        if isinstance(self._opened, Descriptor):
+            return [self.read(*span) for span in spans]
+        found = self._opened.read(spans, is_ahead=is_ahead)
+        return [self._whole(content, *span) for span, content in zip(spans, found, strict=True)]
 
     def begin(self, spans: Iterable[Span]) -> None:
         """Have a remote file ask for ranges that ``together`` will be called with; raises what opening it does."""
@@ -304,13 +311,17 @@ class RangedFile:
         opened = self._opened
         return FileVersion.of_remote(opened) if isinstance(opened, RemoteFile) else FileVersion.of(opened.fileno())
 
-    def _whole(self, content: bytes, start: int, stop: int) -> bytes:
+    def _whole(self, content: Content, start: int, stop: int) -> Content:
         if len(content) < stop - start:
             raise self._shorter(start + len(content))
         return content
 
     def _shorter(self, size_bytes: int) -> ShardCorruptError:
         return changed(self._path, f"it has become shorter and ends at byte {size_bytes:,}")
+
+
+def _as_bytes(content: Content) -> bytes:
+    return content if isinstance(content, bytes) else bytes(content)
 
 
 _CHUNK_BYTES = 1 << 20

@@ -11,7 +11,7 @@ import ssl
 import time
 import urllib.request
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple, Self, TypeAlias, cast
 from urllib.parse import urlsplit
@@ -23,6 +23,9 @@ from fkat_data.machine import call_in_forks
 
 Span: TypeAlias = tuple[int, int]
 """The first byte of a range, and the one behind its last."""
+
+Content: TypeAlias = bytes | memoryview
+"""The bytes of a range; of a long one, a view of the memory that they were received into."""
 
 _EXPIRES_S, _RENEWED_S = 3600, 1800
 _CONNECT_S, _SILENCE_S = 5.0, 30.0
@@ -91,7 +94,7 @@ class _Connection:
         with suppress(OSError):
             self.socket.sendall(request)
 
-    def receive(self, start: int, stop: int, size_bytes: int) -> bytes | None:
+    def receive(self, start: int, stop: int, size_bytes: int) -> Content | None:
         """Return the bytes of a range that was asked for, and have the connection wait for the next request.
 
         Args:
@@ -118,11 +121,11 @@ class _Connection:
         head = received[: end + 2].lower()
         if not _brings(head, start, stop, size_bytes):
             return None
-        content, left = received[end + 4 :], size - (len(received) - end - 4)
-        if left > 0:
-            content = b"".join((content, *self._parts(left)))
-        if left < 0:
+        content: Content = received[end + 4 :]
+        if len(content) > size:
             return None
+        if len(content) < size:
+            content = self._all_of(content, size)
         if b"\r\nconnection: close\r\n" not in head:
             self.is_idle, self.used_s = True, time.monotonic()
             idle = _idle_of(self.server)
@@ -131,13 +134,18 @@ class _Connection:
                 idle.popleft()
         return content
 
-    def _parts(self, left: int) -> Iterator[bytes]:
-        while left:
-            part = self.socket.recv(min(left, _MOST_RECEIVED_BYTES))
-            if not part:
+    def _all_of(self, content: bytes, size: int) -> Content:
+        """Return a content of which the beginning was received."""
+        # One buffer, of which nothing is copied again.
+        buffer = memoryview(bytearray(size))
+        at = len(content)
+        buffer[:at] = content
+        while at < size:
+            num_received = self.socket.recv_into(buffer[at : at + _MOST_RECEIVED_BYTES])
+            if not num_received:
                 raise ConnectionError
-            left -= len(part)
-            yield part
+            at += num_received
+        return bytes(buffer) if size <= _RECEIVED_BYTES else buffer.toreadonly()
 
 
 def _brings(head: bytes, start: int, stop: int, size_bytes: int) -> bool:
@@ -235,9 +243,9 @@ class Requests:
         for connection in _connections(server, min(len(spans), MOST_AT_ONCE)):
             self._send(connection)
 
-    def contents(self) -> list[bytes | None]:
+    def contents(self) -> list[Content | None]:
         """Return the bytes of the ranges, once; None for those that did not come."""
-        found: list[bytes | None] = []
+        found: list[Content | None] = []
         for span in self._spans:
             content = self._received(self._sent.popleft(), span) if self._sent else None
             found.append(content)
@@ -254,7 +262,7 @@ class Requests:
     def _of(self, span: Span) -> bytes:
         return b"%b%d-%d\r\n\r\n" % (self._request, span[0], span[1] - 1)
 
-    def _received(self, connection: _Connection, span: Span) -> bytes | None:
+    def _received(self, connection: _Connection, span: Span) -> Content | None:
         try:
             try:
                 return connection.receive(*span, self._size_bytes)

@@ -10,7 +10,7 @@ from operator import itemgetter
 from typing import Any, cast
 
 from fkat_data.background import BackgroundCall, in_parallel
-from fkat_data.files.range_requests import MOST_AT_ONCE, RangeRequests, Requests, Span
+from fkat_data.files.range_requests import MOST_AT_ONCE, Content, RangeRequests, Requests, Span
 from fkat_data.observe.stages import reading
 from fkat_data.store_errors import settings_of, size_by_range, store_errors
 
@@ -79,7 +79,7 @@ class RemoteFile:
         self._last: Span | None = None
         self._ahead: _Ahead | None = None
         # What was begun to be read, and when; the last of it; and how much of it was read, and how much was not.
-        self._begun: dict[tuple[Span, ...], tuple[float, Callable[[], list[bytes]]]] = {}
+        self._begun: dict[tuple[Span, ...], tuple[float, Callable[[], list[Content]]]] = {}
         self._last_begun: Span | None = None
         self._num_used = self._num_unused = 0
 
@@ -117,7 +117,7 @@ class RemoteFile:
         num_bytes = sum(stop - start for key in (joined, *self._begun) for start, stop in key)
         return num_ranges <= _MOST_BEGUN and num_bytes <= _MOST_BEGUN_BYTES
 
-    def _sent(self, spans: Sequence[Span]) -> Callable[[], list[bytes]]:
+    def _sent(self, spans: Sequence[Span]) -> Callable[[], list[Content]]:
         """Return what returns the bytes of ranges, which are asked for now."""
         requests = _requests_of(spans)
         sent = None if self._requests is None else self._requests.begin(requests)
@@ -125,7 +125,7 @@ class RemoteFile:
             return lambda: _ranges_of(spans, self._received(requests, sent))
         return BackgroundCall(lambda: _ranges_of(spans, self._answers(requests))).result
 
-    def read(self, spans: Sequence[Span], *, is_ahead: bool = False) -> list[bytes]:
+    def read(self, spans: Sequence[Span], *, is_ahead: bool = False) -> list[Content]:
         """Return the bytes of ranges; fewer where the file has become shorter.
 
         Args:
@@ -143,7 +143,7 @@ class RemoteFile:
             return fetched
         return parts_of(joined, fetched, spans)
 
-    def _from_begun(self, joined: Sequence[Span]) -> list[bytes] | None:
+    def _from_begun(self, joined: Sequence[Span]) -> list[Content] | None:
         """Return ranges that were begun to be read; None: they were not."""
         _, result = self._begun.pop(tuple(joined), (0.0, None)) if self._begun else (0.0, None)
         if result is None:
@@ -152,7 +152,7 @@ class RemoteFile:
         self._last = joined[0][0], joined[-1][1]
         return result()
 
-    def _from_ahead(self, joined: Sequence[Span]) -> list[bytes] | None:
+    def _from_ahead(self, joined: Sequence[Span]) -> list[Content] | None:
         """Return ranges that continue what was read before; None: they do not."""
         if not joined or not self._order_lock.acquire(blocking=False):
             return None  # another thread reads in order
@@ -183,36 +183,36 @@ class RemoteFile:
         self._file.seek(start)
         return self._file.read(stop - start)
 
-    def _fetched_alone(self, start: int, stop: int) -> bytes:
+    def _fetched_alone(self, start: int, stop: int) -> Content:
         return self._fetched([(start, stop)])[0]
 
-    def _fetched(self, spans: Sequence[Span]) -> list[bytes]:
+    def _fetched(self, spans: Sequence[Span]) -> list[Content]:
         """Return what is stored in ranges, several at once."""
         return _ranges_of(spans, self._answers_of(_requests_of(spans)))
 
-    def _answers_of(self, requests: Sequence[Span]) -> list[bytes]:
+    def _answers_of(self, requests: Sequence[Span]) -> list[Content]:
         """Return what is stored in ranges; what is not sent at once, fsspec asks for, which retries and says what is wrong."""
         sent = None if self._requests is None else self._requests.begin(requests)
         return self._answers(requests) if sent is None else self._received(requests, sent)
 
-    def _received(self, requests: Sequence[Span], sent: Requests) -> list[bytes]:
+    def _received(self, requests: Sequence[Span], sent: Requests) -> list[Content]:
         found = sent.contents()
         missing = [request for request, content in zip(requests, found, strict=True) if content is None]
         if not missing:
-            return cast("list[bytes]", found)
+            return cast("list[Content]", found)
         others = iter(self._answers(missing))
         if self._requests is not None and sent.is_refused:
             self._requests.refuse()
             self._requests = None
         return [next(others) if content is None else content for content in found]
 
-    def _answers(self, requests: Sequence[Span]) -> list[bytes]:
+    def _answers(self, requests: Sequence[Span]) -> list[Content]:
         if self._num_requests == 1 or len(requests) == 1:
             return [self._answer(*request) for request in requests]
         return in_parallel(lambda request: self._answer(*request), requests, self._num_requests)
 
-    def _answer(self, start: int, stop: int) -> bytes:
-        parts: list[bytes] = []
+    def _answer(self, start: int, stop: int) -> Content:
+        parts: list[Content] = []
         while start < stop:
             with self._turn:
                 part = bytes(self._request(start, stop))
@@ -235,7 +235,7 @@ class _Ahead:
         ahead_bytes: How much is fetched ahead; it grows with what is read.
     """
 
-    def __init__(self, fetch: Callable[[int, int], bytes], start: int, size_bytes: int, ahead_bytes: int = 0) -> None:
+    def __init__(self, fetch: Callable[[int, int], Content], start: int, size_bytes: int, ahead_bytes: int = 0) -> None:
         self._fetch = fetch
         self._size_bytes = size_bytes
         self._ahead_bytes = ahead_bytes
@@ -254,11 +254,11 @@ class _Ahead:
         near = max(self._ahead_bytes, num_bytes)
         return begin <= start <= self._next + near and stop <= self._next + 2 * near
 
-    def read(self, start: int, stop: int) -> bytes:
+    def read(self, start: int, stop: int) -> Content:
         """Return the bytes of a range, and fetch what is behind it."""
         stop = min(stop, self._size_bytes)
         self._ahead_bytes = min(_AHEAD_BYTES, self._ahead_bytes + stop - start)
-        parts: list[bytes] = []
+        parts: list[Content] = []
         while start < stop:
             while self._pieces and self._pieces[0].stop <= start:
                 self._pieces.popleft().drop()
@@ -288,13 +288,13 @@ class _Ahead:
 class _Piece:
     """A part of a file that is fetched in the background."""
 
-    def __init__(self, fetch: Callable[[int, int], bytes], start: int, stop: int) -> None:
+    def __init__(self, fetch: Callable[[int, int], Content], start: int, stop: int) -> None:
         self.start = start
         self.stop = stop
         self._call = BackgroundCall(lambda: fetch(start, stop))
-        self._content: bytes | None = None
+        self._content: Content | None = None
 
-    def part(self, start: int, stop: int) -> bytes:
+    def part(self, start: int, stop: int) -> Content:
         """Return what of it lies between two offsets, once it is there."""
         if self._content is None:
             self._content = self._call.result()
@@ -328,9 +328,9 @@ def joined_spans(spans: Sequence[Span], hop_bytes: int) -> list[Span]:
     return joined
 
 
-def parts_of(joined: Sequence[Span], contents: Sequence[bytes], spans: Sequence[Span]) -> list[bytes]:
+def parts_of(joined: Sequence[Span], contents: Sequence[Content], spans: Sequence[Span]) -> list[Content]:
     """Return the bytes of ranges, from those of the ranges that they were joined to."""
-    found: dict[Span, bytes] = {}
+    found: dict[Span, Content] = {}
     number = 0
     for span in sorted(set(spans), key=itemgetter(0)):
         start, stop = span
@@ -350,11 +350,11 @@ def _requests_of(spans: Sequence[Span]) -> list[Span]:
     ]
 
 
-def _ranges_of(spans: Sequence[Span], answers: Sequence[bytes]) -> list[bytes]:
+def _ranges_of(spans: Sequence[Span], answers: Sequence[Content]) -> list[Content]:
     """Return the bytes of ranges, from the answers to their requests."""
     contents = iter(answers)
     return [_joined([next(contents) for _ in range(start, stop, _LONGEST_REQUEST_BYTES)]) for start, stop in spans]
 
 
-def _joined(parts: list[bytes]) -> bytes:
+def _joined(parts: list[Content]) -> Content:
     return parts[0] if len(parts) == 1 else b"".join(parts)
