@@ -15,6 +15,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 #: The layer of each package, or file of the root. It may import from packages of a lower layer, and from itself.
 LAYERS = {
     "configs": 0,
+    "file_identity": 0,
     "interruption": 0,
     "modes": 0,
     "needs_posix": 0,

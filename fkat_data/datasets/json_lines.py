@@ -8,9 +8,10 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from fkat_data import arguments
 from fkat_data.datasets.item_index import DatasetOfFiles, IndexedFiles, counted
+from fkat_data.file_identity import FileIdentity
 from fkat_data.files.counted_file import CountedFile
 from fkat_data.files.lines import LineIndex, lines_of, parsed
-from fkat_data.files.opening import FileVersion, Locations, ReadRange, TextFile, changed, local_path, shown_path
+from fkat_data.files.opening import Locations, ReadRange, TextFile, changed, local_path, shown_path
 from fkat_data.files.remote import Span
 
 _MAX_LINE_BYTES = 64 << 20
@@ -84,12 +85,12 @@ class JsonDataset(_JsonFiles, IndexedFiles):
     ) -> None:
         super().__init__(paths, storage_options, max_line_bytes)
         # Of the files that were indexed, or that proved to have the same text.
-        self._versions: list[FileVersion | None] = []
+        self._identities: list[FileIdentity | None] = []
         self._indices = [self._index(file) for file in self._files]
         # _ends[f]: samples up to and including file f.
         self._ends = np.cumsum([index.num_lines for index in self._indices], dtype=np.int64)
 
-    def save_index(self, before: FileVersion) -> None:
+    def save_index(self, before: FileIdentity) -> None:
         """Write the index of the only file beside it, for all who open the file from now on.
 
         Args:
@@ -106,8 +107,8 @@ class JsonDataset(_JsonFiles, IndexedFiles):
         most = _OFFSETS_OF_FILE if is_local else max(_OFFSETS_OF_FILE, _OFFSETS_OF_REMOTE // len(self._files))
         saved = LineIndex.saved(file.path, self.storage_options, most)
         if saved is None:
-            saved = LineIndex.of(file.path, file.chunks(), self.max_line_bytes, most), file.version_read
-        self._versions.append(saved[1])
+            saved = LineIndex.of(file.path, file.chunks(), self.max_line_bytes, most), file.identity_read
+        self._identities.append(saved[1])
         return saved[0]
 
     def _location(self, part: int, row: int) -> str:
@@ -148,12 +149,12 @@ class JsonDataset(_JsonFiles, IndexedFiles):
             ShardCorruptError: It is not.
         """
         file, index = self._files[file_number], self._indices[file_number]
-        if (version := file.version()) == self._versions[file_number]:
+        if (identity := file.identity()) == self._identities[file_number]:
             return
         # A file that only became longer, even while it is read here, or was copied to another machine, has the same lines.
         if file.checksum(index.num_bytes) != index.checksum:
             raise changed(file.path, "it does not have the text that this dataset was made of")
-        self._versions[file_number] = version  # of before the text was read: a later change is another version
+        self._identities[file_number] = identity  # of before the text was read: a later change is another one
 
 
 class IterableJsonDataset(_JsonFiles, IterableDataset[Any]):

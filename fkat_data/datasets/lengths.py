@@ -104,7 +104,7 @@ def write_lengths(path: str, lengths: Any, *, storage_options: Mapping[str, Any]
     found = as_lengths("lengths", lengths)
     is_small = not len(found) or found.max() < 1 << 31
     values = found.astype(np.int32) if is_small else found
-    before = RangedFile(path, options).version()
+    before = RangedFile(path, options).identity()
     return write_sidecar(path, _SIDECAR, values, {"num_samples": len(found)}, before, options)
 
 

@@ -10,9 +10,10 @@ import numpy as np
 from fkat_data import arguments
 from fkat_data.datasets.item_index import MOST_OPEN_IN_STORES, IndexedFiles, counted
 from fkat_data.errors import ConfigurationError
+from fkat_data.file_identity import FileIdentity
 from fkat_data.files.counted_file import CountedFile
 from fkat_data.files.lru_cache import LruCache
-from fkat_data.files.opening import FileVersion, Locations, RangedFile, ReadRange, changed, names_of, shown_path
+from fkat_data.files.opening import Locations, RangedFile, ReadRange, changed, names_of, shown_path
 from fkat_data.files.remote import Span
 from fkat_data.files.tar import DECODERS, KEY, UNSAFE, URL, DecoderName, TarIndex, checked_decode, decoder_names
 
@@ -62,11 +63,11 @@ class TarDataset(IndexedFiles):
         self._files: LruCache[RangedFile] = LruCache(MOST_OPEN_IN_STORES if self._has_remote else _MAX_OPEN_FILES)
         self._indices: list[TarIndex] = []
         # Of the files that were indexed, or that proved to have the same members.
-        self._versions: list[FileVersion] = []
+        self._identities: list[FileIdentity] = []
         for path in self.paths:
-            index, version = _index_of(path, self.storage_options)
+            index, identity = _index_of(path, self.storage_options)
             self._indices.append(index)
-            self._versions.append(version)
+            self._identities.append(identity)
         extensions = sorted({name for index in self._indices for name in index.columns})
         self.columns: list[str] = [KEY, *extensions] if columns is None else names_of("columns", columns)
         for name in self.columns:
@@ -119,17 +120,17 @@ class TarDataset(IndexedFiles):
         Raises:
             ShardCorruptError: The file has changed since.
         """
-        path, before = self.paths[file_number], self._versions[file_number]
+        path, before = self.paths[file_number], self._identities[file_number]
         content = read(start, stop)
-        version = file.version()
-        if version != before:
-            if version.inode == before.inode is not None:
+        identity = file.identity()
+        if identity != before:
+            if identity.inode == before.inode is not None:
                 raise changed(path)
             # Another file, such as a copy on another machine: its members stand where they did.
             index, found = _index_of(path, self.storage_options)
-            if _digest(index) != _digest(self._indices[file_number]) or found != version:
+            if _digest(index) != _digest(self._indices[file_number]) or found != identity:
                 raise changed(path, "it does not have the members that this dataset was made of")
-            self._versions[file_number] = version
+            self._identities[file_number] = identity
         return content
 
     def _decoder(self, name: str) -> Callable[[bytes], Any]:
@@ -143,13 +144,13 @@ class TarDataset(IndexedFiles):
         return self._files.get(number, partial(RangedFile, self.paths[number], self.storage_options))
 
 
-def _index_of(path: str, storage_options: Mapping[str, Any]) -> tuple[TarIndex, FileVersion]:
+def _index_of(path: str, storage_options: Mapping[str, Any]) -> tuple[TarIndex, FileIdentity]:
     file = RangedFile(path, storage_options)
-    version = file.version()
+    identity = file.identity()
     index = TarIndex.of(path, file.read, file.size_bytes, file.hop_bytes)
-    if file.version() != version:
+    if file.identity() != identity:
         raise changed(path, "it was written while it was read")
-    return index, version
+    return index, identity
 
 
 def _digest(index: TarIndex) -> int:

@@ -85,7 +85,7 @@ class _TokenFiles(IndexedFiles):
     def _digest(self, number: int) -> int:
         file, found = self._file(number), self.files[number]
         digest = digest_of(file, _NUM_BLOCKS, zlib.crc32(f"{found.dtype} {self._terms}".encode()))
-        if file.version().is_changed_from(found.version):
+        if file.identity().is_rewritten_since(found.identity):
             raise changed(self.paths[number])
         if found.index_path is None:
             return digest
@@ -136,7 +136,7 @@ class _TokenFiles(IndexedFiles):
         stored: npt.NDArray[Any] = np.empty((len(starts), size), dtype)
         for row, start in zip(stored, starts, strict=True):
             file.read_into(row, first_byte + start * dtype.itemsize, read)
-        if file.version().is_changed_from(found.version):
+        if file.identity().is_rewritten_since(found.identity):
             raise changed(self.paths[number])
         tokens = np.empty(stored.shape, np.int64) if out is None else out
         np.copyto(tokens, stored, casting="unsafe")

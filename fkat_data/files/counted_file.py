@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, NamedTuple, cast
 
 from fkat_data.background import in_parallel
+from fkat_data.file_identity import FileIdentity
 from fkat_data.interruption import genuine
 from fkat_data.location import file_system_of, is_chain, load_cached, path_of, save_cached, user_cache_file
 
@@ -17,19 +18,6 @@ _VERSION = 2
 _NUM_THREADS = 16
 #: A file that was changed this recently may change again and look the same: clocks of file systems are coarse.
 _JUST_CHANGED_S = 2.0
-#: What file systems call that which tells two contents of a remote file apart.
-VERSIONS = (
-    "ETag",
-    "etag",
-    "blob_id",
-    "md5Hash",
-    "md5",
-    "generation",
-    "mtime",
-    "LastModified",
-    "last_modified",
-    "updated",
-)
 
 
 class CountedFile(NamedTuple):
@@ -62,13 +50,12 @@ class CountedFile(NamedTuple):
         try:
             path = None if is_chain(self.path) else path_of(self.path)
             if path is None:
-                return _remote_version(self.path, self.storage_options)
+                file_system, name = file_system_of(self.path, self.storage_options)
+                return FileIdentity.of_store(file_system.info(name)).text
             found = path.stat()
         except genuine(Exception):  # a file that is not there, or a store that fails: counting says what is wrong
             return ""
-        if time.time() - found.st_mtime < _JUST_CHANGED_S:
-            return ""
-        return f"{found.st_size} {found.st_mtime_ns} {found.st_ino}"
+        return "" if time.time() - found.st_mtime < _JUST_CHANGED_S else FileIdentity.of_status(found).text
 
 
 def counted_files_of(dataset_generator: Any, shard: Any) -> list[CountedFile] | None:
@@ -123,13 +110,6 @@ def counts_of(files: Sequence[CountedFile]) -> list[int | None]:
             save_cached(
                 user_cache_file("counts", folder), _VERSION, {**_cached(folder), **counted[folder]}, folder=folder
             )
-
-
-def _remote_version(uri: str, storage_options: Mapping[str, Any]) -> str:
-    file_system, name = file_system_of(uri, storage_options)
-    found: dict[str, Any] = file_system.info(name)
-    version = next((found[key] for key in VERSIONS if found.get(key)), None)
-    return "" if version is None else f"{found.get('size')} {version}"
 
 
 def _cached(folder: str) -> dict[str, tuple[str, int]]:

@@ -11,11 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from fkat_data.errors import ConfigurationError, ShardCorruptError
+from fkat_data.file_identity import FileIdentity
 from fkat_data.files.encoding import EncodingError
 from fkat_data.files.limits import beyond_limit, limit_of
 from fkat_data.files.mapping import mapped, offsets_of
 from fkat_data.files.offsets import Offsets
-from fkat_data.files.opening import FileVersion, shown_path
+from fkat_data.files.opening import shown_path
 from fkat_data.files.shard import (
     ReadOptions,
     ShardEntry,
@@ -240,7 +241,7 @@ class LineIndex(NamedTuple):
     @classmethod
     def saved(
         cls, path: str, storage_options: Mapping[str, Any], max_anchors: int = _MOST_ANCHORS
-    ) -> "tuple[LineIndex, FileVersion] | None":
+    ) -> "tuple[LineIndex, FileIdentity] | None":
         """Return the index that ``save`` has left beside a file, and what the file is; None: it has none as it is now.
 
         Args:
@@ -254,9 +255,9 @@ class LineIndex(NamedTuple):
         anchors = Offsets()
         anchors.extend(found.values)
         stride, *others = (int(found.facts[name]) for name in cls._fields[1:])
-        return cls(anchors, _fitted(anchors, stride, max_anchors), *others), found.version
+        return cls(anchors, _fitted(anchors, stride, max_anchors), *others), found.identity
 
-    def save(self, path: str, before: FileVersion, storage_options: Mapping[str, Any]) -> str:
+    def save(self, path: str, before: FileIdentity, storage_options: Mapping[str, Any]) -> str:
         """Write the index beside its file, for all who open it from now on; return where.
 
         Args:

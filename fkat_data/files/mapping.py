@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fkat_data.errors import ShardCorruptError, ShardNotFoundError
+from fkat_data.file_identity import FileIdentity
 from fkat_data.files.shard import FileInfo, MapRegister
 from fkat_data.files.stored import check_size
 from fkat_data.interruption import genuine
@@ -188,12 +189,12 @@ class WatchedFiles:
 
     def __init__(self, register: MapRegister | None) -> None:
         self._register = register
-        self._mapped: list[tuple[str, os.stat_result]] = []
+        self._mapped: list[tuple[str, FileIdentity]] = []
 
     def enter(self, path: Path, found: os.stat_result) -> object | None:
         """Record that this process maps a file; see ``MapRegister``."""
         lives_with_map = None if self._register is None else self._register.enter(path, found)
-        self._mapped.append((str(path), found))
+        self._mapped.append((str(path), FileIdentity.of_status(found)))
         return lives_with_map
 
     def check(self) -> None:
@@ -204,14 +205,12 @@ class WatchedFiles:
         """
         for path, before in self._mapped:
             try:
-                now = os.stat(path)  # noqa: PTH116 - a Path takes longer
+                now = FileIdentity.of_path(path)
             except genuine(OSError):
                 continue
-            # Some mounts give one file another inode number at each look.
-            is_same_file = now.st_ino == before.st_ino
-            if now.st_size != before.st_size or (is_same_file and now.st_mtime_ns != before.st_mtime_ns):
+            if now.is_rewritten_in_place_since(before):
                 raise ShardCorruptError(
                     path,
-                    f"the file was changed while it was in use: it had {before.st_size} bytes, and now has "
-                    f"{now.st_size}; the dataset was written again, or the file is damaged",
+                    f"the file was changed while it was in use: it had {before.size_bytes} bytes, and now has "
+                    f"{now.size_bytes}; the dataset was written again, or the file is damaged",
                 )

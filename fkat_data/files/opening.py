@@ -1,4 +1,4 @@
-"""Open files by path or URI: whole, by ranges, or as decompressed text; and tell their versions apart."""
+"""Open files by path or URI: whole, by ranges, or as decompressed text."""
 
 import errno
 import os
@@ -8,10 +8,10 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
-from fkat_data.files.counted_file import VERSIONS
+from fkat_data.file_identity import FileIdentity
 from fkat_data.files.lru_cache import LruCache
 from fkat_data.files.range_requests import Content, Span
 from fkat_data.files.remote import RemoteFile
@@ -151,48 +151,6 @@ def is_folder(path: str) -> ConfigurationError:
     )
 
 
-class FileVersion(NamedTuple):
-    """A file as it is at one moment.
-
-    Attributes:
-        size_bytes: Its size.
-        time: When it was changed: nanoseconds, or what a store calls the content; None: unknown.
-        inode: Which file of its file system it is; None for one of a store.
-    """
-
-    size_bytes: int
-    time: int | str | None = None
-    inode: int | None = None
-
-    @classmethod
-    def of(cls, file: int | str) -> "FileVersion":
-        """Return the version of a local file.
-
-        Args:
-            file: Its path, or a descriptor.
-
-        Raises:
-            OSError: There is no such file.
-        """
-        found = os.stat(file)  # noqa: PTH116 - a descriptor has no Path
-        return cls(found.st_size, found.st_mtime_ns, found.st_ino)
-
-    @classmethod
-    def of_remote(cls, file: RemoteFile) -> "FileVersion":
-        """Return the version of an open file, as its store described it when it was opened."""
-        found = file.details
-        version = next((found[key] for key in VERSIONS if found.get(key)), None)
-        return cls(int(found.get("size") or 0), None if version is None else str(version))
-
-    def is_changed_from(self, before: "FileVersion") -> bool:
-        """Return whether a file was written again, where both versions are of the same descriptor.
-
-        It has the same file then, also once another one has replaced it. Some mounts give one file another inode number
-        at each look.
-        """
-        return (self.size_bytes, self.time) != (before.size_bytes, before.time)
-
-
 def changed(path: str, reason: str = "it was written again while it was in use") -> ShardCorruptError:
     """Return the error of a file that is no longer the one that a dataset was made of."""
     return ShardCorruptError(path, f"the file has changed: {reason}; make the dataset again, or restore the file")
@@ -306,10 +264,12 @@ class RangedFile:
             raise named(error, self._path) from None
         memoryview(buffer).cast("B")[:] = read(start, start + count)
 
-    def version(self) -> FileVersion:
+    def identity(self) -> FileIdentity:
         """Return what the open file is: now, or for a remote one when it was opened."""
         opened = self._opened
-        return FileVersion.of_remote(opened) if isinstance(opened, RemoteFile) else FileVersion.of(opened.fileno())
+        if isinstance(opened, RemoteFile):
+            return FileIdentity.of_store(opened.details)
+        return FileIdentity.of_descriptor(opened.fileno())
 
     def _whole(self, content: Content, start: int, stop: int) -> Content:
         if len(content) < stop - start:
@@ -337,16 +297,16 @@ class TextFile:
         storage_options: Options for fsspec, for files that are not local.
 
     Attributes:
-        version_read: What the file was when ``chunks`` was last begun; None: it was not.
+        identity_read: What the file was when ``chunks`` was last begun; None: it was not.
     """
 
     def __init__(self, path: str, storage_options: Mapping[str, Any]) -> None:
         self.path = path
         self._storage_options = storage_options
         self._decompressed: Descriptor | None = None  # the decompressed text; forked children share it
-        self._version_of_text: FileVersion | None = None  # the file of which the decompressed text is
+        self._identity_of_text: FileIdentity | None = None  # the file of which the decompressed text is
         self._plain: LruCache[RangedFile | None] = LruCache(1)
-        self.version_read: FileVersion | None = None
+        self.identity_read: FileIdentity | None = None
 
     def chunks(self) -> Iterator[bytes]:
         """Yield the text in pieces of about 1 MiB, or at most 32 MiB of a compressed file.
@@ -360,26 +320,26 @@ class TextFile:
         try:
             file = RangedFile(self.path, self._storage_options)
         except genuine(NoRangesError):
-            self.version_read = FileVersion(0)
+            self.identity_read = FileIdentity(0)
             yield from self._text(self._in_order(0))
             return
         file.read_in_order()
-        self.version_read = before = file.version()
+        self.identity_read = before = file.identity()
         for chunk in self._text(self._stored(file)):
-            if file.version() != before:
+            if file.identity() != before:
                 break
             yield chunk
-        if file.version() != before:
+        if file.identity() != before:
             raise changed(self.path, "it was written while it was read")
 
     def compression(self) -> str | None:
         """Return how the file is compressed; None: it is plain. Raise what ``chunks`` raises."""
         return compression_of(shown_path(self.path), _start_of(RangedFile(self.path, self._storage_options)))
 
-    def version(self) -> FileVersion:
+    def identity(self) -> FileIdentity:
         """Return what the file is of which ``read`` returns text."""
         plain = None if self._decompressed is not None else self._plain.get(0, self._open_for_offsets)
-        return cast("FileVersion", self._version_of_text) if plain is None else plain.version()
+        return cast("FileIdentity", self._identity_of_text) if plain is None else plain.identity()
 
     def read(self, offset: int, size: int) -> bytes:
         """Return ``size`` bytes of the text from ``offset`` on.
@@ -438,7 +398,7 @@ class TextFile:
         with _temporary_file(self.path) as text:
             for chunk in self.chunks():
                 _write(text, chunk, self.path)
-            self._decompressed, self._version_of_text = Descriptor(os.dup(text.fileno())), self.version_read
+            self._decompressed, self._identity_of_text = Descriptor(os.dup(text.fileno())), self.identity_read
         return None
 
     def _stored(self, file: RangedFile) -> Iterator[bytes]:

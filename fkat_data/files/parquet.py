@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fkat_data.errors import FkatDataError, ShardCorruptError, ShardNotFoundError
+from fkat_data.file_identity import FileIdentity
 from fkat_data.files.arrow import ArrowValues
 from fkat_data.files.arrow_extensions import ExtensionCheck, extensions_of
 from fkat_data.files.arrow_times import columns_of_int96, known_type
@@ -25,7 +26,6 @@ from fkat_data.files.column_types import fitted, sample_type
 from fkat_data.files.limits import bad_value
 from fkat_data.files.mapping import mapped, mapped_span
 from fkat_data.files.opening import (
-    FileVersion,
     RangedFile,
     changed,
     check_regular,
@@ -445,7 +445,7 @@ class WholeFile:
     def __init__(self, path: str, storage_options: Mapping[str, Any]) -> None:
         self.path = path
         local = local_path(path)
-        self._version: FileVersion | None = None
+        self._identity: FileIdentity | None = None
         self._remote: tuple[RangedFile, HeldRanges] | None = None
         try:
             if local is None:
@@ -456,7 +456,7 @@ class WholeFile:
             else:
                 check_regular(path, local)
                 source = _arrow.memory_map(os.fsencode(local))  # a name may be no UTF-8
-                self._version = FileVersion.of(source.fileno())
+                self._identity = FileIdentity.of_descriptor(source.fileno())
                 self._source = lambda: source
             parquet = _parquet.ParquetFile(self._source())
             self.schema: Any = parquet.schema_arrow
@@ -568,13 +568,15 @@ class WholeFile:
         Raises:
             ShardCorruptError: It was. Reading what was cut off would end the process.
         """
-        if self._version is None:
+        if self._identity is None:
             return
         try:
-            now = FileVersion.of(self._source().fileno())  # not of the path, where another file may be by now
+            now = FileIdentity.of_descriptor(
+                self._source().fileno()
+            )  # not of the path, where another file may be by now
         except genuine(OSError):
             return  # removed from a server, which knows it no more
-        if now.is_changed_from(self._version):
+        if now.is_rewritten_since(self._identity):
             raise changed(self.path)
 
     def check_decoded(self, group_index: int, num_rows: int) -> None:

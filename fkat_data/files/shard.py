@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
+from fkat_data.file_identity import FileIdentity
 from fkat_data.files.lru_cache import RowGroupCache
 from fkat_data.interruption import genuine
 
@@ -401,10 +402,10 @@ class PartReader(ABC):
         if not self._is_in_place or not self._origin.version:
             return
         try:
-            found = self._path.stat()
+            found = FileIdentity.of_path(self._path)
         except genuine(FileNotFoundError) as error:
             raise ShardNotFoundError(str(self._path), "no such file") from error
-        if (found.st_size, str(found.st_mtime_ns)) != (self._origin.size_bytes, self._origin.version):
+        if not found.is_listed_as(self._origin.size_bytes, self._origin.version):
             raise self._written_again()
 
     def _written_again(self) -> ShardCorruptError:

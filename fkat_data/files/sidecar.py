@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fkat_data.errors import ConfigurationError, DownloadError, ShardCorruptError, ShardNotFoundError
-from fkat_data.files.opening import FileVersion, RangedFile, local_path, shown_path
+from fkat_data.file_identity import FileIdentity
+from fkat_data.files.opening import RangedFile, local_path, shown_path
 from fkat_data.interruption import genuine
 from fkat_data.location import file_system_of, is_chain, replacing
 
@@ -34,12 +35,12 @@ class Sidecar(NamedTuple):
     Attributes:
         values: The array; mapped where the file is on this machine.
         facts: What else there is to know.
-        version: What the file was when the sidecar was compared with it.
+        identity: What the file was when the sidecar was compared with it.
     """
 
     values: npt.NDArray[Any]
     facts: Mapping[str, Any]
-    version: FileVersion
+    identity: FileIdentity
 
 
 def write_sidecar(
@@ -47,7 +48,7 @@ def write_sidecar(
     kind: str,
     values: npt.NDArray[Any],
     facts: Mapping[str, Any],
-    before: FileVersion,
+    before: FileIdentity,
     storage_options: Mapping[str, Any],
 ) -> str:
     """Write what was found out about a file; the sidecar is there as a whole or not at all. Return its path or URI.
@@ -68,9 +69,9 @@ def write_sidecar(
     target = _beside(path, kind)
     if target is None:
         raise ConfigurationError("path", path, "a file that another can lie beside, not a query or a chain of URIs")
-    if before.time is None:
+    if before.version is None:
         raise ConfigurationError("path", path, "a file of a store that says when its content is another one")
-    about = {"version": _VERSION, "size_bytes": before.size_bytes, "time": before.time, **facts}
+    about = {"version": _VERSION, "size_bytes": before.size_bytes, "time": before.version, **facts}
     text = json.dumps(about).encode()
     if local_path(path) is None:
         try:
@@ -101,8 +102,8 @@ def read_sidecar(path: str, kind: str, storage_options: Mapping[str, Any]) -> Si
     try:
         beside = RangedFile(target, storage_options)
         facts = _facts(beside)
-        now = RangedFile(path, storage_options).version()
-        if facts["version"] != _VERSION or (facts["size_bytes"], facts["time"]) != (now.size_bytes, now.time):
+        now = RangedFile(path, storage_options).identity()
+        if facts["version"] != _VERSION or not now.is_listed_as(facts["size_bytes"], facts["time"]):
             _logger.info("%s is of another %s, which is read instead", target, path)
             return None
         if local_path(path) is not None:

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from numpy.lib import format as npy
 
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
+from fkat_data.file_identity import FileIdentity
 from fkat_data.files.megatron import (
     BLOCK_SEQUENCES,
     MAGIC,
@@ -28,7 +29,7 @@ from fkat_data.files.megatron import (
     megatron_end,
     megatron_layout,
 )
-from fkat_data.files.opening import FileVersion, RangedFile, changed, local_path, shown_path
+from fkat_data.files.opening import RangedFile, changed, local_path, shown_path
 from fkat_data.files.signatures import COMPRESSED_SUFFIXES, signature_of
 from fkat_data.files.token_layout import Documents, Layout, TokenBytes, checked_lengths, whole_items
 from fkat_data.interruption import genuine, suppress
@@ -71,9 +72,9 @@ class TokenFile(NamedTuple):
         dtype: The type of its tokens.
         first_byte: Where they begin.
         num_tokens: How many there are.
-        version: What the file was.
+        identity: What the file was.
         index_path: The file with its documents; None: nothing says where they are.
-        index_version: What that file was.
+        index_identity: What that file was.
         num_documents: How many there are; 0 without an index.
         num_sequences: How many sequences Megatron's index has whose offsets were not compared yet.
     """
@@ -82,9 +83,9 @@ class TokenFile(NamedTuple):
     dtype: str
     first_byte: int
     num_tokens: int
-    version: FileVersion
+    identity: FileIdentity
     index_path: str | None = None
-    index_version: FileVersion | None = None
+    index_identity: FileIdentity | None = None
     num_documents: int = 0
     num_sequences: int = 0
 
@@ -95,9 +96,9 @@ class TokenFile(NamedTuple):
             ShardCorruptError: It was written again.
         """
         local = None if self.index_path is None else local_path(self.index_path)
-        if local is not None and self.index_version is not None:
+        if local is not None and self.index_identity is not None:
             with suppress(FileNotFoundError):  # a map keeps what was removed
-                if FileVersion.of(local).is_changed_from(self.index_version):
+                if FileIdentity.of_path(local).is_rewritten_since(self.index_identity):
                     raise changed(local)
 
     def documents(self, storage_options: Mapping[str, Any]) -> Documents:
@@ -110,10 +111,10 @@ class TokenFile(NamedTuple):
             ShardCorruptError: The index is no longer what it was.
             OSError: It cannot be read.
         """
-        if self.index_path is None or self.index_version is None:
+        if self.index_path is None or self.index_identity is None:
             raise ValueError(f"{self.path} has no index")
-        content, version = _content(self.index_path, storage_options)
-        if version.is_changed_from(self.index_version):
+        content, identity = _content(self.index_path, storage_options)
+        if identity.is_rewritten_since(self.index_identity):
             raise changed(self.index_path)
         if content[: len(MAGIC)].tobytes() == MAGIC:
             return MegatronDocuments(self.path, self.num_tokens, self.index_path, content)
@@ -121,10 +122,10 @@ class TokenFile(NamedTuple):
 
     def sequences(self, storage_options: Mapping[str, Any]) -> Sequences:
         """Open the index to compare its sequences; raise as ``documents``."""
-        if self.index_path is None or self.index_version is None:
+        if self.index_path is None or self.index_identity is None:
             raise ValueError(f"{self.path} has no index")
         index = RangedFile(self.index_path, storage_options)
-        if index.version().is_changed_from(self.index_version):
+        if index.identity().is_rewritten_since(self.index_identity):
             raise changed(self.index_path)
         return Sequences(self.index_path, index)
 
@@ -149,7 +150,7 @@ def token_file(path: str, dtype: object, storage_options: Mapping[str, Any]) -> 
     given = None if dtype is None else dtype_of(dtype)
     found = _of_megatron(path, file, storage_options) or _of_datatrove(path, file, storage_options)
     if found is None:
-        found = TokenFile(path, *(layout_of(path, file) or bare_layout(path, file.size_bytes, given)), file.version())
+        found = TokenFile(path, *(layout_of(path, file) or bare_layout(path, file.size_bytes, given)), file.identity())
     check_dtype(path, given, found.dtype)
     return found
 
@@ -333,7 +334,7 @@ def _of_megatron(path: str, file: RangedFile, storage_options: Mapping[str, Any]
     layout = megatron_layout(path, file.size_bytes, index_path, *megatron_end(index_path, index))
     header = header_of(index_path, index)
     num_left = header.num_sequences if header.num_sequences > BLOCK_SEQUENCES else 0
-    return TokenFile(path, *layout, file.version(), index_path, index.version(), header.num_documents, num_left)
+    return TokenFile(path, *layout, file.identity(), index_path, index.identity(), header.num_documents, num_left)
 
 
 def _of_datatrove(path: str, file: RangedFile, storage_options: Mapping[str, Any]) -> TokenFile | None:
@@ -342,7 +343,7 @@ def _of_datatrove(path: str, file: RangedFile, storage_options: Mapping[str, Any
     if index is None:
         return None
     layout = datatrove_layout(path, file.size_bytes, index_path, datatrove_end(index_path, index))
-    return TokenFile(path, *layout, file.version(), index_path, index.version(), index.size_bytes // 8)
+    return TokenFile(path, *layout, file.identity(), index_path, index.identity(), index.size_bytes // 8)
 
 
 def datatrove_end(index_path: str, index: TokenBytes) -> int:
@@ -423,17 +424,17 @@ def ended_documents(tokens: npt.NDArray[np.int64], end_of_document: int) -> list
     return (np.flatnonzero(tokens[:-1] == end_of_document) + 1).tolist()
 
 
-def _content(path: str, storage_options: Mapping[str, Any]) -> tuple[npt.NDArray[np.uint8], FileVersion]:
-    """Return the bytes of an index, mapped if it is a local file, and which version of it they are."""
+def _content(path: str, storage_options: Mapping[str, Any]) -> tuple[npt.NDArray[np.uint8], FileIdentity]:
+    """Return the bytes of an index, mapped if it is a local file, and its identity."""
     local = local_path(path)
     if local is None:
         file = RangedFile(path, storage_options)
-        return np.frombuffer(file.read(0, file.size_bytes), np.uint8), file.version()
+        return np.frombuffer(file.read(0, file.size_bytes), np.uint8), file.identity()
     with Path(local).open("rb") as opened:
-        version = FileVersion.of(opened.fileno())
+        identity = FileIdentity.of_descriptor(opened.fileno())
         # An empty file cannot be mapped.
-        content = np.memmap(opened, np.uint8, "r") if version.size_bytes else np.empty(0, np.uint8)
-    return content, version
+        content = np.memmap(opened, np.uint8, "r") if identity.size_bytes else np.empty(0, np.uint8)
+    return content, identity
 
 
 class _DatatroveIndex(Documents):

@@ -207,7 +207,7 @@ def index_file(path: str, lengths: str | None) -> int:
     """Write what there is to write beside a file, and return the number of its lines; in any process."""
     if listed_format(path) is not None:
         raise ConfigurationError("FILES", path, "JSON Lines; files of this format need no index")
-    before = RangedFile(path, {}).version()
+    before = RangedFile(path, {}).identity()
     # Its own index may be stale: it reads the file then.
     dataset = JsonDataset(path)
     dataset.save_index(before)
@@ -216,7 +216,7 @@ def index_file(path: str, lengths: str | None) -> int:
         firsts = range(0, len(dataset), _TOGETHER)
         parts = (dataset.__getitems__(range(first, min(first + _TOGETHER, len(dataset)))) for first in firsts)
         lengths_of = [length_of(sample) for part in parts for sample in part]
-        if RangedFile(path, {}).version() != before:
+        if RangedFile(path, {}).identity() != before:
             raise changed(path, "it was written while its lengths were counted")
         write_lengths(path, lengths_of)
     return len(dataset)

@@ -9,6 +9,7 @@ import pickle
 import sys
 from collections.abc import Generator
 
+from fkat_data.file_identity import FileIdentity
 from fkat_data.worker.fork_safety import OpenThings
 from fkat_data.worker.inherited_environment import ParentDescriptors, ParentRequest
 
@@ -22,12 +23,12 @@ class Importer:
         self._is_over = False
         self._known: set[str] = set()
         self._own_modules = frozenset(sys.modules)
-        self._sources: dict[str, tuple[int, int, int] | None] = {}
+        self._sources: dict[str, FileIdentity | None] = {}
 
     def admits(self, request: object, descriptors: object) -> bool:
         """Return whether this process may be forked for a request, after the modules that it names were imported."""
         if isinstance(request, ParentRequest) and isinstance(descriptors, ParentDescriptors) and not self._is_over:
-            if any(_state_of(path) != state for path, state in self._sources.items()):
+            if any(_identity_of(path) != before for path, before in self._sources.items()):
                 self._is_over = True
             elif not request.modules <= self._known:
                 self._import(request.modules, descriptors)
@@ -48,7 +49,7 @@ class Importer:
             self.why = f"importing {', '.join(sorted(modules))} has effects that forks cannot share: {self.why}"
         found = [sys.modules.get(name) for name in sys.modules.keys() - self._own_modules]
         paths = {path for module in found if isinstance(path := getattr(module, "__file__", None), str)}
-        self._sources.update((path, _state_of(path)) for path in paths - self._sources.keys())
+        self._sources.update((path, _identity_of(path)) for path in paths - self._sources.keys())
         # What is there now stays: a collection of garbage in a fork would write to its pages, and so copy them.
         gc.collect()
         gc.freeze()
@@ -76,10 +77,9 @@ def _as_in_program(descriptors: ParentDescriptors) -> Generator[None]:
         os.close(null)
 
 
-def _state_of(path: str) -> tuple[int, int, int] | None:
+def _identity_of(path: str) -> FileIdentity | None:
     """Return what tells whether a file has changed; None: it is gone."""
     try:
-        found = os.stat(path)  # noqa: PTH116 - of thousands of files
+        return FileIdentity.of_path(path)
     except (OSError, ValueError):
         return None
-    return found.st_mtime_ns, found.st_size, found.st_ino

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from fkat_data.datasets import JsonDataset, PackedDataset, read_lengths, write_lengths
 from fkat_data.errors import ConfigurationError, ShardNotFoundError
-from fkat_data.files.opening import FileVersion
+from fkat_data.file_identity import FileIdentity
 from fkat_data.tools import app
 
 PATHS = ["a.jsonl", "b.jsonl"]
@@ -90,7 +90,7 @@ def test_a_sidecar_of_another_file_says_nothing(files, how, caplog):
 def test_any_lines_are_the_same_by_their_sidecar(tmp_path_factory, values, separator):
     path = tmp_path_factory.mktemp("lines") / "c.jsonl"
     write(path, values, separator)
-    before = FileVersion.of(str(path))
+    before = FileIdentity.of_path(str(path))
     JsonDataset(str(path)).save_index(before)
     assert list(JsonDataset(str(path))) == values
 

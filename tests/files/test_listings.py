@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from fkat_data.datasets import IterableParquetDataset, JsonDataset, ParquetDataset, TokenDocuments, TokenWindows
 from fkat_data.errors import ConfigurationError, ShardNotFoundError
-from fkat_data.files.opening import FileVersion
+from fkat_data.file_identity import FileIdentity
 from fkat_data.samplers import FsShardSampler
 from fkat_data.streaming import LocalDataset, MDSWriter, Stream, StreamingDataset
 from fkat_data.tools import app, convert
@@ -392,7 +392,7 @@ def test_an_index_beside_data_changes_no_sampler_and_no_state(tmp_path):
         (tmp_path / "data" / name).write_text('{"value": 1}\n')
     before = FsShardSampler(tmp_path / "data")
     for name in ("a.jsonl", "b.jsonl"):
-        JsonDataset(tmp_path / "data" / name).save_index(FileVersion.of(str(tmp_path / "data" / name)))
+        JsonDataset(tmp_path / "data" / name).save_index(FileIdentity.of_path(str(tmp_path / "data" / name)))
     assert sorted(path.name for path in (tmp_path / "data").iterdir()) == [
         "a.jsonl",
         "a.jsonl.lines",

@@ -8,7 +8,8 @@ import pytest
 
 from fkat_data import ConfigurationError
 from fkat_data.datasets import JsonDataset, read_lengths, write_lengths
-from fkat_data.files.opening import FileVersion, RangedFile
+from fkat_data.file_identity import FileIdentity
+from fkat_data.files.opening import RangedFile
 from fkat_data.files.sidecar import read_sidecar, write_sidecar
 
 
@@ -22,7 +23,7 @@ def test_a_file_of_a_bucket_is_not_read_for_its_lines_and_lengths_until_it_is_an
     bucket.server.put(key, lines(values))
     uri, options = f"s3://bucket/{key}", bucket.server.options()
     plain = JsonDataset(uri, storage_options=options)
-    plain.save_index(RangedFile(uri, options).version())
+    plain.save_index(RangedFile(uri, options).identity())
     write_lengths(uri, [len(value["text"]) for value in values], storage_options=options)
     assert read_lengths(uri, storage_options=options).tolist() == [row % 7 for row in range(500)]
     with monkeypatch.context() as patched:
@@ -45,5 +46,5 @@ def test_a_store_that_says_no_version_has_no_sidecars():
     assert list(JsonDataset("memory://sidecars/a.jsonl")) == [1, 2]
     for uri in ("filecache::memory://sidecars/a.jsonl", "https://example.org/a.jsonl?key=1"):
         with pytest.raises(ConfigurationError, match="a file that another can lie beside"):
-            write_sidecar(uri, "lines", np.ones(2, int), {}, FileVersion(2, "version"), {})
+            write_sidecar(uri, "lines", np.ones(2, int), {}, FileIdentity(2, "version"), {})
         assert read_sidecar(uri, "lines", {}) is None

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from fkat_data.background import BackgroundCall, in_parallel
 from fkat_data.errors import ConfigurationError, DownloadError, ShardCorruptError, ShardNotFoundError
+from fkat_data.file_identity import FileIdentity
 from fkat_data.files.formats import LISTED_SUFFIXES, describing, listed_format
 from fkat_data.files.index import INDEX_NAME, parse_index
 from fkat_data.files.shard import DescribedFile, ShardEntry, version_prefix
@@ -173,7 +174,7 @@ class DatasetIndex:
             ShardCorruptError: The dataset was written again.
         """
         with suppress(OSError):
-            if version_of((directory / INDEX_NAME).stat()) in self._reports:
+            if version_of(FileIdentity.of_path(directory / INDEX_NAME)) in self._reports:
                 return
         self.check(at_once=True)
 

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from fkat_data.background import in_thread
+from fkat_data.file_identity import FileIdentity
 from fkat_data.files.stored import file_size
 from fkat_data.folders import files_of_folders
 from fkat_data.interruption import genuine, suppress
@@ -36,7 +37,7 @@ class DirectoryClient:
         def look() -> str:
             path = self._directory / name
             file_size(path)
-            return version_of(path.stat())
+            return version_of(FileIdentity.of_path(path))
 
         return in_thread(look, timeout_s)
 
@@ -73,8 +74,8 @@ def _next(walk: Iterator[list[tuple[str, os.DirEntry[str]]]]) -> list[ListedFile
     for name, entry in entries:
         # It may be gone since.
         with suppress(FileNotFoundError):
-            status = entry.stat()
-            found.append(ListedFile(name, status.st_size, str(status.st_mtime_ns)))
+            identity = FileIdentity.of_status(entry.stat())
+            found.append(ListedFile(name, identity.size_bytes, str(identity.version)))
     return found
 
 
@@ -84,14 +85,14 @@ class _FileBody:
         file_size(path)
         self._file = path.open("rb", buffering=0)
         self._is_stuck = False
-        found = os.fstat(self._file.fileno())
+        found = FileIdentity.of_descriptor(self._file.fileno())
         # Some mounts give one file another inode number at each look, and the parts of a file are read one by one.
         whole = version_of(found)
         self.version: str = whole if stop is None else whole.partition("-")[2]
-        self.size_bytes: int = found.st_size
-        self.start: int = min(start, found.st_size)
+        self.size_bytes: int = found.size_bytes
+        self.start: int = min(start, found.size_bytes)
         self._file.seek(self.start)
-        self._left = (found.st_size if stop is None else min(stop, found.st_size)) - self.start
+        self._left = (found.size_bytes if stop is None else min(stop, found.size_bytes)) - self.start
 
     def read(self, timeout_s: float) -> bytes:
         try:
@@ -108,6 +109,6 @@ class _FileBody:
             self._file.close()
 
 
-def version_of(found: os.stat_result) -> str:
-    """Return the version of a file, given what ``stat`` found: its inode, size and time."""
-    return joined_version(f"{found.st_ino}-{found.st_size}", found.st_mtime_ns)
+def version_of(found: FileIdentity) -> str:
+    """Return the version of a local file: its inode, size and time."""
+    return joined_version(f"{found.inode}-{found.size_bytes}", found.version)

@@ -12,6 +12,7 @@ from fsspec.registry import known_implementations
 
 from fkat_data.background import in_thread
 from fkat_data.errors import ConfigurationError
+from fkat_data.file_identity import content_of, time_of
 from fkat_data.location import file_system_of, found_below, is_chain
 from fkat_data.streaming.store.attempts import Redaction
 from fkat_data.streaming.store.bucket import BucketClient
@@ -20,9 +21,6 @@ from fkat_data.streaming.store.hub import HubOpener, hub_location
 from fkat_data.streaming.store.web import WebClient
 
 _PIECE_BYTES = 4 << 20
-#: The keys under which file systems report a version; the first that is present counts.
-_VERSIONS = ("ETag", "etag", "e_tag", "generation", "blob_id", "version_id", "md5Hash", "last_commit", "LastModified")
-_TIMES = ("last_modified", "mtime", "updated", "modified", "created")
 
 
 class FilesystemClient:
@@ -134,14 +132,14 @@ def _info(filesystem: Any, path: str) -> Mapping[str, Any]:
 
 
 def _version(info: Mapping[str, Any]) -> str:
-    found = next((str(info[key]) for key in _VERSIONS if info.get(key)), "")
+    found = str(content_of(info) or "")
     time = str(_time(info) or "")
     # Two contents that are written within a short time may have the same time.
     return found or (f"{time}-{info.get('size')}" if time else "")
 
 
 def _time(info: Mapping[str, Any]) -> object:
-    return next((info[key] for key in _TIMES if info.get(key)), None)
+    return time_of(info) or info.get("created")
 
 
 #: The schemes whose paths begin with a bucket or a container, which only its owner creates.
