@@ -104,8 +104,8 @@ class Cursor:
         """Count the rest of the epoch as delivered."""
         self.position = self.position.after_epoch()
 
-    def pass_shard(self, position: Position) -> None:
-        """Count the current shard as delivered, because it has no more microbatches; the position after it is this."""
+    def pass_task(self, position: Position) -> None:
+        """Count the current task as delivered, because it has no more microbatches; the position after it is this."""
         if self.is_loaded:
             self._loaded = (*self._loaded, position)
         self.position = position

@@ -1,6 +1,6 @@
 """The plan of a loader with a sampler of the user's: it is iterated here, as torch does, a few batches ahead.
 
-An epoch is cut into parts of some batches each. All parts are of one shard, so that random draws depend on the number
+An epoch is cut into parts of some batches each. All parts have one origin, so that random draws depend on the number
 of the microbatch and not on where the parts begin. What several ranks share is drawn on each of them.
 """
 
@@ -51,7 +51,7 @@ from fkat_data.drop_in.sampler_states import (
     states_of,
 )
 from fkat_data.errors import StateMismatchError
-from fkat_data.plan.position import Piece, Position
+from fkat_data.plan.position import Position, TaskOrigin
 from fkat_data.seeding import OwnGenerators
 from fkat_data.worker.batches import NumberedBatches
 
@@ -271,7 +271,7 @@ class DrawnPlan(IndexPlan):
         generators.call(lambda: deque(islice(order, count), 0))
         return order.count, order.digest
 
-    def shard(self, epoch: int, index: int) -> Any:
+    def payload(self, epoch: int, index: int) -> Any:
         """Return a part of the epoch, or None past its end.
 
         Raises:
@@ -287,14 +287,14 @@ class DrawnPlan(IndexPlan):
         return self._parts.get(index)
 
     def batch_at(self, epoch: int, number: int) -> Any:
-        """Return a batch of an epoch without reshards, by its number; None past its end. Raises as ``shard`` does."""
-        part: DrawnBatches | None = self.shard(epoch, number // self._part_size)
+        """Return a batch of an epoch without reshards, by its number; None past its end. Raises as ``payload`` does."""
+        part: DrawnBatches | None = self.payload(epoch, number // self._part_size)
         return None if part is None or number >= len(part) else part.batch(number)
 
-    def piece(self, epoch: int, index: int) -> Piece | None:
-        """Return where a part begins in the epoch's only shard."""
-        part: DrawnBatches | None = self.shard(epoch, index)
-        return None if part is None else Piece(self._dp_rank, 0, part.first)
+    def origin(self, epoch: int, index: int) -> TaskOrigin | None:
+        """Return where a part begins in the epoch."""
+        part: DrawnBatches | None = self.payload(epoch, index)
+        return None if part is None else TaskOrigin(self._dp_rank, 0, part.first)
 
     def load_plan_state(self, epoch: int, state: Mapping[str, Any] | None) -> None:
         """Begin this epoch with samplers as they were when the state's epoch began, and go on at its step."""

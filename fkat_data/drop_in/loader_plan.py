@@ -99,7 +99,7 @@ class LoaderPlan(Plan):
         """Return the start of a state's epoch, in the same order; the state itself where that start is not known."""
         return state_at_epoch(state, state["epoch"])
 
-    def num_shards(self, epoch: int) -> int | None:
+    def num_tasks(self, epoch: int) -> int | None:
         """Return None: nothing asks for it."""
         del epoch
 

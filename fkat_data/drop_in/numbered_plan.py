@@ -1,4 +1,4 @@
-"""The plan of a loader whose order is arithmetic: an epoch is one shard, and workers compute its batches."""
+"""The plan of a loader whose order is arithmetic: an epoch is one task, and workers compute its batches."""
 
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from typing import Any, NamedTuple, cast
@@ -240,7 +240,7 @@ def check_kind_of_order(state: Mapping[str, Any], sampler: object, batch_sampler
 
 
 class NumberedPlan(IndexPlan):
-    """The plan of epochs of one shard each, whose order is arithmetic.
+    """The plan of epochs of one task each, whose order is arithmetic.
 
     Args:
         sampler: The samples' order; its length is read when an epoch begins.
@@ -283,8 +283,8 @@ class NumberedPlan(IndexPlan):
         del epoch, step
         self._epoch, self._begun, self._known_order = -1, None, None
 
-    def shard(self, epoch: int, index: int) -> Any:
-        """Return the epoch's order, or None for another shard than the first.
+    def payload(self, epoch: int, index: int) -> Any:
+        """Return the epoch's order, or None for another task than the first.
 
         Raises:
             StateMismatchError: The dataset has another length than when the state of this epoch was saved.
@@ -318,7 +318,7 @@ class NumberedPlan(IndexPlan):
         return [Provenance([batch] if self._batch_sampler is None else batch, [])]
 
     def first_microbatch(self, state: Mapping[str, Any]) -> int:
-        """Return where a saved position is in its epoch's shard.
+        """Return where a saved position is in its epoch's task.
 
         0 for a rank that gets nothing of what others have left: it has one empty iteration, as those that get something
         have one, instead of the next epoch.

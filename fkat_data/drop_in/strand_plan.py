@@ -15,7 +15,7 @@ from fkat_data.drop_in.states import state_at_epoch
 from fkat_data.drop_in.worker_side import Snapshot, Strand, is_of_datasets
 from fkat_data.errors import StateMismatchError
 from fkat_data.interruption import genuine
-from fkat_data.plan.position import Piece, Position, ResumeState, Task
+from fkat_data.plan.position import Position, ResumeState, Task, TaskOrigin
 from fkat_data.types import Stateful
 from fkat_data.wording import counted
 
@@ -57,20 +57,20 @@ class StrandPlan(LoaderPlan):
         # What the dataset of this process was when an epoch began: afterwards, it is ahead of the caller.
         self._begun: tuple[int, dict[str, Any] | None] = (-1, None)
 
-    def shard(self, epoch: int, index: int) -> Strand:
+    def payload(self, epoch: int, index: int) -> Strand:
         """Return an epoch of a strand."""
         number, num_strands = index, self.num_strands or 0
         if self._of_ranks:
             number, num_strands = self._of_ranks["strand_numbers"][index], self._of_ranks["all_strands"]
         return Strand(epoch, number, num_strands, self._snapshots[index].newest(epoch))
 
-    def piece(self, epoch: int, index: int) -> Piece:
+    def origin(self, epoch: int, index: int) -> TaskOrigin:
         """Return what says where random streams come from: a strand has its own, whichever rank takes it over."""
         del epoch
         if not self._of_ranks:
-            return Piece(self._dp_rank, index, 0)
+            return TaskOrigin(self._dp_rank, index, 0)
         first_rank, number = divmod(self._of_ranks["strand_numbers"][index], self._of_ranks["strands_per_rank"])
-        return Piece(first_rank, number, 0)
+        return TaskOrigin(first_rank, number, 0)
 
     def interleaved(self, position: Position) -> Sequence[tuple[int, int]]:
         """Return the strands that have something left, and their first microbatches."""
@@ -85,11 +85,11 @@ class StrandPlan(LoaderPlan):
 
     def record(self, task: Task, num_made: int, update: bytes) -> None:
         """Remember the dataset's state behind a microbatch."""
-        self._snapshots[task.shard_index].record(task.epoch, Snapshot(num_made, update))
+        self._snapshots[task.task_index].record(task.epoch, Snapshot(num_made, update))
 
-    def end_shard(self, task: Task, trailer: bytes) -> None:
+    def end_task(self, task: Task, trailer: bytes) -> None:
         """Remember how the dataset begins the next epoch: it stays as this one has left it."""
-        self._snapshots[task.shard_index].record(task.epoch + 1, Snapshot(0, trailer))
+        self._snapshots[task.task_index].record(task.epoch + 1, Snapshot(0, trailer))
 
     def leave(self, position: Position) -> None:
         """Begin the next epoch as this one began, in the strands that the caller has left."""

@@ -27,7 +27,7 @@ from fkat_data.drop_in.reshards import distributed_sampler_of
 from fkat_data.drop_in.sampler_states import FirstBatch
 from fkat_data.drop_in.window_states import DealtWindows, WindowPosition, dealt_windows, window_position_in
 from fkat_data.errors import ConfigurationError, SkippedSamplesError, StateMismatchError
-from fkat_data.plan.position import Piece, Position, ResumeState, Task
+from fkat_data.plan.position import Position, ResumeState, Task, TaskOrigin
 from fkat_data.types import is_stream_source
 from fkat_data.wording import counted
 from fkat_data.worker.windows import Skipped, Window, read_skipped, read_update, window_functions_of
@@ -271,7 +271,7 @@ class WindowPlan(IndexPlan):
         self._num_handed_out = position.step
         return Position(position.epoch, self._begin.window, 0, position.step)
 
-    def shard(self, epoch: int, index: int) -> Window | None:
+    def payload(self, epoch: int, index: int) -> Window | None:
         """Return the window at an index of this rank's, or None past the epoch's end.
 
         Raises:
@@ -304,10 +304,10 @@ class WindowPlan(IndexPlan):
             is_last = index + 1 == len(self._windows)
             yield Window(self._epoch, number, samples_of(number), first_row, is_last, left_out)
 
-    def piece(self, epoch: int, index: int) -> Piece:
+    def origin(self, epoch: int, index: int) -> TaskOrigin:
         """Return what says where random streams come from: a window's are those of its number, on every rank."""
         self._go_to(epoch)
-        return Piece(0, self._windows[index][0], 0)
+        return TaskOrigin(0, self._windows[index][0], 0)
 
     def record(self, task: Task, num_made: int, update: bytes) -> None:
         """Remember the position behind a microbatch."""
@@ -316,10 +316,10 @@ class WindowPlan(IndexPlan):
         self._leave_out(task, skipped)
         self._num_handed_out += 1
         self._num_behind[self._num_handed_out] = num_behind
-        at = WindowPosition(task.shard_index + 1, 0)
+        at = WindowPosition(task.task_index + 1, 0)
         if row >= 0:
-            left_out = self._left_out.get((task.epoch, task.shard_index), ())
-            at = WindowPosition(task.shard_index, row, left_out)
+            left_out = self._left_out.get((task.epoch, task.task_index), ())
+            at = WindowPosition(task.task_index, row, left_out)
         self._window_positions[task.epoch, self._num_handed_out] = at
         while len(self._window_positions) > _MOST_KEPT:
             del self._window_positions[next(iter(self._window_positions))]
@@ -340,7 +340,7 @@ class WindowPlan(IndexPlan):
             found.append(Provenance(samples, [], number, rows))
         return found
 
-    def end_shard(self, task: Task, trailer: bytes) -> None:
+    def end_task(self, task: Task, trailer: bytes) -> None:
         """Count the samples that were left out of a window that no microbatch ends in."""
         self._leave_out(task, read_skipped(trailer))
 
@@ -352,7 +352,7 @@ class WindowPlan(IndexPlan):
         """
         if not skipped or self._max_skipped is None:
             return
-        window = task.epoch, task.shard_index
+        window = task.epoch, task.task_index
         if window not in self._skipped:  # else another microbatch says it, or it is made again
             self.num_skipped_samples += len(skipped)
             self._skipped = {key: count for key, count in self._skipped.items() if key[0] == task.epoch}
@@ -361,7 +361,7 @@ class WindowPlan(IndexPlan):
             self._left_out[window] = tuple(offset for offset, _, _ in skipped)
             for _, number, reason in skipped:
                 _logger.warning("sample %s of epoch %d is left out: %s", number, task.epoch, reason)
-        num_skipped = self._num_skipped(task.epoch, WindowPosition(task.shard_index + 1, 0))
+        num_skipped = self._num_skipped(task.epoch, WindowPosition(task.task_index + 1, 0))
         num_skipped += self._loaded_at(task.epoch).get("skipped_before", 0)
         if num_skipped > self._max_skipped:
             last = f"sample {skipped[-1].number}: {skipped[-1].reason}"

@@ -444,30 +444,30 @@ class EpochFactory(EpochAware):
         vars(made).update(_copies=_Copies() if self._is_stream else None)
         return made
 
-    def __call__(self, shard: Any) -> Any:
+    def __call__(self, payload: Any) -> Any:
         """Return the microbatches of an epoch, or of a part: of a ``NumberedBatches``, a ``Strand``, or a ``Window``.
 
         Raises:
             Exception: What ``worker_init_fn`` raises.
         """
-        if isinstance(shard, Strand):
+        if isinstance(payload, Strand):
             return (
-                self._dataset_for(shard).loader_product(shard, self._spec.collate_fn)
+                self._dataset_for(payload).loader_product(payload, self._spec.collate_fn)
                 if self._is_stream
-                else self._strand(shard)
+                else self._strand(payload)
             )
         self._enter(current_worker(), self._spec.num_workers)
         if self._copies is not None:
             dataset = self._copies.lend(self.dataset)
-            return self._copies.note(dataset, self._product(shard, dataset))
-        return self._product(shard, self.dataset)
+            return self._copies.note(dataset, self._product(payload, dataset))
+        return self._product(payload, self.dataset)
 
-    def _product(self, shard: Any, dataset: Any) -> Any:
+    def _product(self, payload: Any, dataset: Any) -> Any:
         spec, collate_fn = self._spec, cast("Any", self._spec.collate_fn)
-        batches = cast("NumberedBatches", shard)
-        if isinstance(shard, Window):
+        batches = cast("NumberedBatches", payload)
+        if isinstance(payload, Window):
             rows = CollateSpec(spec.window_fn, collate_fn, spec.batch_size, spec.drop_last)
-            return WindowProduct(shard, dataset, rows, seed=spec.seed, skips=spec.skips_samples)
+            return WindowProduct(payload, dataset, rows, seed=spec.seed, skips=spec.skips_samples)
         if self._is_stream:
             return dataset.loader_product(batches, collate_fn)
         if spec.is_batched and batches.is_stacked:

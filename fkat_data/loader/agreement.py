@@ -234,7 +234,7 @@ def _compare(exchange: Exchange, facts: Mapping[str, int | str | None]) -> None:
 def _facts(position: Position) -> dict[str, int]:
     return {
         "epoch": position.epoch,
-        "shard": position.shard,
+        "shard": position.task_index,
         "microbatch": position.microbatch,
         "step": position.step,
     }

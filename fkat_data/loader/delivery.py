@@ -18,7 +18,7 @@ from fkat_data.interruption import genuine
 from fkat_data.iteration import Cursor
 from fkat_data.loader.agreement import RankAgreement
 from fkat_data.loader.observation import DeliveryProgress, Observation
-from fkat_data.loader.prefetch import Arrival, HungStartError, Prefetcher, Raised, ShardEnd
+from fkat_data.loader.prefetch import Arrival, HungStartError, Prefetcher, Raised, TaskEnd
 from fkat_data.observe.sink import EventSink
 from fkat_data.plan.position import Position
 from fkat_data.seeding import microbatch_seed
@@ -26,7 +26,7 @@ from fkat_data.types import Microbatch
 
 _logger = logging.getLogger(__name__)
 
-_Taken: TypeAlias = tuple[Arrival | ShardEnd | Raised, Mover, Any]
+_Taken: TypeAlias = tuple[Arrival | TaskEnd | Raised, Mover, Any]
 # Not a position of the caller's: nothing is half done, and the next call restarts the prefetcher at the cursor's position.
 _RESTART = Position(-1, -1, -1, -1)
 
@@ -123,13 +123,13 @@ class Delivery:
         self._consistent_position = consistent_position
         return self._prefetcher.num_arrived + self.progress().num_moving
 
-    def extend(self, num_shards: int) -> None:
-        """Put more shards in work."""
+    def extend(self, num_tasks: int) -> None:
+        """Put more tasks in work."""
         position = self._cursor.position
         if self._consistent_position is not position:
             self._recover(position)
         self._consistent_position = None
-        self._prefetcher.extend(num_shards)
+        self._prefetcher.extend(num_tasks)
         self._consistent_position = position
 
     def go_on_behind_epoch(self) -> None:
@@ -162,9 +162,9 @@ class Delivery:
         if self._run and self._consistent_position is position:
             self._consistent_position = None
             microbatch = self._run.popleft()
-            epoch, shard, number, step, ended, left_out = position
+            epoch, task_index, number, step, ended, left_out = position
             # skips NamedTuple's Python `__new__`: twice as fast
-            after = tuple.__new__(Position, (epoch, shard, number + 1, step + 1, ended, left_out))
+            after = tuple.__new__(Position, (epoch, task_index, number + 1, step + 1, ended, left_out))
             self._num_delivered += 1
             self._delivered_at_s = time.perf_counter()
             cursor.advance(after)
@@ -183,12 +183,12 @@ class Delivery:
             except genuine(HungStartError):
                 continue  # as after an interruption: with other workers
             if taken is None:
-                # The epoch is still this one: the plan did not know its end, or this rank had no shard in it.
+                # The epoch is still this one: the plan did not know its end, or this rank had no task in it.
                 cursor.pass_epoch()
             elif isinstance(taken[0], Arrival):
                 return self._deliver(taken[0], taken[1], taken[2])
-            elif isinstance(taken[0], ShardEnd):
-                cursor.pass_shard(taken[0].after)
+            elif isinstance(taken[0], TaskEnd):
+                cursor.pass_task(taken[0].after)
             else:
                 self._consistent_position = position
                 raise taken[0].error
@@ -231,7 +231,7 @@ class Delivery:
         arrival = self._prefetcher.take(block=False)
         if arrival is None or isinstance(arrival, Raised):  # an error stays with the prefetcher until its turn
             return True
-        if isinstance(arrival, ShardEnd):
+        if isinstance(arrival, TaskEnd):
             self._moving.append((arrival, self._placement.mover, None))
             return True
         try:
@@ -277,7 +277,7 @@ class Delivery:
         self._clear()
         self._epoch = position.epoch
         self._is_first = True
-        self._began_mid_epoch = self._cursor.is_loaded and (position.shard > 0 or position.microbatch > 0)
+        self._began_mid_epoch = self._cursor.is_loaded and (position.task_index > 0 or position.microbatch > 0)
         self._cursor.start(position)
         self.is_over = False
         self._sink.iteration_began()
@@ -317,6 +317,6 @@ class Delivery:
             return
         self.is_over = True
         self._leave_workers()
-        # A shard without a microbatch, which a factory has made a loader of, is no fault.
+        # A task without a microbatch, which a factory has made a loader of, is no fault.
         if self._is_first and microbatch_seed() is None:
             _logger.warning("epoch %d has no microbatch on this rank: no sample, or nothing made of them", self._epoch)

@@ -14,7 +14,7 @@ from fkat_data.loader.recovery import NOT_THE_SHARDS, Recovery
 from fkat_data.loader.shard_lengths import ShardLengths
 from fkat_data.loader.worker_pool import WorkerPool, WorkerPoolSettings
 from fkat_data.observe.sink import EventSink
-from fkat_data.plan.position import Piece, Task
+from fkat_data.plan.position import Task, TaskOrigin
 from fkat_data.plan.shard_plan import Plan
 from fkat_data.types import Shard
 from fkat_data.worker.batches import ShardCount
@@ -36,7 +36,7 @@ _ADVICE = (
 class _EpochShard(NamedTuple):
     shard_index: int
     shard: Shard
-    piece: Piece | None
+    origin: TaskOrigin | None
 
 
 class EpochLength:
@@ -63,7 +63,7 @@ class EpochLength:
         self._recovery = recovery
         self._counted: Mapping[str, int] = lengths.stated
         # Of one epoch: by the shard whose random stream has decided.
-        self._drawn: dict[tuple[int, Piece | None, int], int] = {}
+        self._drawn: dict[tuple[int, TaskOrigin | None, int], int] = {}
         self._reason = ""
         self._lengths: dict[int, int] = {}
 
@@ -74,12 +74,12 @@ class EpochLength:
             TypeError: It is not known; the message says what to pass.
             Exception: Whatever opening a shard raises.
         """
-        num_shards = self._plan.num_shards(epoch)
+        num_shards = self._plan.num_tasks(epoch)
         if num_shards is None:
             raise TypeError("the number of microbatches is not known: the sampler does not say how many shards it has")
         entries = [self._entry(epoch, index) for index in range(num_shards)]
         numbers = self._numbers(epoch, entries)
-        delivered_before = sum(entry.piece.first_microbatch for entry in entries if entry.piece is not None)
+        delivered_before = sum(entry.origin.first_microbatch for entry in entries if entry.origin is not None)
         self._lengths[epoch] = self._plan.first_step(epoch) + sum(numbers) - delivered_before
         return self._lengths[epoch]
 
@@ -99,9 +99,9 @@ class EpochLength:
                 return
 
     def _entry(self, epoch: int, index: int) -> _EpochShard:
-        shard = self._plan.shard(epoch, index)
+        shard = self._plan.payload(epoch, index)
         assert shard is not None  # noqa: S101 - the epoch has that many
-        return _EpochShard(index, shard, self._plan.piece(epoch, index))
+        return _EpochShard(index, shard, self._plan.origin(epoch, index))
 
     def _numbers(self, epoch: int, entries: Sequence[_EpochShard]) -> list[int]:
         count = getattr(self._factory, "num_microbatches", None)
@@ -201,12 +201,12 @@ class EpochLength:
                 if isinstance(message, Item):
                     return message.microbatch
                 if isinstance(message, Failure):
-                    return self._empty(task.shard, message.error)
+                    return self._empty(task.payload, message.error)
                 if message is None:
                     clock.advance(worker, task, 0, num_in_work)
         except WorkerGone as gone:
             raise WorkerDiedError(
-                gone.pid, gone.exit_code, task.shard, task.epoch, 0, gone.last_words, socket.gethostname()
+                gone.pid, gone.exit_code, task.payload, task.epoch, 0, gone.last_words, socket.gethostname()
             ) from None
         finally:
             clock.end()
@@ -224,9 +224,9 @@ def source_of_lengths(factory: object) -> str:
     return "shard_sizes" if given else "the length of what the factory makes"
 
 
-def _key(epoch: int, entry: _EpochShard) -> tuple[int, Piece | None, int]:
-    return epoch, entry.piece, entry.shard_index
+def _key(epoch: int, entry: _EpochShard) -> tuple[int, TaskOrigin | None, int]:
+    return epoch, entry.origin, entry.shard_index
 
 
 def _task(ticket: int, epoch: int, entry: _EpochShard) -> Task:
-    return Task(ticket, epoch, entry.shard_index, entry.shard, 0, entry.piece, is_counted=True)
+    return Task(ticket, epoch, entry.shard_index, entry.shard, 0, entry.origin, is_counted=True)

@@ -25,7 +25,7 @@ class LookAhead:
     """The number of microbatches that may be made and not delivered.
 
     Args:
-        num_workers: Workers that make a shard together: each needs one in work and one behind it.
+        num_workers: Workers that make a task together: each needs one in work and one behind it.
     """
 
     def __init__(self, num_workers: int = 1) -> None:

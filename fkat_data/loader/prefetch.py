@@ -20,10 +20,9 @@ from fkat_data.loader.shard_lengths import ShardLengths
 from fkat_data.loader.shortages import Shortages
 from fkat_data.loader.startup import StartupMaker
 from fkat_data.loader.worker_group import WorkerGroup, left_out_before
-from fkat_data.plan.position import START, Piece, Position, ShardFingerprint, Task
+from fkat_data.plan.position import START, Position, ShardFingerprint, Task, TaskOrigin
 from fkat_data.plan.shard_plan import Plan
 from fkat_data.sample_errors import early_end
-from fkat_data.types import Shard
 from fkat_data.wording import add_note
 from fkat_data.worker.messages import (
     NO_LIMIT,
@@ -61,8 +60,8 @@ class Arrival(NamedTuple):
     digest: int
 
 
-class ShardEnd(NamedTuple):
-    """The current shard had nothing (more) to give.
+class TaskEnd(NamedTuple):
+    """The current task had nothing (more) to give.
 
     Attributes:
         after: The position after it.
@@ -181,7 +180,7 @@ class InFlightTask:
 
 
 class Prefetcher:
-    """Keeps shards in work ahead of the caller, and hands out their microbatches in order.
+    """Keeps tasks in work ahead of the caller, and hands out their microbatches in order.
 
     Args:
         plan: The ordered work.
@@ -189,8 +188,8 @@ class Prefetcher:
         replace: Replaces the dead workers of a group.
         release: Releases what only copies to a device still hold: the caller is not to blame for that.
         recovery: What may be done about faults.
-        num_shard_prefetches: Shards in work ahead of the current one.
-        num_microbatch_prefetches: Microbatches produced and not delivered, for each shard; -1: as many as help.
+        num_tasks_ahead: Tasks in work ahead of the current one.
+        num_microbatches_ahead: Microbatches produced and not delivered, for each task; -1: as many as help.
         lengths: Gets the lengths of shards that end; None: nothing asks for them.
         startup: Makes what the caller would wait for while workers start.
         leave_hung_workers: Returns whether all workers hang at their start, and are to be replaced.
@@ -203,8 +202,8 @@ class Prefetcher:
         replace: Callable[[WorkerGroup], None],
         release: Callable[[], None],
         recovery: Recovery,
-        num_shard_prefetches: int,
-        num_microbatch_prefetches: int,
+        num_tasks_ahead: int,
+        num_microbatches_ahead: int,
         lengths: ShardLengths | None,
         startup: StartupMaker,
         leave_hung_workers: Callable[[], bool],
@@ -223,12 +222,12 @@ class Prefetcher:
         self.sample_skips: SampleSkips = SampleSkips()
         """Which samples of shards were left out."""
         self._recorder = plan if plan.takes_updates else self.sample_skips
-        self._num_shard_prefetches = num_shard_prefetches
-        self._num_microbatch_prefetches = min(num_microbatch_prefetches, _MOST_AHEAD)
+        self._num_tasks_ahead = num_tasks_ahead
+        self._num_microbatches_ahead = min(num_microbatches_ahead, _MOST_AHEAD)
         self._window: LookAhead | None = None
-        if num_microbatch_prefetches == NO_LIMIT:
+        if num_microbatches_ahead == NO_LIMIT:
             self._window = LookAhead(max(group.size for group in groups))
-            self._num_microbatch_prefetches = self._window.size
+            self._num_microbatches_ahead = self._window.size
         self._ticket = 0
         self.has_run: bool = False
         """Whether ``take_run`` may have something to return."""
@@ -236,7 +235,7 @@ class Prefetcher:
         # What the next task to be assigned begins with; None: it comes later.
         self._leftover_rows: bytes | None = b""
         self._position: Position = START
-        self._next_shard: int = 0
+        self._next_task_index: int = 0
         self._num_extra = 0
         self._is_exhausted = False
         # All tasks in work, the one whose turn it is first.
@@ -246,9 +245,9 @@ class Prefetcher:
         self._shortages = Shortages(release, sum(group.size for group in groups))
         self._sampler_error: Exception | None = None
         self._lengths = lengths
-        # Of the shard begun last, by epoch and index; and of those that other ranks had begun before a new split.
+        # Of the task begun last, by epoch and index; and of those that other ranks had begun before a reshard.
         self._fingerprint: tuple[tuple[int, int], ShardFingerprint | None] = ((-1, -1), None)
-        self._fingerprint_of_pieces: ShardFingerprint | None = None
+        self._fingerprint_of_origins: ShardFingerprint | None = None
         self._is_stale = False  # the tasks are those of before a load
 
     @property
@@ -275,7 +274,7 @@ class Prefetcher:
             group.cancel(self._ticket)
         position = self._plan.begin_at(position)
         self._leftover_rows = b""
-        self._position, self._next_shard, self._num_extra = position, position.shard, 0
+        self._position, self._next_task_index, self._num_extra = position, position.task_index, 0
         self._has_delivered = position.step > 0
         interleaved = self._plan.interleaved(position)
         self._is_interleaved = interleaved is not None
@@ -285,8 +284,8 @@ class Prefetcher:
         else:
             self._is_exhausted = True
             for index, first_microbatch in interleaved:
-                shard, piece = self._plan.shard(position.epoch, index), self._plan.piece(position.epoch, index)
-                self._assign(shard, index, first_microbatch, self._groups[index], piece)
+                payload, origin = self._plan.payload(position.epoch, index), self._plan.origin(position.epoch, index)
+                self._assign(payload, index, first_microbatch, self._groups[index], origin)
         self._begin_turn()
 
     def drop(self) -> None:
@@ -297,22 +296,22 @@ class Prefetcher:
             work.rest = None
 
     def fingerprint(self, position: Position) -> ShardFingerprint | None:
-        """Return what a begun shard's worker has reported of it; None: nothing."""
+        """Return what a begun task's worker has reported of its payload; None: nothing."""
         self._keep_fingerprint()
         return self._fingerprint[1] if position.microbatch and self._fingerprint[0] == position[:2] else None
 
     def load_fingerprint(self, position: Position, fingerprint: ShardFingerprint | None) -> None:
-        """Remember what was reported of the shard at a loaded position, or of all that other ranks had begun."""
+        """Remember what was reported of the task at a loaded position, or of all that other ranks had begun."""
         self._is_stale = True
         self._fingerprint = position[:2], fingerprint
-        self._fingerprint_of_pieces = None if position.microbatch else fingerprint
+        self._fingerprint_of_origins = None if position.microbatch else fingerprint
 
     def _keep_fingerprint(self) -> None:
         if self._work and not self._is_stale and not self._is_interleaved:
             task = self._work[0].task
             fingerprint = self._work[0].group.fingerprint(task.ticket) or self._startup.fingerprint(task.ticket)
             if fingerprint is not None:
-                self._fingerprint = (task.epoch, task.shard_index), fingerprint
+                self._fingerprint = (task.epoch, task.task_index), fingerprint
 
     def leave(self, position: Position) -> None:
         """Leave an epoch at a position; to be called before another one is started."""
@@ -333,7 +332,7 @@ class Prefetcher:
                 last = message
 
     def extend(self, count: int) -> None:
-        """Put ``count`` more shards in work; the surplus shrinks again as shards are delivered."""
+        """Put ``count`` more tasks in work; the surplus shrinks again as tasks are delivered."""
         self._num_extra += count
         self._fill()
 
@@ -359,7 +358,7 @@ class Prefetcher:
         for group in self._groups:
             group.reset()
 
-    def take(self, *, block: bool) -> Arrival | ShardEnd | Raised | None:
+    def take(self, *, block: bool) -> Arrival | TaskEnd | Raised | None:
         """Return what comes next, or None if it has not arrived and ``block`` is false, or the epoch is over.
 
         An error comes in its place in the order: the user's, a ``WorkerDiedError`` or ``WorkerStalledError`` if the
@@ -395,7 +394,7 @@ class Prefetcher:
             arrived.popleft()
             is_whole = isinstance(message, End)
             found = message.num_microbatches if isinstance(message, End) else work.delivered
-            return ShardEnd(self._end(work, found, is_whole=is_whole))
+            return TaskEnd(self._end(work, found, is_whole=is_whole))
         return None if self._sampler_error is None else Raised(self._sampler_error)
 
     def take_run(self) -> list[Any]:
@@ -429,13 +428,13 @@ class Prefetcher:
                 return True
             self._take_end(work)
             self._work.remove(work)
-            self._position = self._position.after_task(work.task.shard_index, work.delivered)
+            self._position = self._position.after_interleaved_task(work.task.task_index, work.delivered)
         return True
 
-    def _hand_out(self, work: InFlightTask, item: Item) -> Arrival | ShardEnd:
+    def _hand_out(self, work: InFlightTask, item: Item) -> Arrival | TaskEnd:
         if item.is_last and isinstance(item.microbatch, ShardTrailer):
-            self._recorder.end_shard(work.task, item.microbatch.value)
-            return ShardEnd(self._end(work, item.microbatch_index))
+            self._recorder.end_task(work.task, item.microbatch.value)
+            return TaskEnd(self._end(work, item.microbatch_index))
         work.last_digest = item.digest
         work.delivered = delivered = item.microbatch_index + 1
         self._has_delivered = True
@@ -449,23 +448,23 @@ class Prefetcher:
             self._position = self._position._replace(left_out=self._position.left_out + microbatch.left_out)
             microbatch = microbatch.microbatch
         # skips NamedTuple's Python `__new__`: twice as fast
-        epoch, shard, number, step, ended, left_out = self._position
-        self._position = tuple.__new__(Position, (epoch, shard, number + 1, step + 1, ended, left_out))
+        epoch, task_index, number, step, ended, left_out = self._position
+        self._position = tuple.__new__(Position, (epoch, task_index, number + 1, step + 1, ended, left_out))
         if is_last:
             self._end(work, delivered)
         else:
             if self._window is not None and delivered >= work.learn_at:
                 self._learn(work, self._window, item)
-            work.allow(delivered + self._num_microbatch_prefetches)
+            work.allow(delivered + self._num_microbatches_ahead)
             if self._is_interleaved:
                 self._work.rotate(-1)
         return tuple.__new__(Arrival, (microbatch, self._position, item.size_bytes, item.digest))
 
     def _take_end(self, work: InFlightTask) -> bool:
-        """Return whether the next message says no more than that the shard has ended; take it then."""
+        """Return whether the next message says no more than that the task has ended; take it then."""
         behind = work.arrived[0]
         if isinstance(behind, Item) and behind.is_last and isinstance(behind.microbatch, ShardTrailer):
-            self._recorder.end_shard(work.task, behind.microbatch.value)
+            self._recorder.end_task(work.task, behind.microbatch.value)
         elif not isinstance(behind, End):
             return False
         work.arrived.popleft()
@@ -482,7 +481,7 @@ class Prefetcher:
             return
         if work.leftover_rows is not None:
             if leftover_rows != work.leftover_rows:  # the successor of a dead worker says it again
-                error = ReplayMismatchError(task.shard, task.epoch, work.delivered)
+                error = ReplayMismatchError(task.payload, task.epoch, work.delivered)
                 work.arrived.clear()
                 work.arrived.append(Failure(task.ticket, error, work.delivered))
             return
@@ -500,15 +499,15 @@ class Prefetcher:
         ended = work.task
         self._num_extra = max(0, self._num_extra - 1)
         # An endless sampler's shards are too many to remember.
-        if self._lengths is not None and self._plan.num_shards(ended.epoch) is not None:
-            self._lengths.end(ended.shard, num_microbatches, is_whole=is_whole)
-        is_over = not self._work and (self._is_exhausted or self._plan_shard(ended.shard_index + 1) is None)
+        if self._lengths is not None and self._plan.num_tasks(ended.epoch) is not None:
+            self._lengths.end(ended.payload, num_microbatches, is_whole=is_whole)
+        is_over = not self._work and (self._is_exhausted or self._plan_payload(ended.task_index + 1) is None)
         if is_over and self._sampler_error is None:
             self._position = self._position.after_epoch()
         elif self._is_interleaved:
-            self._position = self._position.after_task(ended.shard_index, num_microbatches)
+            self._position = self._position.after_interleaved_task(ended.task_index, num_microbatches)
         else:
-            self._position = self._position.after_shard()
+            self._position = self._position.after_task()
         if not is_over:
             self._fill()
             self._begin_turn()
@@ -522,33 +521,33 @@ class Prefetcher:
                 work.allow(self._initial_allowance(work.delivered), is_new=True)
 
     def _fill(self) -> None:
-        wanted = min(1 + self._num_shard_prefetches + self._num_extra, NUM_TASKS - 1)
+        wanted = min(1 + self._num_tasks_ahead + self._num_extra, NUM_TASKS - 1)
         while len(self._work) < wanted and not self._is_exhausted:
             self._assign_next(0)
 
     def _assign_next(self, first_microbatch: int) -> None:
-        epoch, index = self._position.epoch, self._next_shard
-        shard = self._plan_shard(index)
-        if shard is None:
+        epoch, index = self._position.epoch, self._next_task_index
+        payload = self._plan_payload(index)
+        if payload is None:
             return
-        piece = self._plan.piece(epoch, index)
+        origin = self._plan.origin(epoch, index)
         fingerprint = self._fingerprint[1] if first_microbatch and self._fingerprint[0] == (epoch, index) else None
         left_out = self._position.left_out if first_microbatch else ()
-        if piece is not None:
-            first_microbatch += piece.first_microbatch
-            fingerprint = fingerprint or (self._fingerprint_of_pieces if piece.first_microbatch else None)
-            left_out = piece.left_out + left_out
+        if origin is not None:
+            first_microbatch += origin.first_microbatch
+            fingerprint = fingerprint or (self._fingerprint_of_origins if origin.first_microbatch else None)
+            left_out = origin.left_out + left_out
         group = self._groups[self._ticket % len(self._groups)]
-        self._assign(shard, index, first_microbatch, group, piece, fingerprint, left_out)
-        self._next_shard += 1
+        self._assign(payload, index, first_microbatch, group, origin, fingerprint, left_out)
+        self._next_task_index += 1
 
     def _assign(
         self,
-        shard: Shard,
+        payload: Any,
         index: int,
         first_microbatch: int,
         group: WorkerGroup,
-        piece: Piece | None = None,
+        origin: TaskOrigin | None = None,
         fingerprint: ShardFingerprint | None = None,
         left_out: tuple[int, ...] = (),
     ) -> None:
@@ -558,9 +557,9 @@ class Prefetcher:
         numbers = self._ticket, self._position.epoch, index
         task = Task(
             *numbers,
-            shard,
+            payload,
             first_microbatch,
-            piece,
+            origin,
             fingerprint=fingerprint,
             leftover_rows=leftover_rows,
             left_out=left_out,
@@ -570,22 +569,22 @@ class Prefetcher:
         self._work.append(InFlightTask(task, group, allowance))
         self._ticket += 1
 
-    def _plan_shard(self, index: int) -> Shard | None:
-        """Return the shard at an index of this epoch, or None if that is past its end, or the sampler has failed."""
+    def _plan_payload(self, index: int) -> Any:
+        """Return the payload at an index of this epoch, or None if that is past its end, or the sampler has failed."""
         try:
-            shard = self._plan.shard(self._position.epoch, index)
+            payload = self._plan.payload(self._position.epoch, index)
         except genuine(Exception) as error:
-            # The user's sampler's; it comes when the shards before it are through.
-            self._sampler_error, shard = error, None
+            # The user's sampler's; it comes when the tasks before it are through.
+            self._sampler_error, payload = error, None
             if isinstance(error, StopIteration):
                 self._sampler_error = early_end("the sampler", "epoch")
                 self._sampler_error.__cause__ = error
-        if shard is None:
+        if payload is None:
             self._is_exhausted = True
-        return shard
+        return payload
 
     def _initial_allowance(self, first_microbatch: int) -> int:
-        return first_microbatch + self._num_microbatch_prefetches
+        return first_microbatch + self._num_microbatches_ahead
 
     def _learn(self, work: InFlightTask, window: LookAhead, item: Item) -> None:
         """Let the look-ahead learn from a delivery."""
@@ -602,7 +601,7 @@ class Prefetcher:
         self._adopt(window)
 
     def _adopt(self, window: LookAhead) -> None:
-        before, self._num_microbatch_prefetches = self._num_microbatch_prefetches, window.size
+        before, self._num_microbatches_ahead = self._num_microbatches_ahead, window.size
         if window.size > before:
             for index, work in enumerate(self._work):
                 work.allow(work.delivered + window.size, is_ahead=index > 0 and not self._is_interleaved)
@@ -703,7 +702,7 @@ class Prefetcher:
             else WorkerDiedError(
                 lost.pid,
                 lost.exit_code,
-                loss.task.shard,
+                loss.task.payload,
                 loss.task.epoch,
                 loss.microbatch_index,
                 lost.last_words,
@@ -737,8 +736,8 @@ class Prefetcher:
     def _may_skip(self, work: InFlightTask, error: BaseException) -> bool:
         task = work.task
         if isinstance(error, (WorkerDiedError, WorkerStalledError)) and not work.group.is_alive:
-            return False  # no worker could make the next shard
-        is_last = len(self._work) == 1 and self._plan_shard(task.shard_index + 1) is None
+            return False  # no worker could make the next task
+        is_last = len(self._work) == 1 and self._plan_payload(task.task_index + 1) is None
         return self.skips.may_skip(task, error, is_whole_epoch_lost=is_last and not self._has_delivered)
 
 

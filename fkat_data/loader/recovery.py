@@ -92,15 +92,15 @@ class WaitClock:
         # Not compared with 0: sums of pieces are not exact.
         if self._left_s < _SHORTEST_S:
             raise WorkerStalledError(
-                worker.pid, self._waited_s, task.shard, task.epoch, microbatch_index, stack, socket.gethostname()
+                worker.pid, self._waited_s, task.payload, task.epoch, microbatch_index, stack, socket.gethostname()
             )
         logger.warning(
             "waiting for %.1f s for microbatch %d of %s %s, which worker %d %s; "
             "tasks under way: %d, no microbatch is ready.%s Its stack:\n%s",
             self._waited_s,
             microbatch_index,
-            shard_name(task.shard),
-            shard_location(task.shard, task.epoch, task.shard_index),
+            shard_name(task.payload),
+            shard_location(task.payload, task.epoch, task.task_index),
             worker.pid,
             "is working on" if worker.has_begun(task.ticket) else "has not begun",
             num_in_work,
@@ -118,7 +118,7 @@ def _earlier(worker: Worker) -> str:
 def activity_of(worker: Worker, task: Task) -> Activity:
     """Return what a worker does while the trainer waits for it."""
     times = worker.times()
-    shard = shard_name(task.shard)
+    shard = shard_name(task.payload)
     is_starting = worker.started_s == math.inf
     if is_starting or not worker.has_begun(task.ticket):
         is_new = is_starting or (not times.stage and not times.produced)
@@ -205,7 +205,7 @@ class Restarts:
         """Return what to do about a worker that died before it gave a microbatch, and count it."""
         if task.epoch != self._epoch:
             self._epoch, self.in_epoch, self._position, self._deaths_at_position = task.epoch, 0, None, 0
-        position = (task.epoch, task.shard_index, microbatch_index)
+        position = (task.epoch, task.task_index, microbatch_index)
         if position != self._position:
             self._position, self._deaths_at_position = position, 0
         self._deaths_at_position += has_begun
@@ -253,7 +253,7 @@ class ShardSkips:
             self.load(task.epoch, ())
         if not self.is_active or not isinstance(error, Exception) or isinstance(error, NOT_THE_SHARDS):
             return False
-        if task.shard_index in self._shards:  # counted by a call that was interrupted
+        if task.task_index in self._shards:  # counted by a call that was interrupted
             return True
         if len(self._shards) >= self._most:
             add_note(
@@ -263,13 +263,13 @@ class ShardSkips:
         if is_whole_epoch_lost:
             add_note(error, "fkat_data: not skipped: no shard of this epoch gave a microbatch")
             return False
-        self._shards.append(task.shard_index)
+        self._shards.append(task.task_index)
         self.total += 1
         logger.warning(
             "skipping the rest of shard %r (epoch %d, shard index %d), skip %d of at most %d in this epoch: %s: %s",
-            task.shard,
+            task.payload,
             task.epoch,
-            task.shard_index,
+            task.task_index,
             len(self._shards),
             self._most,
             type(error).__name__,
@@ -293,14 +293,14 @@ class SampleSkips:
         """Return how many were left out of an epoch before a position."""
         if position.epoch != self._epoch:
             return 0
-        num_ended = sum(index < position.shard for index, _ in self._left_out)
+        num_ended = sum(index < position.task_index for index, _ in self._left_out)
         return self._num_before + num_ended + len(position.left_out)
 
     def load(self, position: Position, num_left_out: int) -> None:
         """Go on at a position of an epoch of which ``num_left_out`` were left out before it."""
         self._epoch = position.epoch
         self._num_before = num_left_out - len(position.left_out)
-        self._left_out = {(position.shard, offset) for offset in position.left_out}
+        self._left_out = {(position.task_index, offset) for offset in position.left_out}
 
     def record(self, task: Task, num_made: int, update: bytes) -> None:
         """Take what was left out before a microbatch.
@@ -311,7 +311,7 @@ class SampleSkips:
         del num_made
         self._leave_out(task, update)
 
-    def end_shard(self, task: Task, trailer: bytes) -> None:
+    def end_task(self, task: Task, trailer: bytes) -> None:
         """Take what was left out behind a shard's last microbatch. Raises as ``record`` does."""
         self._leave_out(task, trailer)
 
@@ -320,13 +320,13 @@ class SampleSkips:
         if task.epoch != self._epoch:
             self.load(Position(task.epoch, 0, 0, 0), 0)
         for offset, index, reason in skipped:
-            if (task.shard_index, offset) in self._left_out:  # it is made again
+            if (task.task_index, offset) in self._left_out:  # it is made again
                 continue
-            self._left_out.add((task.shard_index, offset))
+            self._left_out.add((task.task_index, offset))
             self.num_skipped_samples += 1
-            shard = shard_name(task.shard)
+            shard = shard_name(task.payload)
             logger.warning("sample %s of %s of epoch %d is left out: %s", index, shard, task.epoch, reason)
         num_left_out = self._num_before + len(self._left_out)
         if num_left_out > most:
-            last = f"sample {skipped[-1].number} of {shard_name(task.shard)}: {skipped[-1].reason}"
+            last = f"sample {skipped[-1].number} of {shard_name(task.payload)}: {skipped[-1].reason}"
             raise SkippedSamplesError(task.epoch, num_left_out, most, last)

@@ -21,7 +21,7 @@ def with_fingerprint(resume_state: ResumeState, plan: Plan, identity: Identity) 
     return resume_state._replace(
         seed=identity.seed,
         dp_rank=identity.dp_rank,
-        num_shards=plan.num_shards(epoch),
+        num_shards=plan.num_tasks(epoch),
         shards=plan.digest(epoch),
         sampler=plan.plan_state(epoch),
         dp_size=plan.dp_size if is_elastic else None,
@@ -52,9 +52,9 @@ def resume(state_dict: Mapping[str, Any], plan: Plan, identity: Identity) -> Res
     if isinstance(plan, ElasticShardPlan) and saved.reshards != plan.reshards:
         present = plan.for_rank(plan.dp_size, identity.dp_rank, epoch, saved.reshards)
     verify(saved, _first_state(epoch, present, identity))
-    num_shards = present.num_shards(epoch)
+    num_shards = present.num_tasks(epoch)
     # A share of an epoch that had no shards from the start is not over before it was iterated.
-    is_over = num_shards is not None and saved.position.shard >= max(1, num_shards)
+    is_over = num_shards is not None and saved.position.task_index >= max(1, num_shards)
     if is_over:
         return ResumeState(saved.position.after_epoch(), identity.dp_rank, saved.reshards, saved.sampler)
     return saved._replace(dp_rank=identity.dp_rank, batching=_reported(saved))
@@ -96,10 +96,10 @@ def _reshard(
         position = saved.position
         saved_plan = plan.for_rank(saved_size, dp_rank, position.epoch, saved.reshards)
         verify(saved, _first_state(position.epoch, saved_plan, identity._replace(dp_rank=dp_rank)))
-        while position.shard >= (num_shards := saved_plan.num_shards(position.epoch) or 0):
+        while position.task_index >= (num_shards := saved_plan.num_tasks(position.epoch) or 0):
             position = position.after_epoch()
         positions[dp_rank] = position
-        num_left += num_shards - position.shard
+        num_left += num_shards - position.task_index
         num_begun += position.microbatch > 0
     if has_steps and not any(position.step for position in positions.values()):
         # No rank has delivered anything of the epoch: the shards that were passed had no microbatches.

@@ -326,10 +326,10 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
         None: the sampler is an iterable, and what it gives is not known before it is asked.
         """
         epoch, plan = self.epoch, self._engine.plan
-        num_shards = plan.num_shards(epoch)
+        num_shards = plan.num_tasks(epoch)
         if num_shards is None:
             return None
-        shards = (plan.shard(epoch, index) for index in range(num_shards))
+        shards = (plan.payload(epoch, index) for index in range(num_shards))
         return [shard for shard in shards if shard is not None]
 
     def statistics(self) -> LoaderStatistics:

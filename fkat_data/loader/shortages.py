@@ -100,7 +100,7 @@ class Shortages:
                 f"memory_limit_bytes, of which each worker has an equal share: {sufficient} has room for two microbatches "
                 "more of each worker",
             )
-        # A microbatch that has arrived is delivered even if it is not known yet whether it is its shard's last.
+        # A microbatch that has arrived is delivered even if it is not known yet whether it is its task's last.
         if shortage.left_bytes >= 0 and (waited_s > _SHORT_OF_MEMORY_S or has_arrived):
             return MemoryLimitError(
                 shortage.limit_bytes,

@@ -254,7 +254,7 @@ class StartupMaker:
         return [] if self._clock is None else [self._clock.times()]
 
     def fingerprint(self, ticket: int) -> ShardFingerprint | None:
-        """Return what was found out of a task's shard; None: nothing."""
+        """Return what was found out of a task's payload; None: nothing."""
         return self._fingerprints.get(ticket)
 
     def make(self, group: WorkerGroup, task: Task, index: int) -> Item | End | Failure | None:
@@ -342,7 +342,7 @@ class StartupMaker:
             _logger.debug(
                 "workers make microbatch %d of %s, as the caller's thread does not: %s",
                 index,
-                shard_name(task.shard),
+                shard_name(task.payload),
                 error,
             )
         _forget_tracebacks(error)

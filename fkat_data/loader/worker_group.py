@@ -1,4 +1,4 @@
-"""The workers that make a shard together, as one: it takes tasks, and returns their messages in order."""
+"""The workers that make a task together, as one: it takes tasks, and returns their messages in order."""
 
 import contextlib
 import select
@@ -34,7 +34,7 @@ class Loss(NamedTuple):
     """What a dead worker leaves to another one.
 
     Attributes:
-        task: The shard.
+        task: The task.
         microbatch_index: The microbatch that is missing.
         has_begun: Whether the dead worker had begun to make it.
     """
@@ -181,7 +181,7 @@ class WorkerGroup:
             worker.assign(task, allowance)
 
     def fingerprint(self, ticket: int) -> ShardFingerprint | None:
-        """Return what a worker has reported of a task's shard; None: nothing."""
+        """Return what a worker has reported of a task's payload; None: nothing."""
         return next((found for worker in self.members if (found := worker.fingerprint(ticket)) is not None), None)
 
     def take_leftover_rows(self, ticket: int) -> bytes | None:
@@ -277,7 +277,7 @@ class WorkerGroup:
 
         Args:
             pid: The worker's process.
-            task: The shard whose microbatches are next.
+            task: The task whose microbatches are next.
             index: The next microbatch.
         """
         if self._size == 1:
@@ -313,7 +313,7 @@ class WorkerGroup:
 
         Args:
             tasks: Those in work, in order, with their allowances, and the samples that were left out of what has arrived.
-            current: The shard whose microbatches are next.
+            current: The task whose microbatches are next.
             index: The next one of them.
             digest: Of the one before, if it is known.
             before: The members as they were: those that are no longer among them were replaced.
@@ -453,7 +453,7 @@ class WorkerGroup:
     def _report_alone(self, message: SingleWorkerShard) -> None:
         for task in self._tasks:
             if task.ticket == message.ticket:
-                self._sink.made_alone(task.shard, message.kind, self._size)
+                self._sink.made_alone(task.payload, message.kind, self._size)
 
     def _polled(self) -> _Polled:
         members = [worker for worker in self.members if worker not in self._gone]

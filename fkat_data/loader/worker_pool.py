@@ -159,7 +159,7 @@ class WorkerPool:
 
     @property
     def group_size(self) -> int:
-        """Workers that make a shard together."""
+        """Workers that make a task together."""
         return self._settings.group_size
 
     @property

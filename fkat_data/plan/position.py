@@ -4,42 +4,40 @@ from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from typing import Any, NamedTuple, TypeAlias
 
-from fkat_data.types import Shard
-
 
 class Position(NamedTuple):
     """Position of the first microbatch that the caller has not received.
 
     Attributes:
         epoch: Number of epochs delivered in full.
-        shard: Number of this rank's shards of this epoch delivered in full.
-        microbatch: Number of microbatches delivered from the shard at index ``shard``.
-        step: Number of microbatches delivered in this epoch, over all its shards.
-        ended: Where tasks take turns: those that have ended, and the microbatches of each. There, ``shard`` is 0, and
-            ``microbatch`` the step.
-        left_out: Samples that were left out of the shard at index ``shard`` because they raised, by their offsets in its
+        task_index: Number of this rank's tasks of this epoch delivered in full.
+        microbatch: Number of microbatches delivered from the task at ``task_index``.
+        step: Number of microbatches delivered in this epoch, over all its tasks.
+        ended: Where tasks are interleaved: those that have ended, and the microbatches of each. There, ``task_index`` is
+            0, and ``microbatch`` the step.
+        left_out: Samples that were left out of the task at ``task_index`` because they raised, by their offsets in its
             order.
     """
 
     epoch: int
-    shard: int
+    task_index: int
     microbatch: int
     step: int
     ended: tuple[tuple[int, int], ...] = ()
     left_out: tuple[int, ...] = ()
 
-    def after_shard(self) -> "Position":
-        """Return the position after the end of the current shard, where others follow in the epoch."""
-        return Position(self.epoch, self.shard + 1, 0, self.step)
+    def after_task(self) -> "Position":
+        """Return the position after the end of the current task, where others follow in the epoch."""
+        return Position(self.epoch, self.task_index + 1, 0, self.step)
 
-    def after_task(self, index: int, num_microbatches: int) -> "Position":
-        """Return the position after the end of a task of ``num_microbatches``, where tasks take turns."""
+    def after_interleaved_task(self, index: int, num_microbatches: int) -> "Position":
+        """Return the position after the end of a task of ``num_microbatches``, where tasks are interleaved."""
         return self._replace(ended=(*self.ended, (index, num_microbatches)))
 
     def after_epoch(self) -> "Position":
         """Return the start of the next epoch.
 
-        This is also the position after the end of an epoch's last shard: a saved position always has something left in
+        This is also the position after the end of an epoch's last task: a saved position always has something left in
         its epoch.
         """
         return Position(self.epoch + 1, 0, 0, 0)
@@ -49,56 +47,57 @@ START = Position(0, 0, 0, 0)
 
 
 Reshard: TypeAlias = tuple[Position, ...]
-"""Position of each data-parallel rank at a reshard, in the rank's pieces before the reshard."""
+"""Position of each data-parallel rank at a reshard, among the rank's tasks before the reshard."""
 
 
-class Piece(NamedTuple):
-    """A shard of an epoch, or the rest of one.
+class TaskOrigin(NamedTuple):
+    """Rank and index that a task had when its epoch began, before the number of ranks changed.
 
     Attributes:
-        dp_rank: Data-parallel rank that had the shard when the epoch began; the piece uses its random streams.
-        shard_index: Index of the shard in that rank's order.
-        first_microbatch: Number of the shard's microbatches that were delivered before.
-        left_out: Samples that were left out of the shard before, by their offsets in its order.
+        dp_rank: Data-parallel rank that had the task when the epoch began; its random numbers stay that rank's.
+        task_index: Index of the task in that rank's order.
+        first_microbatch: Number of the task's microbatches that were delivered before.
+        left_out: Samples that were left out of the task before, by their offsets in its order.
     """
 
     dp_rank: int
-    shard_index: int
+    task_index: int
     first_microbatch: int
     left_out: tuple[int, ...] = ()
 
 
 def deal(
-    epoch: int, reshards: Sequence[Reshard], dp_size: int, num_shards: Callable[[int, int], int]
-) -> list[list[Piece]] | None:
-    """Return each rank's pieces of an epoch, or None if the epoch had not begun at any reshard.
+    epoch: int, reshards: Sequence[Reshard], dp_size: int, num_tasks: Callable[[int, int], int]
+) -> list[list[TaskOrigin]] | None:
+    """Return each rank's tasks of an epoch, by their origins, or None if the epoch had not begun at any reshard.
 
     Args:
         epoch: The epoch.
         reshards: All reshards so far, in order.
         dp_size: Current number of data-parallel ranks.
-        num_shards: Called with a number of ranks and a rank; returns the rank's number of shards in the epoch.
+        num_tasks: Called with a number of ranks and a rank; returns the rank's number of tasks in the epoch.
     """
     sizes = [*map(len, reshards), dp_size][1:]
-    pieces: list[list[Piece]] | None = None
+    origins: list[list[TaskOrigin]] | None = None
     for reshard, next_size in zip(reshards, sizes, strict=True):
-        if pieces is None:
+        if origins is None:
             if not _is_past(reshard, epoch):
                 continue
             begun_size = len(reshard)
-            pieces = [
-                [Piece(rank, index, 0) for index in range(num_shards(begun_size, rank))] for rank in range(begun_size)
+            origins = [
+                [TaskOrigin(rank, index, 0) for index in range(num_tasks(begun_size, rank))]
+                for rank in range(begun_size)
             ]
-        left = [remainder_of(own, position, epoch) for own, position in zip(pieces, reshard, strict=True)]
-        pieces = assign_remainders(left, next_size)
-    return pieces
+        left = [remainder_of(own, position, epoch) for own, position in zip(origins, reshard, strict=True)]
+        origins = assign_remainders(left, next_size)
+    return origins
 
 
-def remainder_of(pieces: Sequence[Piece], position: Position, epoch: int) -> list[Piece]:
-    """Return the part of a rank's pieces of an epoch that was not delivered at a position."""
+def remainder_of(origins: Sequence[TaskOrigin], position: Position, epoch: int) -> list[TaskOrigin]:
+    """Return the tasks of a rank's epoch, by their origins, that were not delivered in full at a position."""
     if position.epoch != epoch:
-        return list(pieces) if position.epoch < epoch else []
-    left = list(pieces[position.shard :])
+        return list(origins) if position.epoch < epoch else []
+    left = list(origins[position.task_index :])
     if left:
         begun = left[0]
         left[0] = begun._replace(
@@ -107,13 +106,13 @@ def remainder_of(pieces: Sequence[Piece], position: Position, epoch: int) -> lis
     return left
 
 
-def assign_remainders(left: Sequence[Sequence[Piece]], dp_size: int) -> list[list[Piece]]:
-    """Deal the remaining pieces of each rank to another number of ranks.
+def assign_remainders(left: Sequence[Sequence[TaskOrigin]], dp_size: int) -> list[list[TaskOrigin]]:
+    """Deal the remaining tasks of each rank, by their origins, to another number of ranks.
 
-    Pieces are ordered by their index in a rank's list, then by rank, so that pieces in progress come first. They go
-    to the ranks in turn. Two reshards with nothing delivered in between give the same pieces as the second one alone.
+    Tasks are ordered by their index in a rank's list, then by rank, so that begun ones come first. They go to the ranks
+    in turn. Two reshards with nothing delivered in between give the same tasks as the second one alone.
     """
-    order = [piece for row in zip_longest(*left) for piece in row if piece is not None]
+    order = [origin for row in zip_longest(*left) for origin in row if origin is not None]
     return [order[rank::dp_size] for rank in range(dp_size)]
 
 
@@ -195,31 +194,32 @@ class ShardFingerprint(NamedTuple):
 
 
 class Task(NamedTuple):
-    """One shard to produce.
+    """Work for one worker, or for one group of workers: microbatches from one payload.
 
     Attributes:
         ticket: Number of the task in its loader; the workers of group ``ticket % num_groups`` produce it.
-        epoch: Epoch of the shard.
-        shard_index: Index of the shard in this rank's order of the epoch.
-        shard: The shard, which the worker passes to the factory.
+        epoch: The epoch.
+        task_index: Index of the task in this rank's order of the epoch.
+        payload: What the worker passes to the factory: of a ``ShardedDataLoader`` a shard, else what the loader's plan
+            puts there.
         first_microbatch: Number of microbatches that were delivered before and are skipped.
-        piece: Origin of the shard and its random streams in an epoch that was resharded; None: this rank.
+        origin: Where an epoch that was resharded had the task, and its random numbers, before; None: here.
         digest: Digest of the last skipped microbatch if a dead worker had produced it. The worker produces that
             microbatch again and compares.
         lost_microbatch: Index of a microbatch that a dead worker of a group had picked: its successor makes it before
             it picks others. None: there is none.
-        fingerprint: What was reported of the shard when it was begun; None: nothing is known.
-        is_counted: Whether to count the shard's microbatches instead of making them.
+        fingerprint: What was reported of the payload when it was begun; None: nothing is known.
+        is_counted: Whether to count the task's microbatches instead of making them.
         leftover_rows: What the task before has left for this one, as its worker sent it; None: it comes later.
-        left_out: Samples of the shard that were left out before the first microbatch, by their offsets in its order.
+        left_out: Samples of the task that were left out before the first microbatch, by their offsets in its order.
     """
 
     ticket: int
     epoch: int
-    shard_index: int
-    shard: Shard
+    task_index: int
+    payload: Any
     first_microbatch: int
-    piece: Piece | None = None
+    origin: TaskOrigin | None = None
     digest: int | None = None
     lost_microbatch: int | None = None
     fingerprint: ShardFingerprint | None = None

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from fkat_data.arguments import copied_state
 from fkat_data.errors import ConfigurationError, StateMismatchError
-from fkat_data.plan.position import Piece, Position, Reshard, ResumeState, Task, deal, first_step
+from fkat_data.plan.position import Position, Reshard, ResumeState, Task, TaskOrigin, deal, first_step
 from fkat_data.samplers.base import ShardSampler, check_shard, check_shards, has_own_iteration, shard_identity
 from fkat_data.samplers.sequence import as_shard_sampler
 from fkat_data.types import ResplittableSampler, Shard, Stateful
@@ -39,7 +39,7 @@ def _is_replayed(sampler: object) -> bool:
 
 
 class Plan(ABC):
-    """The ordered tasks of a rank: its shards by epoch and index. Answers depend only on (epoch, index)."""
+    """The ordered tasks of a rank: each has an epoch and an index. Answers depend only on (epoch, index)."""
 
     has_leftover_rows: bool = False
     """Whether each task leaves something for the one behind it."""
@@ -49,15 +49,15 @@ class Plan(ABC):
     """Samples that were left out since the plan was made."""
 
     @abstractmethod
-    def shard(self, epoch: int, index: int) -> Shard | None:
-        """Return the shard at an index, or None past the epoch's end."""
+    def payload(self, epoch: int, index: int) -> Any:
+        """Return what the worker gets for the task at an index, or None past the epoch's end."""
 
     @abstractmethod
-    def num_shards(self, epoch: int) -> int | None:
-        """Return the number of shards in an epoch, or None if unknown."""
+    def num_tasks(self, epoch: int) -> int | None:
+        """Return the number of tasks in an epoch, or None if unknown."""
 
-    def piece(self, epoch: int, index: int) -> Piece | None:
-        """Return the piece at an index of an epoch that was resharded; None in other epochs."""
+    def origin(self, epoch: int, index: int) -> TaskOrigin | None:
+        """Return the origin of the task at an index of an epoch that was resharded; None in other epochs."""
         del epoch, index
         return None
 
@@ -115,7 +115,7 @@ class Plan(ABC):
         """Take what a task gave with its microbatch before ``num_made``, which the caller does not have yet."""
         del task, num_made, update
 
-    def end_shard(self, task: Task, trailer: bytes) -> None:
+    def end_task(self, task: Task, trailer: bytes) -> None:
         """Take what a task gave behind its last microbatch, before the caller has that one."""
         del task, trailer
 
@@ -138,12 +138,12 @@ class PureShardPlan(Plan):
         self._digest = ""
         self._go_to(epoch)
 
-    def shard(self, epoch: int, index: int) -> Shard | None:
+    def payload(self, epoch: int, index: int) -> Shard | None:
         """Return the shard at an index, or None past the epoch's end."""
         self._go_to(epoch)
         return self._shards[index] if index < len(self._shards) else None
 
-    def num_shards(self, epoch: int) -> int | None:
+    def num_tasks(self, epoch: int) -> int | None:
         """Return the number of shards in an epoch."""
         self._go_to(epoch)
         return len(self._shards)
@@ -190,7 +190,7 @@ class ReplayedShardPlan(Plan):
         self._states: dict[int, dict[str, Any]] = {}
         self._num_shards: int | None = None
 
-    def shard(self, epoch: int, index: int) -> Shard | None:
+    def payload(self, epoch: int, index: int) -> Shard | None:
         """Return the shard at an index, or None past the epoch's end.
 
         Raises:
@@ -221,7 +221,7 @@ class ReplayedShardPlan(Plan):
             self._states.pop(old, None)
         return self._recent[index]
 
-    def num_shards(self, epoch: int) -> int | None:
+    def num_tasks(self, epoch: int) -> int | None:
         """Return the number of shards in an epoch, or None before it has been read to the end."""
         return self._num_shards if epoch == self._epoch else None
 
@@ -240,7 +240,7 @@ class ReplayedShardPlan(Plan):
 
     def leave(self, position: Position) -> None:
         """Rewind an iterable that is its own iterator from the prefetched shard to the caller's."""
-        num_begun = position.shard + (position.microbatch > 0)
+        num_begun = position.task_index + (position.microbatch > 0)
         if position.epoch == self._epoch and num_begun in self._states:
             self._iterable.load_state_dict(copied_state(self._states[num_begun]))
 
@@ -330,7 +330,7 @@ class ElasticShardPlan(Plan):
         self.own: Plan = plan
         """Plan of this rank's sampler, for epochs that were not resharded."""
         self._epoch = -1
-        self._pieces: Sequence[Piece] | None = None
+        self._origins: Sequence[TaskOrigin] | None = None
         self._begun: dict[int, PureShardPlan] = {}
         self._digest = ""
 
@@ -350,37 +350,37 @@ class ElasticShardPlan(Plan):
         self._dp_rank, self.reshards = state.dp_rank or 0, state.reshards
         self._epoch = -1
 
-    def shard(self, epoch: int, index: int) -> Shard | None:
+    def payload(self, epoch: int, index: int) -> Shard | None:
         """Return the shard at an index, or None past the epoch's end."""
-        piece = self.piece(epoch, index)
-        if self._pieces is None:
-            return self.own.shard(epoch, index)
-        return None if piece is None else self._begun[piece.dp_rank].shard(epoch, piece.shard_index)
+        origin = self.origin(epoch, index)
+        if self._origins is None:
+            return self.own.payload(epoch, index)
+        return None if origin is None else self._begun[origin.dp_rank].payload(epoch, origin.task_index)
 
-    def piece(self, epoch: int, index: int) -> Piece | None:
-        """Return the piece at an index of an epoch that was resharded; None in other epochs."""
+    def origin(self, epoch: int, index: int) -> TaskOrigin | None:
+        """Return the origin of the task at an index of an epoch that was resharded; None in other epochs."""
         self._go_to(epoch)
-        return self._pieces[index] if self._pieces is not None and index < len(self._pieces) else None
+        return self._origins[index] if self._origins is not None and index < len(self._origins) else None
 
-    def num_shards(self, epoch: int) -> int | None:
+    def num_tasks(self, epoch: int) -> int | None:
         """Return the number of shards in an epoch; it may be 0 if the epoch was resharded."""
         self._go_to(epoch)
-        return self.own.num_shards(epoch) if self._pieces is None else len(self._pieces)
+        return self.own.num_tasks(epoch) if self._origins is None else len(self._origins)
 
     def first_step(self, epoch: int) -> int:
         """Return the step at which this rank's part of an epoch begins."""
         return first_step(epoch, self.reshards)
 
     def digest(self, epoch: int) -> str | None:
-        """Return 16 hexadecimal digits that identify the epoch's order and the origin of its pieces."""
+        """Return 16 hexadecimal digits that identify the epoch's order and the origin of its tasks."""
         self._go_to(epoch)
-        if self._pieces is None:
+        if self._origins is None:
             return self.own.digest(epoch)
         if not self._digest:
             digest = hashlib.blake2b(digest_size=8, person=b"fkat_data pieces")
-            for piece in self._pieces:
-                shard = self._begun[piece.dp_rank].shard(epoch, piece.shard_index)
-                digest.update(f"({piece[:3]!r}, {shard_identity(shard)})".encode())
+            for origin in self._origins:
+                shard = self._begun[origin.dp_rank].payload(epoch, origin.task_index)
+                digest.update(f"({origin[:3]!r}, {shard_identity(shard)})".encode())
             self._digest = digest.hexdigest()
         return self._digest
 
@@ -389,14 +389,16 @@ class ElasticShardPlan(Plan):
             return
         begun: dict[int, PureShardPlan] = {}
 
-        def num_shards(dp_size: int, dp_rank: int) -> int:
+        def num_tasks(dp_size: int, dp_rank: int) -> int:
             begun[dp_rank] = self._of_rank(dp_size, dp_rank, epoch)[1]
-            return begun[dp_rank].num_shards(epoch) or 0
+            return begun[dp_rank].num_tasks(epoch) or 0
 
-        dealt = deal(epoch, self.reshards, self.dp_size, num_shards)
+        dealt = deal(epoch, self.reshards, self.dp_size, num_tasks)
         self._epoch = -1  # an interruption may come between the next lines
-        self._pieces = None if dealt is None else dealt[self._dp_rank]
-        self._begun = {} if self._pieces is None else {piece.dp_rank: begun[piece.dp_rank] for piece in self._pieces}
+        self._origins = None if dealt is None else dealt[self._dp_rank]
+        self._begun = (
+            {} if self._origins is None else {origin.dp_rank: begun[origin.dp_rank] for origin in self._origins}
+        )
         self._digest = ""
         self._epoch = epoch
 

@@ -134,7 +134,7 @@ def merge(ranks: Sequence[ResumeState]) -> dict[str, Any]:
     is_whole = {rank.dp_rank for rank in ranks} == set(range(dp_size or 0))
     with without_modes():
         # Views of one storage: torch.save writes one record for all of them.
-        indices = torch.tensor([position.shard - 1 for position in positions], dtype=torch.int).unbind()
+        indices = torch.tensor([position.task_index - 1 for position in positions], dtype=torch.int).unbind()
     return {
         "version": STATE_VERSION,
         "epoch": epoch,
@@ -270,8 +270,8 @@ def verify(saved: ResumeState, present: ResumeState) -> None:
         # Compare types first: a value in a foreign state may define its own equality.
         if was is not None and now is not None and (type(was) is not type(now) or was != now):
             raise StateMismatchError(f"fingerprint.{field}", was, now, hint)
-    if present.num_shards is not None and saved.position.shard > present.num_shards:
-        raise StateMismatchError("all_rank_indices", saved.position.shard - 1, f"<{present.num_shards} shards>")
+    if present.num_shards is not None and saved.position.task_index > present.num_shards:
+        raise StateMismatchError("all_rank_indices", saved.position.task_index - 1, f"<{present.num_shards} shards>")
 
 
 def is_reported(batching: object) -> bool:
@@ -336,7 +336,7 @@ def _resplits(reshards: Sequence[Reshard]) -> list[dict[str, list[Any]]]:
     return [
         {
             "epochs": [position.epoch for position in reshard],
-            "indices": [position.shard - 1 for position in reshard],
+            "indices": [position.task_index - 1 for position in reshard],
             "microbatches": [position.microbatch for position in reshard],
             "steps": [position.step for position in reshard],
             **(

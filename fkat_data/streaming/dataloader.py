@@ -200,7 +200,7 @@ class StreamingDataLoader(DataLoader[Any]):
         if self._has_own_iter:
             plan = UserIteratorPlan(dataset, 0, num_workers=0, drop_last=self.drop_last, leaves_empty_rest=False)
             plan.begin(plan.first())
-            yield from UserIteratorBatches(dataset, self._collate, plan.shard(0, 0))
+            yield from UserIteratorBatches(dataset, self._collate, plan.payload(0, 0))
             return
         batches = dataset.rank_batches(dataset.begin_epoch())
         wanted = wanted_batches(dataset, batches, first, drop_last=self.drop_last)

@@ -20,7 +20,7 @@ from fkat_data.drop_in.loader_plan import LoaderPlan, Provenance
 from fkat_data.drop_in.window_plan import WindowOrder
 from fkat_data.drop_in.window_states import Spread
 from fkat_data.interruption import genuine
-from fkat_data.plan.position import Piece, Position, ResumeState
+from fkat_data.plan.position import Position, ResumeState, TaskOrigin
 from fkat_data.sample_errors import collated
 from fkat_data.streaming.epoch.rank_batches import BatchGroup, PickedSamples, RankBatches, ids_of, in_groups
 from fkat_data.streaming.epoch.shared_resume import ResumePoint
@@ -230,14 +230,14 @@ class StreamPlan(StreamEpochs):
         self._has_begun = True
         return begun
 
-    def shard(self, epoch: int, index: int) -> StreamPart | None:
+    def payload(self, epoch: int, index: int) -> StreamPart | None:
         """Return a part of the epoch, or None past its end."""
         return None if self._point is None or epoch != self._point.epoch else self._part(index)
 
-    def piece(self, epoch: int, index: int) -> Piece | None:
+    def origin(self, epoch: int, index: int) -> TaskOrigin | None:
         """Return where a part begins: the numbers of its batches are those in the epoch."""
-        part = self.shard(epoch, index)
-        return None if part is None else Piece(self._dp_rank, 0, part.first)
+        part = self.payload(epoch, index)
+        return None if part is None else TaskOrigin(self._dp_rank, 0, part.first)
 
     def made_of(self, position: Position) -> list[Provenance]:
         """Return the numbers of a batch's samples."""

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol, cast
 from fkat_data.drop_in.strand_plan import left_in_turns
 from fkat_data.drop_in.worker_side import Snapshot, Strand
 from fkat_data.errors import StaleIteratorError
-from fkat_data.plan.position import Piece, Position, Task
+from fkat_data.plan.position import Position, Task, TaskOrigin
 from fkat_data.streaming.epoch.rank_batches import RankBatches
 from fkat_data.streaming.epoch.shared_resume import ResumePoint
 from fkat_data.streaming.loader_plan import StreamEpochs, collate_of_samples, step_of
@@ -253,15 +253,15 @@ class UserIteratorPlan(StreamEpochs):
         self._progress: dict[int, _Progress] = {}
         self._num_arrived = 0
 
-    def shard(self, epoch: int, index: int) -> Strand:
+    def payload(self, epoch: int, index: int) -> Strand:
         """Return a worker's part of the iteration."""
         state = pickle.dumps((self._begun, self._drop_last))
         return Strand(epoch, index, self.num_strands or 0, Snapshot(self._first_step, state))
 
-    def piece(self, epoch: int, index: int) -> Piece:
+    def origin(self, epoch: int, index: int) -> TaskOrigin:
         """Return what says where random streams come from: a batch has that of its number in the epoch."""
         del epoch, index
-        return Piece(self._dp_rank, 0, 0)
+        return TaskOrigin(self._dp_rank, 0, 0)
 
     def interleaved(self, position: Position) -> Sequence[tuple[int, int]]:
         """Return the strands that have something left, and their first microbatches."""

@@ -152,8 +152,8 @@ def _shards(rank: ResumeState) -> str:
     position = rank.position
     begun = f", the first of them from microbatch {position.microbatch} on" if position.microbatch else ""
     if rank.num_shards is None:
-        return f"all after {counted(position.shard, 'shard')}{begun}"
-    return f"{max(0, rank.num_shards - position.shard)} of {counted(rank.num_shards, 'shard')}{begun}"
+        return f"all after {counted(position.task_index, 'shard')}{begun}"
+    return f"{max(0, rank.num_shards - position.task_index)} of {counted(rank.num_shards, 'shard')}{begun}"
 
 
 def _of_data_loader(where: str, state: Mapping[str, Any]) -> CheckpointPosition:

@@ -166,7 +166,7 @@ class InlineWorker(WorkerOfThisProcess):
             return None
         task = self._tasks[0]
         # A stream's batches that no code of a user's makes: nothing is drawn, and nothing is shared.
-        is_together = runs_no_user_code(task.shard)
+        is_together = runs_no_user_code(task.payload)
         began_s = time.perf_counter()
 
         def make() -> Message:
@@ -179,7 +179,7 @@ class InlineWorker(WorkerOfThisProcess):
                 self._replay.end()
                 self._sink.waited(began_s, time.perf_counter())
 
-        message = made_as_in_worker(make, task.shard, self._default_dtype, self._clock)
+        message = made_as_in_worker(make, task.payload, self._default_dtype, self._clock)
         last = message.behind if isinstance(message, MicrobatchRun) else message
         is_item = isinstance(last, Item)
         self._clock.count(is_item + (len(message.microbatches) if isinstance(message, MicrobatchRun) else 0))
@@ -264,7 +264,7 @@ def _entering(enter_stage: Callable[[str, int, str], None], replay: ReplayDispla
     def mark_and_show(stage: str, index: int = -1, label: str = "") -> None:
         enter_stage(stage, index, label)
         if stage == "replay" and tasks:
-            replay.show(shard_name(tasks[0].shard), index, tasks[0].first_microbatch)
+            replay.show(shard_name(tasks[0].payload), index, tasks[0].first_microbatch)
 
     return mark_and_show
 

@@ -130,7 +130,7 @@ class ShardTrailer(NamedTuple):
     """Bytes for the plan behind a shard's last microbatch, as a factory's product may yield them. No microbatch.
 
     Attributes:
-        value: For ``Plan.end_shard``.
+        value: For ``Plan.end_task``.
     """
 
     value: bytes

@@ -173,8 +173,8 @@ class OpenShard:
         self._task = task
         self._enter_stage = producer.enter_stage
         self._rng = _rng_of(task, producer)
-        producer.enter_stage("build", task.shard_index, repr(task.shard))
-        if not draws_nothing(task.shard):
+        producer.enter_stage("build", task.task_index, repr(task.payload))
+        if not draws_nothing(task.payload):
             self._rng.seed_opening()
         self._first = task.first_microbatch if task.lost_microbatch is None else task.lost_microbatch
         self._producer = producer
@@ -342,7 +342,7 @@ class OpenShard:
         """
         task = self._task
         if task.digest is not None and (produced is None or task.digest != digest_of(content_of(produced.microbatch))):
-            raise ReplayMismatchError(task.shard, task.epoch, index)
+            raise ReplayMismatchError(task.payload, task.epoch, index)
 
     def _iterated(self, production: Production) -> Iterator[Produced]:
         index = production.first_index
@@ -386,7 +386,7 @@ def produce_together(task: Task, producer: Producer) -> tuple[int, Iterator[Any]
         Exception: What opening it raises, with a note that names the shard. The iterator raises what reading does.
     """
     try:
-        producer.enter_stage("build", task.shard_index, repr(task.shard))
+        producer.enter_stage("build", task.task_index, repr(task.payload))
         product = _made_by(producer.factory, task)
     except Exception as error:
         note_microbatch(error, task, task.first_microbatch, is_open=False)
@@ -396,7 +396,7 @@ def produce_together(task: Task, producer: Producer) -> tuple[int, Iterator[Any]
 
 
 def _counted(task: Task, producer: Producer) -> ShardCount:
-    producer.enter_stage("build", task.shard_index, repr(task.shard))
+    producer.enter_stage("build", task.task_index, repr(task.payload))
     open_shard = functools.partial(_made_by, producer.factory, task)
     counted = count_microbatches(open_shard, _rng_of(task, producer))
     producer.enter_stage("")
@@ -404,7 +404,7 @@ def _counted(task: Task, producer: Producer) -> ShardCount:
 
 
 def _rng_of(task: Task, producer: Producer) -> ShardRng:
-    dp_rank, shard_index = (producer.dp_rank, task.shard_index) if task.piece is None else task.piece[:2]
+    dp_rank, shard_index = (producer.dp_rank, task.task_index) if task.origin is None else task.origin[:2]
     return ShardRng.of(producer.seed, dp_rank, task.epoch, shard_index)
 
 
@@ -421,7 +421,7 @@ def _made_by(factory: Callable[[Shard], Any], task: Task) -> Any:
     if isinstance(made_by, EpochAware):
         made_by.enter_epoch(task.epoch)
     try:
-        product: Any = factory(task.shard)
+        product: Any = factory(task.payload)
     except genuine(StopIteration) as error:
         raise WorkerError("the factory raised StopIteration") from error
     if not isinstance(product, (Iterable, WindowProduct)) and not is_random_access(product):
@@ -454,7 +454,7 @@ def note_microbatch(error: BaseException, task: Task, index: int, *, is_open: bo
         if note.startswith(_NOTE):
             return note
     where = f"at microbatch {index} of" if is_open else "while opening"
-    note = f"{_NOTE} {where} {shard_name(task.shard)} {shard_location(task.shard, task.epoch, task.shard_index)}"
+    note = f"{_NOTE} {where} {shard_name(task.payload)} {shard_location(task.payload, task.epoch, task.task_index)}"
     add_note(error, note)
     return note
 

@@ -254,7 +254,7 @@ class Server:
         outline = shard.outline(index, max(1, self._bound) if self._allowances[task.ticket] < sys.maxsize else _FAR)
         if outline is not None and not claims.agree(task.ticket, outline):
             raise WorkerError(
-                f"the workers that make {shard_name(task.shard)} in epoch {task.epoch} together do not draw the same batches, or "
+                f"the workers that make {shard_name(task.payload)} in epoch {task.epoch} together do not draw the same batches, or "
                 f"not equally many: {outline.in_words} in one of them. Each draws all of its sampler: let that draw from the "
                 "global generators of python, numpy and torch, and from nothing that differs between processes, such as a "
                 "clock, an unseeded generator, or what it has kept from an epoch before; or pass num_workers_per_shard=1"

@@ -633,7 +633,7 @@ class ThreadWorker(WorkerOfThisProcess):
         """Open a task's shard, in the caller's thread."""
         task, shared = work.task, self._shared
         work.is_open = True
-        if runs_no_user_code(task.shard):
+        if runs_no_user_code(task.payload):
             work.is_exhausted = True
             self._put(work, shared.make_together, work, self._producer)
             return
@@ -656,7 +656,7 @@ class ThreadWorker(WorkerOfThisProcess):
 
     def _is_probed(self, work: ThreadTask) -> bool:
         # One that waits for what the task before leaves would wait for its caller.
-        return self._num_probes > 0 and not draws_nothing(work.task.shard) and work.task.leftover_rows is not None
+        return self._num_probes > 0 and not draws_nothing(work.task.payload) and work.task.leftover_rows is not None
 
     def _begin_probe(self, work: ThreadTask, index: int, *, is_probed: bool) -> None:
         if is_probed:

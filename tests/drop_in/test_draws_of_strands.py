@@ -109,7 +109,7 @@ def streams_of(loader, dp_rank, epoch):
     state = unsealed(loader.local_state_dict())
     plan = StrandPlan(state["num_strands"], dp_rank, None, {name: state[name] for name in OF_RANKS})
     plan.load_plan_state(state["epoch"], state)
-    return {number: plan.piece(epoch, index)[:2] for index, number in enumerate(state["strand_numbers"])}
+    return {number: plan.origin(epoch, index)[:2] for index, number in enumerate(state["strand_numbers"])}
 
 
 @given(st.integers(1, 3), st.lists(st.integers(1, 5), min_size=2, max_size=4))
