@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -12,7 +11,7 @@ from fkat_data.errors import ConfigurationError, DownloadError, FkatDataError
 from fkat_data.folders import data_names, files_below, marks_of_folders, say_partitions
 from fkat_data.interruption import genuine
 from fkat_data.location import file_system_of, found_below, is_chain, path_of
-from fkat_data.patterns import literal_where
+from fkat_data.patterns import compiled, literal_where
 from fkat_data.samplers.sequence import SequenceShardSampler, merge_uris
 from fkat_data.store_errors import store_error, store_errors
 from fkat_data.wording import add_note, redacted_location, without_secrets
@@ -37,9 +36,10 @@ class FsShardSampler(SequenceShardSampler):
     Args:
         uri: A directory or a file: a local path, which may be relative or start with ``~``, or a URI such as
             ``s3://bucket/folder``, ``hf://datasets/name`` or ``file:///folder``.
-        glob: Pattern that a file's path below ``uri`` or its whole path must match. ``*`` matches any characters,
-            including ``/``; ``?`` and ``[...]`` match one. Case matters. What exists as it is written is meant, and
-            is no pattern: ``run[1]/*.parquet`` are the files of a directory ``run[1]``, if there is one.
+        glob: Pattern of files as fsspec's and the shell's: ``*``, ``?``, ``[...]``, and ``**`` for folders at any
+            depth. Without a slash, it is one of a file's name, at any depth; with one, of its path below ``uri``, or
+            of its whole path or URI. Case matters. What exists as it is written is meant, and is no pattern:
+            ``run[1]/*.parquet`` are the files of a directory ``run[1]``, if there is one.
         recursive: Whether to list subdirectories too.
         num_uri_merge: Number of files to merge into one shard; -1: all; 0: no merging.
         storage_options: Options that fsspec passes to the file system, such as keys and endpoints.
@@ -74,9 +74,9 @@ class FsShardSampler(SequenceShardSampler):
         chosen = sorted(_chosen(files, glob or ""))
         shards = [file.shard for file in chosen]
         if not shards and glob:
-            raise ConfigurationError(
-                "glob", glob, f"a pattern that matches at least one of the {len(files)} files under {text!r}"
-            )
+            hint = "; ** stands for folders at any depth, * for no slash" if "/" in glob else ""
+            expected = f"a pattern that matches at least one of the {len(files)} files under {text!r}{hint}"
+            raise ConfigurationError("glob", glob, expected)
         if not shards:
             where = "under it" if recursive else "in it (recursive=False)"
             found = f"all {len(files)} {where} are hidden" if files else f"there are none {where}"
@@ -89,22 +89,29 @@ class _File(NamedTuple):
     shard: str
     relative_path: str  # below the URI; empty if the URI is this file
 
+    @property
+    def name(self) -> str:
+        return (self.relative_path or self.shard).rpartition("/")[2]
+
 
 def _chosen(files: Sequence[_File], glob: str) -> list[_File]:
     pattern = literal_where(glob, partial(_is_there, files)) if glob else ""
     data = {*data_names((file.relative_path for file in files), pattern), ""}
-    return [file for file in files if file.relative_path in data and (not pattern or _matches(file, pattern))]
+    if not pattern:
+        return [file for file in files if file.relative_path in data]
+    is_of_name, is_chosen = "/" not in pattern, compiled(pattern, "glob").fullmatch
+    return [
+        file
+        for file in files
+        if file.relative_path in data
+        and (is_chosen(file.name) if is_of_name else is_chosen(file.relative_path) or is_chosen(file.shard))
+    ]
 
 
 def _is_there(files: Sequence[_File], name: str) -> bool:
     return any(
         found == name or found.startswith(f"{name}/") for file in files for found in (file.relative_path, file.shard)
     )
-
-
-def _matches(file: _File, pattern: str) -> bool:
-    path = file.relative_path or file.shard.rpartition("/")[2]
-    return fnmatchcase(path, pattern) or fnmatchcase(file.shard, pattern)
 
 
 def _files(uri: str, *, recursive: bool, storage_options: dict[str, Any]) -> list[_File]:

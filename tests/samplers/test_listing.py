@@ -170,27 +170,33 @@ def test_without_recursion_only_the_files_of_the_directory_itself_come(tree, mem
     [
         ("", TREE),
         ("*", TREE),
-        ("*.bin", ["a.bin", "b.bin", "deep/c.bin", "deep/er/d.bin"]),  # * stands for / as well
-        ("deep/*", ["deep/c.bin", "deep/er/d.bin"]),
-        ("?.bin", ["a.bin", "b.bin"]),
-        ("[!a].bin", ["b.bin"]),
-        ("*/data/a.bin", ["a.bin"]),  # the whole path
-        ("**/data/**/*.bin", ["deep/c.bin", "deep/er/d.bin"]),
+        # Without a slash, by the name.
+        ("*.bin", ["a.bin", "b.bin", "deep/c.bin", "deep/er/d.bin"]),
+        ("?.bin", ["a.bin", "b.bin", "deep/c.bin", "deep/er/d.bin"]),
+        ("[!a].bin", ["b.bin", "deep/c.bin", "deep/er/d.bin"]),
+        ("[^a].bin", ["b.bin", "deep/c.bin", "deep/er/d.bin"]),
+        ("d*.bin", ["deep/er/d.bin"]),
+        # Else by the path: * stands for no slash.
+        ("deep/*", ["deep/c.bin"]),
+        ("deep/**", ["deep/c.bin", "deep/er/d.bin"]),
+        ("**/?.bin", ["a.bin", "b.bin", "deep/c.bin", "deep/er/d.bin"]),
+        ("*/*/*.bin", ["deep/er/d.bin"]),
         # Hidden ones, by a part that starts as they do.
         ("_SUCCESS", ["_SUCCESS"]),
-        ("_*", ["_SUCCESS", "_temporary/e.bin", "_delta_log/0.json"]),
+        ("_*", ["_SUCCESS"]),
         ("_delta_log/*.json", ["_delta_log/0.json"]),
         ("_delta_log/.*", ["_delta_log/.0.json"]),
         (".*.crc", [".a.bin.crc"]),
         ("*/.git/*", ["deep/.git/f.bin"]),
     ],
 )
-def test_a_glob_chooses_by_the_path_below_or_by_the_whole(tree, glob, names):
+def test_a_glob_chooses_by_the_name_or_by_the_path_below(tree, glob, names):
     assert list(FsShardSampler(tree, glob)) == below(tree, names)
 
 
-def test_a_glob_may_match_the_whole_uri(memory):
-    assert list(FsShardSampler("memory://tree", "memory://tree/*c.bin")) == ["memory://tree/deep/c.bin"]
+def test_a_glob_may_match_the_whole_path_or_uri(tree, memory):
+    assert list(FsShardSampler(tree, f"{tree}/*/c.bin")) == below(tree, ["deep/c.bin"])
+    assert list(FsShardSampler("memory://tree", "memory://tree/*/c.bin")) == ["memory://tree/deep/c.bin"]
 
 
 def test_links_are_followed_and_a_link_upwards_is_not_for_ever(tree, tmp_path):
@@ -273,6 +279,7 @@ def test_options_reach_the_file_system_as_plain_values(tree):
         ({"uri": "unheard://of"}, "uri", "Protocol not known"),
         ({"uri": "zip://::file://{tree}/none.zip"}, "uri", "fsspec"),
         ({"glob": "*.parquet"}, "glob", "one of the 11 files under"),
+        ({"glob": "*/d.bin"}, "glob", "** stands for folders at any depth"),
         ({"uri": "{tree}/_temporary/empty"}, "uri", "there are none under it"),
         ({"uri": "{tree}/_temporary", "recursive": False, "glob": "*.txt"}, "glob", "one of the 1 files"),
         ({"uri": "{tree}/folders", "recursive": False}, "uri", "there are none in it"),

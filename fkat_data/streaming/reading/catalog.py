@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from glob import has_magic
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
@@ -19,6 +18,7 @@ from fkat_data.files.stored import directory_key
 from fkat_data.files.tar import with_decoders
 from fkat_data.files.token_shards import WindowsOfPart, check_windowing
 from fkat_data.interruption import genuine, suppress
+from fkat_data.patterns import wildcard_at
 from fkat_data.streaming.cache.cache_budget import CacheBudget
 from fkat_data.streaming.cache.cache_directory import make_safe
 from fkat_data.streaming.order.spans import Spanner
@@ -226,7 +226,7 @@ def _in_place(stream: Stream) -> DirectorySource | _Planned:
             raise ShardNotFoundError(str(directory.absolute()), no_stream(directory.name)) from None
         if not directory.is_dir():
             reason = "no such directory"
-            if has_magic(directory.name):
+            if wildcard_at(directory.name) is not None:
                 reason += f", and a pattern of files ends with one of {LISTED_SUFFIXES}"
             raise ShardNotFoundError(str(directory.absolute()), reason) from None
         raise ShardNotFoundError(error.shard, NO_DATASET) from None
