@@ -15,7 +15,6 @@ FILES = sorted(ROOT.rglob("*.py"))
 #: The layer of each package, or file of the root. It may import from packages of a lower layer, and from itself.
 LAYERS = {
     "configs": 0,
-    "file_identity": 0,
     "interruption": 0,
     "modes": 0,
     "needs_posix": 0,
@@ -32,7 +31,7 @@ LAYERS = {
     "patterns": 3,
     "registry": 3,
     "sample_errors": 3,
-    "store_errors": 3,
+    "storage": 3,
     "tracebacks": 3,
     "distributed": 4,
     "lifetime": 4,

@@ -22,7 +22,7 @@ MATERIAL = sorted(
 )
 #: Packages without public names, though others may use what they export; what users need of them is in ``fkat_data``, ``fkat_data.tools`` and ``.streaming``.
 INTERNAL = {
-    *("fkat_data.files", "fkat_data.configs", "fkat_data.drop_in"),
+    *("fkat_data.files", "fkat_data.configs", "fkat_data.drop_in", "fkat_data.storage"),
     *("fkat_data.device", "fkat_data.loader", "fkat_data.plan", "fkat_data.transport", "fkat_data.worker"),
 }
 IMPORT = re.compile(r"^[ ]*from (fkat_data[\w.]*) import (\([^)]*\)|[^\n#]*)", re.MULTILINE)

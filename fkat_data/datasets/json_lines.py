@@ -8,11 +8,11 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from fkat_data import arguments
 from fkat_data.datasets.item_index import DatasetOfFiles, IndexedFiles, counted
-from fkat_data.file_identity import FileIdentity
 from fkat_data.files.counted_file import CountedFile
 from fkat_data.files.lines import LineIndex, lines_of, parsed
 from fkat_data.files.opening import Locations, ReadRange, TextFile, changed, local_path, shown_path
 from fkat_data.files.remote import Span
+from fkat_data.storage.file_identity import FileIdentity
 
 _MAX_LINE_BYTES = 64 << 20
 #: Lines of files in stores whose offsets are kept, at four bytes each; of each file, at least as many as of a local one.

@@ -10,12 +10,12 @@ import numpy as np
 from fkat_data import arguments
 from fkat_data.datasets.item_index import MOST_OPEN_IN_STORES, IndexedFiles, counted
 from fkat_data.errors import ConfigurationError
-from fkat_data.file_identity import FileIdentity
 from fkat_data.files.counted_file import CountedFile
 from fkat_data.files.lru_cache import LruCache
 from fkat_data.files.opening import Locations, RangedFile, ReadRange, changed, names_of, shown_path
 from fkat_data.files.remote import Span
 from fkat_data.files.tar import DECODERS, KEY, UNSAFE, URL, DecoderName, TarIndex, checked_decode, decoder_names
+from fkat_data.storage.file_identity import FileIdentity
 
 _MAX_OPEN_FILES = 32
 

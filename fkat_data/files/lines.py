@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from fkat_data.errors import ConfigurationError, ShardCorruptError
-from fkat_data.file_identity import FileIdentity
 from fkat_data.files.encoding import EncodingError
 from fkat_data.files.limits import beyond_limit, limit_of
 from fkat_data.files.mapping import mapped, offsets_of
@@ -25,6 +24,7 @@ from fkat_data.files.shard import (
 )
 from fkat_data.files.sidecar import read_sidecar, write_sidecar
 from fkat_data.interruption import genuine
+from fkat_data.storage.file_identity import FileIdentity
 
 
 class SplitReader(ABC):

@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from fkat_data.errors import FkatDataError, ShardCorruptError, ShardNotFoundError
-from fkat_data.file_identity import FileIdentity
 from fkat_data.files.arrow import ArrowValues
 from fkat_data.files.arrow_extensions import ExtensionCheck, extensions_of
 from fkat_data.files.arrow_times import columns_of_int96, known_type
@@ -59,6 +58,7 @@ from fkat_data.files.shard import (
 from fkat_data.files.signatures import START_BYTES, check_kind
 from fkat_data.interruption import genuine
 from fkat_data.machine import required
+from fkat_data.storage.file_identity import FileIdentity
 
 # pyarrow ships no types: required() returns Any.
 _arrow = required("pyarrow", "parquet")

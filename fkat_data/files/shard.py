@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
-from fkat_data.file_identity import FileIdentity
 from fkat_data.files.lru_cache import RowGroupCache
 from fkat_data.interruption import genuine
+from fkat_data.storage.file_identity import FileIdentity
 
 
 @dataclass(frozen=True, slots=True)

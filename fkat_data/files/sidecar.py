@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from fkat_data.errors import ConfigurationError, DownloadError, ShardCorruptError, ShardNotFoundError
-from fkat_data.file_identity import FileIdentity
 from fkat_data.files.opening import RangedFile, local_path, shown_path
 from fkat_data.interruption import genuine
 from fkat_data.location import file_system_of, is_chain, replacing
+from fkat_data.storage.file_identity import FileIdentity
 
 _logger = logging.getLogger(__name__)
 

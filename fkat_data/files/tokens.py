@@ -19,7 +19,6 @@ import numpy.typing as npt
 from numpy.lib import format as npy
 
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
-from fkat_data.file_identity import FileIdentity
 from fkat_data.files.megatron import (
     BLOCK_SEQUENCES,
     MAGIC,
@@ -33,6 +32,7 @@ from fkat_data.files.opening import RangedFile, changed, local_path, shown_path
 from fkat_data.files.signatures import COMPRESSED_SUFFIXES, signature_of
 from fkat_data.files.token_layout import Documents, Layout, TokenBytes, checked_lengths, whole_items
 from fkat_data.interruption import genuine, suppress
+from fkat_data.storage.file_identity import FileIdentity
 
 _LLM_C = struct.Struct("<3i")
 _LLM_C_HEADER_BYTES = 1024

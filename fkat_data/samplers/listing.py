@@ -13,7 +13,7 @@ from fkat_data.interruption import genuine
 from fkat_data.location import file_system_of, found_below, is_chain, path_of
 from fkat_data.patterns import compiled, literal_where
 from fkat_data.samplers.sequence import SequenceShardSampler, merge_uris
-from fkat_data.store_errors import store_error, store_errors
+from fkat_data.storage.store_errors import store_error, store_errors
 from fkat_data.wording import add_note, redacted_location, without_secrets
 
 

@@ -9,7 +9,7 @@ import pickle
 import sys
 from collections.abc import Generator
 
-from fkat_data.file_identity import FileIdentity
+from fkat_data.storage.file_identity import FileIdentity
 from fkat_data.worker.fork_safety import OpenThings
 from fkat_data.worker.inherited_environment import ParentDescriptors, ParentRequest
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from fkat_data.datasets import JsonDataset, PackedDataset, read_lengths, write_lengths
 from fkat_data.errors import ConfigurationError, ShardNotFoundError
-from fkat_data.file_identity import FileIdentity
+from fkat_data.storage.file_identity import FileIdentity
 from fkat_data.tools import app
 
 PATHS = ["a.jsonl", "b.jsonl"]

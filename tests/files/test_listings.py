@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 from fkat_data.datasets import IterableParquetDataset, JsonDataset, ParquetDataset, TokenDocuments, TokenWindows
 from fkat_data.errors import ConfigurationError, ShardNotFoundError
-from fkat_data.file_identity import FileIdentity
 from fkat_data.samplers import FsShardSampler
+from fkat_data.storage.file_identity import FileIdentity
 from fkat_data.streaming import LocalDataset, MDSWriter, Stream, StreamingDataset
 from fkat_data.tools import app, convert
 

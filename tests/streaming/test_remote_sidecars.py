@@ -8,9 +8,9 @@ import pytest
 
 from fkat_data import ConfigurationError
 from fkat_data.datasets import JsonDataset, read_lengths, write_lengths
-from fkat_data.file_identity import FileIdentity
 from fkat_data.files.opening import RangedFile
 from fkat_data.files.sidecar import read_sidecar, write_sidecar
+from fkat_data.storage.file_identity import FileIdentity
 
 
 def lines(values):

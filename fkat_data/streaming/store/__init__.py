@@ -5,16 +5,8 @@ a ``Transfer`` writes them to a local file, attempt by attempt (``attempts``). B
 """
 
 from fkat_data.files.shard import Origin
-from fkat_data.streaming.store.attempts import Redaction
-from fkat_data.streaming.store.client import (
-    Body,
-    ChangedError,
-    Client,
-    ContentError,
-    ListedFile,
-    StatusError,
-    TransferError,
-)
+from fkat_data.storage.attempts import ChangedError, ContentError, Redaction, StatusError, TransferError
+from fkat_data.streaming.store.client import Body, Client, ListedFile
 from fkat_data.streaming.store.store import Store, open_store, register_store
 
 __all__ = [

@@ -9,14 +9,8 @@ import fsspec
 from fkat_data.background import in_loop
 from fkat_data.interruption import genuine
 from fkat_data.machine import required
-from fkat_data.streaming.store.client import (
-    LONGEST_SILENCE_S,
-    ChangedError,
-    ListedFile,
-    content_range,
-    joined_version,
-    range_header,
-)
+from fkat_data.storage.attempts import ChangedError
+from fkat_data.streaming.store.client import LONGEST_SILENCE_S, ListedFile, content_range, joined_version, range_header
 
 _MOST_READ_BYTES = 1 << 20
 _RANGE_FAILED = (412, 416)

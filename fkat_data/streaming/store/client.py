@@ -8,7 +8,7 @@ from email.utils import parsedate_to_datetime
 from typing import NamedTuple, Protocol, TypeVar
 
 from fkat_data.interruption import genuine
-from fkat_data.wording import made_from_text
+from fkat_data.storage.attempts import ContentError, TransferError
 
 
 class ListedFile(NamedTuple):
@@ -23,38 +23,6 @@ class ListedFile(NamedTuple):
     name: str
     size_bytes: int
     version: str
-
-
-class TransferError(Exception):
-    """A transfer broke. What has arrived is good, and another attempt may continue from there."""
-
-
-class ContentError(TransferError):
-    """The content that arrived is wrong. Another attempt begins again at the first byte."""
-
-
-class ChangedError(ContentError):
-    """The object was replaced after the transfer began."""
-
-
-@made_from_text
-class StatusError(TransferError):
-    """A server answered with an error.
-
-    Args:
-        status: The HTTP status.
-        reason: The server's words.
-        retry_after: The Retry-After header; "" if the answer has none.
-    """
-
-    def __init__(self, status: int, reason: str, retry_after: str = "") -> None:
-        self.status = status
-        self.reason = reason
-        self.retry_after = retry_after
-        super().__init__(status, reason, retry_after)
-
-    def __str__(self) -> str:
-        return f"status {self.status} {self.reason}".rstrip()
 
 
 class Body(Protocol):

@@ -15,15 +15,8 @@ from fkat_data.background import in_loop
 from fkat_data.distributed import RankValue, first_value, known_value
 from fkat_data.errors import ConfigurationError
 from fkat_data.machine import required
-from fkat_data.streaming.store.client import (
-    Body,
-    ChangedError,
-    ListedFile,
-    StatusError,
-    TransferError,
-    joined_version,
-    range_header,
-)
+from fkat_data.storage.attempts import ChangedError, StatusError, TransferError
+from fkat_data.streaming.store.client import Body, ListedFile, joined_version, range_header
 from fkat_data.streaming.store.web import WebBody, WebSession
 
 _URL = re.compile(

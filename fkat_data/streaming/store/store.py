@@ -16,8 +16,8 @@ from fkat_data.folders import marks_of_folders
 from fkat_data.interruption import genuine
 from fkat_data.location import is_chain, path_of, resolved
 from fkat_data.registry import Registry
-from fkat_data.streaming.store.attempts import FinalError, Redaction, with_attempts
-from fkat_data.streaming.store.client import Client, ContentError, ListedFile, TransferError
+from fkat_data.storage.attempts import ContentError, FinalError, Redaction, TransferError, with_attempts
+from fkat_data.streaming.store.client import Client, ListedFile
 from fkat_data.streaming.store.directory_client import DirectoryClient
 from fkat_data.streaming.store.transfer import Transfer
 

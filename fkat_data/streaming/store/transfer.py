@@ -5,8 +5,8 @@ from typing import Any, BinaryIO
 
 from fkat_data.files.stored import new_hash
 from fkat_data.interruption import genuine
-from fkat_data.streaming.store.attempts import FinalError
-from fkat_data.streaming.store.client import Body, ChangedError, Client, ContentError, TransferClock, TransferError
+from fkat_data.storage.attempts import ChangedError, ContentError, FinalError, TransferError
+from fkat_data.streaming.store.client import Body, Client, TransferClock
 
 _HEAD_BYTES = 64
 #: Behind what a server has sent from the first byte on.

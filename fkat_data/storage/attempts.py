@@ -13,7 +13,40 @@ from urllib.parse import unquote, urlsplit
 
 from fkat_data.errors import DownloadError, FkatDataError, ShardNotFoundError
 from fkat_data.interruption import genuine, is_interruption
-from fkat_data.streaming.store.client import StatusError, TransferError
+from fkat_data.wording import made_from_text
+
+
+class TransferError(Exception):
+    """A transfer broke. What has arrived is good, and another attempt may continue from there."""
+
+
+class ContentError(TransferError):
+    """The content that arrived is wrong. Another attempt begins again at the first byte."""
+
+
+class ChangedError(ContentError):
+    """The object was replaced after the transfer began."""
+
+
+@made_from_text
+class StatusError(TransferError):
+    """A server answered with an error.
+
+    Args:
+        status: The HTTP status.
+        reason: The server's words.
+        retry_after: The Retry-After header; "" if the answer has none.
+    """
+
+    def __init__(self, status: int, reason: str, retry_after: str = "") -> None:
+        self.status = status
+        self.reason = reason
+        self.retry_after = retry_after
+        super().__init__(status, reason, retry_after)
+
+    def __str__(self) -> str:
+        return f"status {self.status} {self.reason}".rstrip()
+
 
 #: Client errors that pass: the request took too long, came too early, or was one too many.
 _TRANSIENT_STATUSES = frozenset({408, 409, 412, 416, 423, 425, 429})

@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from fkat_data.file_identity import FileIdentity
+from fkat_data.storage.file_identity import FileIdentity
 
 
 @pytest.mark.parametrize(
