@@ -1,7 +1,7 @@
 """Types that users and the library exchange."""
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias, runtime_checkable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias, cast, runtime_checkable
 
 if TYPE_CHECKING:
     # Only there has a TypeVar a default before Python 3.13, and type checkers bring it along.
@@ -12,6 +12,9 @@ else:
     from typing import TypeVar
 
     Microbatch_co = TypeVar("Microbatch_co", covariant=True)
+
+Plan_co = TypeVar("Plan_co", covariant=True)
+Windows_co = TypeVar("Windows_co", covariant=True)
 
 Shard: TypeAlias = Any
 """What a factory opens: the URI of a file with samples, a list of URIs that are read as one group, or another plain value
@@ -126,6 +129,102 @@ class Profiler(Protocol):
         ...
 
 
-def is_stream_source(dataset: object) -> bool:
-    """Return whether a dataset plans its batches itself, for all ranks: a ``StreamingDataset``."""
-    return hasattr(type(dataset), "loader_plan")
+class StreamSource(Protocol[Plan_co, Windows_co]):
+    """The side of a dataset that its loader and their workers use, where the dataset plans its batches itself, for all ranks.
+
+    ``stream_source_of`` returns it. It refers to the dataset and keeps no state of its own.
+    """
+
+    @property
+    def batch_size(self) -> int | None:
+        """Samples of a rank's batch; None: not yet given."""
+        ...
+
+    @batch_size.setter
+    def batch_size(self, batch_size: int, /) -> None: ...
+
+    @property
+    def next_epoch(self) -> int:
+        """The epoch that the next iteration begins or continues; one that is set begins at its start."""
+        ...
+
+    @next_epoch.setter
+    def next_epoch(self, epoch: int, /) -> None: ...
+
+    @property
+    def seed(self) -> int:
+        """The seed of its orders."""
+        ...
+
+    @property
+    def fetches_shards(self) -> bool:
+        """Whether threads fetch what is read; they keep what they raise, and so the caller's frames."""
+        ...
+
+    @property
+    def shipment(self) -> dict[str, Any]:
+        """All that workers have of the dataset: new ones are needed where it changes."""
+        ...
+
+    @property
+    def files(self) -> Any:
+        """An ``OfFiles``: what the dataset's files were when it was made."""
+        ...
+
+    def ranks(self) -> tuple[int, int]:
+        """Return the number of ranks, and which of them this one is.
+
+        Raises:
+            RankMismatchError: Another rank reads other data.
+        """
+        ...
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], /) -> None:
+        """Go to a position that a state of the plan says."""
+        ...
+
+    def plan(
+        self, dp_rank: int, *, num_workers: int, collate_fn: Any, drop_last: bool, leaves_empty_rest: bool
+    ) -> Plan_co:
+        """Return the plan of this rank's batches.
+
+        Args:
+            dp_rank: The loader's.
+            num_workers: The loader's; 0: this process reads the samples.
+            collate_fn: What makes a batch of samples.
+            drop_last: Whether a short batch at an epoch's end is left out.
+            leaves_empty_rest: Whether a loaded position with nothing behind it counts as the next epoch's begin.
+        """
+        ...
+
+    def windows(self, window_size: int, *, is_read_here: bool) -> Windows_co:
+        """Return the order that the windows of a window function are cut from.
+
+        Raises:
+            ConfigurationError: They cannot be cut from this dataset's order.
+        """
+        ...
+
+    def window_fingerprint(self) -> dict[str, Any]:
+        """Return the fields of a state that the order of the windows depends on."""
+        ...
+
+    def product(self, task: Any, collate_fn: Callable[[list[Any]], Any]) -> Any:
+        """Return the microbatches of a task of the plan, where they are made."""
+        ...
+
+    def samples(self, sample_ids: list[int]) -> list[Any]:
+        """Return the samples of a window; their arrays may be written to."""
+        ...
+
+    def note_columns(self, error: Exception) -> None:
+        """Note on an error of a batch that what its samples are from has other columns, if it has."""
+        ...
+
+
+def stream_source_of(dataset: object) -> StreamSource[Any, Any] | None:
+    """Return the loader's side of a dataset that plans its batches itself; None for any other dataset."""
+    # Of the class: what a wrapper's __getattr__ finds in the dataset that it wraps is not the wrapper's.
+    if not hasattr(type(dataset), "_loader_source"):
+        return None
+    return cast("Any", dataset)._loader_source  # noqa: SLF001 - the one attribute by which a dataset offers it

@@ -51,7 +51,7 @@ from fkat_data.plan.state import sealed, unsealed
 from fkat_data.sample_errors import source_location_of
 from fkat_data.seeding import next_number, shares_generators
 from fkat_data.transport.definitions import digest_of_shipment, largest_part
-from fkat_data.types import Microbatch_co, Profiler, is_stream_source
+from fkat_data.types import Microbatch_co, Profiler, stream_source_of
 from fkat_data.wording import Described
 from fkat_data.worker.settings import StartMethod, WorkerKind
 from fkat_data.worker.stacked import stacks_items
@@ -255,12 +255,13 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
     def _take_dataset(self, dataset: Any, batch_sampler: object) -> None:
         if self.has_windows:
             check_windows(self.window_fn, dataset, batch_sampler, self.on_sample_error)
-        if self.has_windows and is_stream_source(dataset):
+        source = stream_source_of(dataset)
+        if self.has_windows and source is not None:
             # To all but the plan, a dataset with indices: ranks get windows, whose rows make the microbatches.
-            self._stream, self._windowed = None, dataset
-            self._windows_of(dataset)
+            self._stream, self._windowed = None, source
+            self._windows_of(source)
         else:
-            self._stream = adopt_batch_size(dataset, self.batch_size, in_order=self.in_order)
+            self._stream = adopt_batch_size(source, self.batch_size, in_order=self.in_order)
         is_planned = self._stream is not None or self._windowed is not None
         self._is_iterable = isinstance(dataset, torch_data.IterableDataset) and not is_planned
         if self.workers != "processes" and self.num_workers:
@@ -563,7 +564,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
                 state.update(_loaded=again, _is_untouched=again["step"] == 0)
             else:
                 dataset = cast("Any", self._plan).copied_dataset(self._engine.position)
-                state.update(dataset=dataset, _stream=dataset)
+                state.update(dataset=dataset, _stream=stream_source_of(dataset))
         if self._driven is not None:
             state["_driven"] = self._driven.copy()  # its position is another from now on
         return state
@@ -622,9 +623,9 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         if self.seed is not None:
             return self.seed
         if self._stream is not None:
-            return self._stream.loader_settings()[0]
+            return self._stream.seed
         if self._drawn_seed is None and self._windowed is not None:
-            return self._windowed.loader_settings()[0]
+            return self._windowed.seed
         if self._drawn_seed is None:
             drawn = next_number(self.generator)
             vars(self).update(_drawn_seed=drawn)
@@ -664,7 +665,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         stream = self._stream or self._windowed
         if self.workers == "threads" and stream is None:
             return None
-        dataset = self.dataset if stream is None else stream.loader_settings()[1]
+        dataset = self.dataset if stream is None else stream.shipment
         began_s = time.thread_time()
         digest = digest_of_shipment(dataset, (self.window_fn, self.collate_fn, self.worker_init_fn))
         took_s = time.thread_time() - began_s
@@ -721,7 +722,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def _new_plan(self) -> LoaderPlan:
         if self._stream is not None:
-            return self._stream.loader_plan(
+            return self._stream.plan(
                 self._known_dp_rank(),
                 num_workers=self.num_workers,
                 collate_fn=self.collate_fn,
@@ -764,12 +765,12 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         return DrawnPlan(order, seed, dp_rank, most_ahead=most_ahead, **shared)
 
     def _windows_of(self, stream: Any) -> WindowOrder:
-        return stream.loader_windows(self.window_size, is_read_here=not self.num_workers)
+        return stream.windows(self.window_size, is_read_here=not self.num_workers)
 
     def _follow_ranks(self) -> None:
         """Deal the windows of a stream out to its ranks, which are known once torch.distributed is initialised."""
         if self._windowed is not None and self._engine is None:
-            num_ranks, rank = self._windowed.window_ranks()
+            num_ranks, rank = self._windowed.ranks()
             vars(self).update(_share=RankShare(num_ranks, rank) if num_ranks > 1 else None)
 
     def _plan_to_begin(self) -> NumberedPlan | DrawnPlan | WindowPlan:

@@ -25,7 +25,7 @@ from fkat_data.loader.worker_pool import WorkerPoolSettings, prepare_template
 from fkat_data.machine import can_start_workers
 from fkat_data.observe.statistics import DataLoaderStatistics
 from fkat_data.observe.timeline import open_timeline
-from fkat_data.types import Microbatch, is_stream_source
+from fkat_data.types import Microbatch, StreamSource, stream_source_of
 from fkat_data.worker.settings import FORK_OR_TEMPLATE, START_METHODS, worker_kind
 from fkat_data.worker.windows import window_functions_of
 
@@ -226,6 +226,7 @@ def make_engine(loader: Any, plan: LoaderPlan, *, seed: int, dp_rank: int, keeps
         stall_warning_s=loader.stall_warning_s,
         stall_timeout_s=loader.timeout or None,
     )
+    source = stream_source_of(loader.dataset)
     workers = WorkerPoolSettings(
         factory=EpochFactory(loader.dataset, spec),
         seed=seed,
@@ -250,7 +251,7 @@ def make_engine(loader: Any, plan: LoaderPlan, *, seed: int, dp_rank: int, keeps
         loader_name=_public_name(cast("type[object]", type(loader))),
         is_startup_shared=num_strands is None
         and not plan.has_windows
-        and not _fetches(loader.dataset)
+        and (source is None or not source.fetches_shards)
         and loader.worker_init_fn is None
         and not recovery.needs_processes,
     )
@@ -266,11 +267,6 @@ def make_engine(loader: Any, plan: LoaderPlan, *, seed: int, dp_rank: int, keeps
         DataLoaderStatistics,
     )
     return Engine(plan, settings)
-
-
-def _fetches(dataset: Any) -> bool:
-    """Return whether a dataset is a stream that fetches shards: its threads keep what they raise, and so the caller's frames."""
-    return is_stream_source(dataset) and any(stream.remote is not None for stream in dataset.streams)
 
 
 def prepare_workers(loader: Any) -> None:
@@ -387,25 +383,27 @@ def _pinned(microbatch: Any) -> Any:
     return _PIN(microbatch)
 
 
-def adopt_batch_size(dataset: Any, batch_size: int | None, *, in_order: bool) -> Any:
-    """Return a dataset that plans its batches itself, once it has the loader's batch size; None for any other.
+def adopt_batch_size(
+    source: StreamSource[Any, Any] | None, batch_size: int | None, *, in_order: bool
+) -> StreamSource[Any, Any] | None:
+    """Return the source of a dataset that plans its batches itself, once it has the loader's batch size.
 
     Raises:
         ConfigurationError: The dataset has another batch size, none is given, or ``in_order`` is false: the state counts
             batches in their order.
     """
-    if not is_stream_source(dataset):
+    if source is None:
         return None
     if not in_order:
         raise ConfigurationError("in_order", in_order, "True: the state counts batches in their order")
     if batch_size is None:
         raise ConfigurationError("batch_size", None, "a number of samples: the order of a stream depends on it")
-    if dataset.batch_size is None:
-        dataset.batch_size = batch_size
-    if dataset.batch_size != batch_size:
-        expected = f"{dataset.batch_size}, the batch size of the dataset, which its order depends on"
+    if source.batch_size is None:
+        source.batch_size = batch_size
+    if source.batch_size != batch_size:
+        expected = f"{source.batch_size}, the batch size of the dataset, which its order depends on"
         raise ConfigurationError("batch_size", batch_size, expected)
-    return dataset
+    return source
 
 
 def check_known(state: Mapping[str, Any], dataset: object) -> None:

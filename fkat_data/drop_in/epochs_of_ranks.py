@@ -90,7 +90,7 @@ class EpochsOfRanks(AccelerateSide):
     window_fn: Any
     on_sample_error: Literal["raise", "skip"]
     _is_iterable: bool
-    _stream: Any  # a dataset that plans its batches itself, or None
+    _stream: Any  # the StreamSource of a dataset that plans its batches itself, or None
     # A stream whose order is cut into windows; ``_stream`` is None then.
     _windowed: Any = None
     _engine: Any

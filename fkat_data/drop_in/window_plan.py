@@ -28,7 +28,7 @@ from fkat_data.drop_in.sampler_states import FirstBatch
 from fkat_data.drop_in.window_states import DealtWindows, WindowPosition, dealt_windows, window_position_in
 from fkat_data.errors import ConfigurationError, SkippedSamplesError, StateMismatchError
 from fkat_data.plan.position import Position, ResumeState, Task, TaskOrigin
-from fkat_data.types import is_stream_source
+from fkat_data.types import stream_source_of
 from fkat_data.wording import counted
 from fkat_data.worker.windows import Skipped, Window, read_skipped, read_update, window_functions_of
 
@@ -504,7 +504,7 @@ def check_windows(window_fn: Any, dataset: object, batch_sampler: object, on_sam
     window_functions_of(window_fn)
     kind: Any = type(dataset)
     has_indices = hasattr(dataset, "__getitem__")
-    is_stream = is_stream_source(dataset)
+    is_stream = stream_source_of(dataset) is not None
     is_iterable = isinstance(dataset, IterableDataset) and not is_stream
     if is_iterable and on_sample_error == "skip":
         expected = "'raise', with an iterable dataset: its iteration ends where it raises"

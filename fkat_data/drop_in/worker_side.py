@@ -26,7 +26,7 @@ from fkat_data.seeding import (
     report_initial_seed,
     worker_base_seed,
 )
-from fkat_data.types import Stateful, is_stream_source
+from fkat_data.types import Stateful, stream_source_of
 from fkat_data.worker.batches import NumberedBatches, SequentialProduct
 from fkat_data.worker.fetch import direct_iteration
 from fkat_data.worker.messages import ShardTrailer, WithPlanUpdate
@@ -429,7 +429,7 @@ class EpochFactory(EpochAware):
         self._copies: _Copies | None = None
         self.dataset = dataset
         self._spec = spec
-        self._is_stream = is_stream_source(dataset)
+        self._is_stream = stream_source_of(dataset) is not None
         self._is_entered = self._is_used = False
         self._epoch = 0
         self._memory = DatasetMemory()
@@ -451,11 +451,7 @@ class EpochFactory(EpochAware):
             Exception: What ``worker_init_fn`` raises.
         """
         if isinstance(payload, Strand):
-            return (
-                self._dataset_for(payload).loader_product(payload, self._spec.collate_fn)
-                if self._is_stream
-                else self._strand(payload)
-            )
+            return self._product(payload, self._dataset_for(payload)) if self._is_stream else self._strand(payload)
         self._enter(current_worker(), self._spec.num_workers)
         if self._copies is not None:
             dataset = self._copies.lend(self.dataset)
@@ -468,8 +464,9 @@ class EpochFactory(EpochAware):
         if isinstance(payload, Window):
             rows = CollateSpec(spec.window_fn, collate_fn, spec.batch_size, spec.drop_last)
             return WindowProduct(payload, dataset, rows, seed=spec.seed, skips=spec.skips_samples)
-        if self._is_stream:
-            return dataset.loader_product(batches, collate_fn)
+        source = stream_source_of(dataset)
+        if source is not None:
+            return source.product(payload, collate_fn)
         if spec.is_batched and batches.is_stacked:
             return StackedBatches(dataset, batches)
         if spec.is_batched:

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch.utils.data import IterableDataset
 
 from fkat_data.distributed import gather
 from fkat_data.errors import ConfigurationError, RankMismatchError, StateMismatchError
 from fkat_data.huggingface.preparation import AccelerateDataLoader, is_own_loader, wrapper_for
 from fkat_data.interruption import genuine
+from fkat_data.types import stream_source_of
 
 
 class ExactResumeMixin:
@@ -241,7 +241,7 @@ def _wrapped(own: Callable[..., Any], role: str) -> Callable[..., Any]:
 
 def _refuse_dataset(argument: str, value: Any) -> None:
     """Raise for a StreamingDataset: a rank's part, of which accelerate would give each rank a part."""
-    if isinstance(value, IterableDataset) and callable(getattr(cast("Any", value), "begin_epoch", None)):
+    if stream_source_of(value) is not None:
         raise ConfigurationError(
             argument,
             "a StreamingDataset",

@@ -14,7 +14,6 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from fkat_data import arguments
 from fkat_data.arguments import count_of, size_bytes_of
-from fkat_data.drop_in.worker_side import Strand
 from fkat_data.errors import ConfigurationError, StaleIteratorError
 from fkat_data.files.formats import DECODED_LIMIT_BYTES
 from fkat_data.files.tar import DecoderName
@@ -23,7 +22,7 @@ from fkat_data.streaming.epoch.epochs import Epochs, WeightSchedule
 from fkat_data.streaming.epoch.rank_batches import PickedSamples, RankBatches, SampleSkips, joined
 from fkat_data.streaming.epoch.shared_resume import LARGEST_NUMBER, ResumePoint, iteration_here
 from fkat_data.streaming.epoch.world import World
-from fkat_data.streaming.loader_plan import PartBatches, StreamEpochs, StreamPart, StreamPlan, StreamWindows, writable
+from fkat_data.streaming.loader_source import DatasetSource
 from fkat_data.streaming.order.batching import BATCHING_METHODS, BatchingMethod
 from fkat_data.streaming.order.epoch_order import (
     LAST_EPOCH,
@@ -41,7 +40,7 @@ from fkat_data.streaming.reading.open_shards import OpenShards
 from fkat_data.streaming.reading.pinned_commits import check_ranks, check_saved, saved_commits
 from fkat_data.streaming.reading.stream import Stream, given_streams
 from fkat_data.streaming.sample_access import SampleAccess
-from fkat_data.streaming.user_iterator import DeliveryTracker, UserIteratorBatches, UserIteratorPlan
+from fkat_data.streaming.user_iterator import DeliveryTracker
 from fkat_data.wording import Described
 from fkat_data.worker.produce import check_files, files_field
 
@@ -51,8 +50,6 @@ _logger = logging.getLogger(__name__)
 _READ_TOGETHER = 64
 #: The default of what is fetched ahead.
 _READ_AHEAD_BYTES = 128 << 20
-#: Attributes of a dataset that an iteration changes.
-_OF_ITERATION = {"_resume_point", "delivery_tracker", "next_of_strand"}
 
 _Part = TypeVar("_Part")
 
@@ -239,6 +236,10 @@ class StreamingDataset(Described, DatasetProperties, SampleAccess, IterableDatas
         self.next_of_strand: ResumePoint | None = None
 
     @property
+    def _loader_source(self) -> DatasetSource:
+        return DatasetSource(self, has_own_iter=has_own_iter(self))
+
+    @property
     def skips(self) -> SampleSkips:
         """The batches and samples to skip, including the ``skip`` of a loaded state."""
         return self._skips
@@ -366,70 +367,6 @@ class StreamingDataset(Described, DatasetProperties, SampleAccess, IterableDatas
         _, shard, row, _ = where_is(self.catalog, index)
         return f"row {row} of {shard}"
 
-    def loader_plan(self, dp_rank: int, *, num_workers: int, collate_fn: Any, **settings: bool) -> StreamEpochs:
-        """Return the plan of this rank's batches, for a loader with these settings of ``StreamEpochs``."""
-        if has_own_iter(self):
-            return UserIteratorPlan(self, dp_rank, num_workers=num_workers, **settings)
-        return StreamPlan(self, dp_rank, is_read_here=not num_workers, collate_fn=collate_fn, **settings)
-
-    def loader_product(
-        self, part: StreamPart | Strand, collate_fn: Callable[[list[Any]], Any]
-    ) -> PartBatches | UserIteratorBatches:
-        """Return the batches of a task of that plan, where they are made."""
-        kind: Any = UserIteratorBatches if isinstance(part, Strand) else PartBatches
-        return kind(self, collate_fn, part)
-
-    def loader_windows(self, window_size: int, *, is_read_here: bool) -> StreamWindows:
-        """Return the order that the windows of a window function are cut from.
-
-        Raises:
-            ConfigurationError: They cannot be cut from this dataset's order.
-        """
-        method = self.epochs.settings.batching_method
-        if has_own_iter(self):
-            expected = "a dataset without an __iter__ of its own, with window_fn or on_sample_error: windows are cut from its order"
-            raise ConfigurationError("dataset", type(self), expected)
-        if method != "random":
-            expected = (
-                "'random', with window_fn or on_sample_error: windows are cut from an order of samples, not of batches"
-            )
-            raise ConfigurationError("batching_method", method, expected)
-        if self._skips:
-            expected = "nothing, with window_fn or on_sample_error: a function of the window can leave samples out"
-            raise ConfigurationError("skip", self._skips.plain(), expected)
-        if self.epochs.replication is not None:
-            expected = "None, with window_fn or on_sample_error: each rank gets windows of its own"
-            raise ConfigurationError("replication", self.epochs.replication, expected)
-        return StreamWindows(self, window_size, is_read_here=is_read_here)
-
-    def window_samples(self, sample_ids: list[int]) -> list[Any]:
-        """Return the samples of a window; their arrays may be written to."""
-        return [writable(sample) for sample in self.picked(PickedSamples(np.array(sample_ids, np.int64)))]
-
-    @property
-    def of_files(self) -> Catalog:
-        """The object that writes into a state what the files of tokens were, and checks it at a load."""
-        return self.catalog
-
-    def window_fingerprint(self) -> dict[str, Any]:
-        """Return the fields of a state that the order of the windows depends on."""
-        return {f"stream_{name}": value for name, value in self.epochs.fingerprint().items()}
-
-    def window_ranks(self) -> tuple[int, int]:
-        """Return the number of ranks that windows are dealt out to, and which of them this one is.
-
-        Raises:
-            RankMismatchError: Another rank reads another commit of the Hugging Face hub, with other data.
-        """
-        check_ranks(self.catalog.commits)
-        world = self.epochs.world()
-        return world.num_ranks, world.rank
-
-    def loader_settings(self) -> tuple[int, Any]:
-        """Return the seed of its orders, and all that workers have of it but its resume point."""
-        own = {name: value for name, value in vars(self).items() if name not in _OF_ITERATION}
-        return self.epochs.shuffle_seed, own
-
     def begin_epoch(self) -> ResumePoint:
         """Return the point where the next epoch of this process begins, with every setting filled in.
 
@@ -501,7 +438,7 @@ class StreamingDataset(Described, DatasetProperties, SampleAccess, IterableDatas
         """Return the state of which ``load_state_dict`` goes to a point."""
         commits = saved_commits(self.catalog.commits)
         state = {**self.epochs.state(self.epochs.with_defaults(point)), "skip": tuple(self._skips.plain())}
-        files = {name: tuple(value) for name, value in files_field(self).items()}
+        files = {name: tuple(value) for name, value in files_field(self.catalog).items()}
         return {**state, **files, "commits": commits} if commits else {**state, **files}
 
     def load_state_dict(self, obj: Mapping[str, Any]) -> None:
@@ -514,7 +451,7 @@ class StreamingDataset(Described, DatasetProperties, SampleAccess, IterableDatas
         """
         point = self.epochs.resume_point(obj)
         check_saved(self.catalog.commits, obj)
-        check_files(obj.get("files") if point.sample_in_epoch else None, self)
+        check_files(obj.get("files") if point.sample_in_epoch else None, self.catalog)
         skips = self._skips.also(SampleSkips(obj.get("skip")))
         skips.check(self.num_samples)
         self._skips = skips

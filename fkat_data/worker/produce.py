@@ -18,7 +18,7 @@ from fkat_data.plan.position import ShardFingerprint, Task
 from fkat_data.sample_errors import early_end
 from fkat_data.seeding import ShardRng
 from fkat_data.transport.digest import digest_of
-from fkat_data.types import Shard
+from fkat_data.types import Shard, stream_source_of
 from fkat_data.wording import add_note, notes_of, shard_location, shard_name
 from fkat_data.worker.batches import (
     IndexedProduction,
@@ -94,6 +94,9 @@ def check_files(saved: Sequence[int] | None, dataset: object) -> None:
 def _of_files(dataset: object) -> list[OfFiles]:
     """Return what knows the files, of each dataset that is joined."""
     for _ in range(_MOST_VIEWS):
+        source = stream_source_of(dataset)
+        if source is not None:
+            return [source.files]
         # The second question takes long.
         if hasattr(dataset, "file_digests") and isinstance(dataset, OfFiles):
             return [dataset]

@@ -18,7 +18,7 @@ from fkat_data.interruption import genuine, is_interruption
 from fkat_data.sample_errors import early_end, note_misfit, note_source_locations
 from fkat_data.seeding import ShardRng, microbatch_seed, undoing_draws
 from fkat_data.transport.codec import dumps, loads
-from fkat_data.types import is_stream_source
+from fkat_data.types import stream_source_of
 from fkat_data.wording import add_note, notes_of
 from fkat_data.worker.fetch import call_collate, gives_items_together, items_in_turn
 from fkat_data.worker.messages import ShardTrailer, WithPlanUpdate, content_of
@@ -103,7 +103,7 @@ class _Skipping:
         self._dataset = dataset
         self.class_name: str = type(dataset).__qualname__
         """What messages call the dataset."""
-        self._is_stream = is_stream_source(dataset)
+        self._source = stream_source_of(dataset)
         self._left_out = left_out
         self._skips = skips
 
@@ -112,7 +112,7 @@ class _Skipping:
         is_left_out = offset in self._left_out
         undo = undoing_draws() if is_left_out else None
         try:
-            sample = self._dataset.window_samples([index])[0] if self._is_stream else self._dataset[index]
+            sample = self._dataset[index] if self._source is None else self._source.samples([index])[0]
         except genuine(Exception) as error:
             is_other = isinstance(error, _NOT_THE_SAMPLES) and not isinstance(error, ValueLimitError)
             if not is_left_out and (not self._skips or is_other):
@@ -223,8 +223,9 @@ class WindowProduct:
         try:
             if left_out and not skips:
                 return [each for each in items_in_turn(*skipping) if not isinstance(each, Skipped)]
-            if is_stream_source(dataset) and not left_out:
-                return dataset.window_samples(indices)
+            source = stream_source_of(dataset)
+            if source is not None and not left_out:
+                return source.samples(indices)
             if gives_items_together(dataset) and not left_out:
                 return [*dataset.__getitems__(indices)]
             if not skips:
@@ -252,8 +253,9 @@ class WindowProduct:
         except Exception as error:
             if default is not None:
                 note_misfit(error, rows)
-            if isinstance(error, KeyError) and is_stream_source(self._dataset):
-                self._dataset.catalog.note_columns(error)
+            source = stream_source_of(self._dataset)
+            if isinstance(error, KeyError) and source is not None:
+                source.note_columns(error)
             raise
 
     def _update(self, num_rows: int, num_all: int, num_behind: int) -> bytes:
