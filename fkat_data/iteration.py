@@ -15,7 +15,7 @@ import torch
 from fkat_data.errors import StaleIteratorError
 from fkat_data.interruption import is_interruption
 from fkat_data.plan.position import START, Position
-from fkat_data.tracebacks import fold
+from fkat_data.tracebacks import hide_own_frames
 from fkat_data.types import Microbatch
 from fkat_data.wording import counted
 
@@ -64,10 +64,10 @@ class Cursor:
         return any(position is self.position for position in self._loaded)
 
     def first(self) -> Position:
-        """Return the first position of an iteration that begins now.
+        """Return where an iteration begins that starts now.
 
-        Where nothing of the epoch was delivered, that is the present one, be it behind tasks that gave nothing. The rest
-        of an epoch that was left after a microbatch is skipped.
+        That is the present position if no microbatch of the epoch was delivered, or a load has set it. Else the caller
+        has left the epoch after a microbatch, and the next epoch begins.
         """
         position = self.position
         # After a load, another rank may have had microbatches of the epoch.
@@ -246,7 +246,7 @@ class EpochIterator(Iterator[Microbatch]):
                 self._iterations.is_interrupted = True
             else:
                 self._iterations.check(self._number)
-            fold(error)
+            hide_own_frames(error)
             raise
         self._iterations.is_interrupted = False
         return self._cursor.hand_over(microbatch)

@@ -24,14 +24,14 @@ OF_WORKER = "The worker's traceback:"
 _HINT = "(the frames of fkat_data before these are left out; FKAT_DATA_FULL_TRACEBACK=1 shows them)"
 
 
-def fold(error: BaseException) -> None:
+def hide_own_frames(error: BaseException) -> None:
     """Let the tracebacks of an error and its causes begin with the first frame that is not this library's.
 
     Where no frame is the user's, nothing is left of the traceback of an error of this library, a worker's error, or an
     interruption: the message and its notes say all. The traceback of an error that this library did not mean to raise
     stays as it is.
     """
-    if not _are_folded():
+    if not _are_hidden():
         return
     is_said = _is_said(error)
     for each in _chain(error):
@@ -43,26 +43,26 @@ def fold(error: BaseException) -> None:
         BaseException.with_traceback(each, tracebacks[_num_before(files, is_said=is_said)])
 
 
-class Folding:
-    """A context that folds what is raised in it."""
+class HideOwnFrames:
+    """A context that hides this library's frames in what is raised in it."""
 
     def __enter__(self) -> None:
         """Do nothing."""
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        """Fold the error."""
+        """Hide the frames of the error."""
         if error is not None:
-            fold(error)
+            hide_own_frames(error)
 
 
-def folded_text(error: BaseException) -> str:
-    """Return an error as text without its notes, which travel beside it, and its causes, all shortened as by ``fold``.
+def shortened_text(error: BaseException) -> str:
+    """Return an error as text, without its notes, which travel beside it; with its causes, shortened as they are.
 
     Nothing is left of an error whose message says all.
     """
     whole = traceback.TracebackException.from_exception(error)
     whole.__notes__ = None
-    if not _are_folded():
+    if not _are_hidden():
         return "".join(whole.format())
     is_said, num_left_out, num_shown = _is_said(error), 0, 0
     for each in _chain(whole):
@@ -74,7 +74,7 @@ def folded_text(error: BaseException) -> str:
     return f"{text}{_HINT}\n" if num_left_out and text else text
 
 
-def _are_folded() -> bool:
+def _are_hidden() -> bool:
     return os.environ.get("FKAT_DATA_FULL_TRACEBACK", "0") in ("", "0")
 
 

@@ -14,7 +14,7 @@ from fkat_data import DataLoader, DataLoaderFactory
 from fkat_data.datasets import JsonDataset
 from fkat_data.errors import ShardError
 from fkat_data.streaming import MDSWriter, StreamingDataLoader, StreamingDataset
-from fkat_data.tracebacks import fold, folded_text
+from fkat_data.tracebacks import hide_own_frames, shortened_text
 
 both_modes = pytest.mark.parametrize("multiprocessing", [False, True], ids=["in process", "worker process"])
 
@@ -99,12 +99,12 @@ def test_a_missing_shard_of_a_stream_shows_the_line_that_asked(num_workers, tmp_
 
 def test_an_error_without_a_frame_of_the_users_stays_as_it_is():
     with pytest.raises(ZeroDivisionError) as caught:
-        exec(compile("1 / 0", fold.__code__.co_filename, "exec"))  # looks as if this library had raised it
+        exec(compile("1 / 0", hide_own_frames.__code__.co_filename, "exec"))  # looks as if this library had raised it
     error = caught.value
     error.__traceback__ = before = error.__traceback__.tb_next
-    fold(error)
+    hide_own_frames(error)
     assert error.__traceback__ is before is not None
-    assert "FKAT_DATA_FULL_TRACEBACK" not in folded_text(error)
+    assert "FKAT_DATA_FULL_TRACEBACK" not in shortened_text(error)
 
 
 def test_ipython_shows_no_frames_of_the_loader(capsys, monkeypatch):

@@ -240,14 +240,14 @@ def make_engine(loader: Any, plan: LoaderPlan, *, seed: int, dp_rank: int, keeps
         is_digested=loader.max_worker_restarts > 0,
         timeline=None if loader.trace is None else open_timeline(loader.trace, *rank_and_world_size()),
         start_method=start_method_of(loader),
-        users={
+        user_objects={
             "dataset": loader.dataset,
             "window_fn": spec.window_fn,
             "collate_fn": spec.collate_fn,
             "worker_init_fn": spec.worker_init_fn,
         },
-        in_process=("num_workers", 0),
-        is_kept=keeps_dataset,
+        in_process_argument=("num_workers", 0),
+        has_process_state=keeps_dataset,
         loader_name=_public_name(cast("type[object]", type(loader))),
         is_startup_shared=num_strands is None
         and not plan.has_windows

@@ -1,9 +1,9 @@
-"""Delivery: from what the prefetcher takes to what the caller receives, and the count of it.
+"""Delivery of microbatches: moves each to the device, returns it to the caller, and counts it.
 
-Ctrl-C, and what a signal's handler raises, may end a call between any two instructions. So the delivery remembers the
-position at which all parts were whole, and forgets it while a call changes them. A call that finds no such position
-comes after an interruption: it ends the workers, whose pipes may be out of step, and begins again at the caller's
-position with new ones. A wait changes nothing: after an interrupted one, everything goes on as it is.
+Ctrl-C, or an exception that a signal's handler raises, may end a call between any two instructions, and leave prefetcher,
+pipes and workers half changed. So ``Delivery`` stores the position at which all of them agree, and sets it to None for as
+long as a call changes them. If the next call finds None, the call before it was interrupted: it ends the workers, starts
+new ones, and prefetches from the caller's position again. A call that only waits changes nothing, and needs none of this.
 """
 
 import logging
@@ -68,11 +68,12 @@ class Delivery:
         self._agreement = agreement
         self._sink = sink
         self._observation = observation
-        # One that the caller is about to get, and one that moves behind it.
+        # At most two: the next microbatch, and the one behind it, whose copy to the device has begun.
         self._moving: deque[_Taken] = deque()
-        # Microbatches that came together, follow on the caller's position, and need not move.
-        self._run: deque[Microbatch] = deque()
-        # By identity: the parts go on after this position. None: a call changes them, or was interrupted.
+        # The next microbatches, of one message, which need not move.
+        self._chunk: deque[Microbatch] = deque()
+        # Where prefetcher and workers agree with the cursor, compared by identity. None: a call changes them, or was
+        # interrupted.
         self._consistent_position: Position | None = _RESTART
         self._began_mid_epoch = False
         self._is_first = False
@@ -90,7 +91,7 @@ class Delivery:
             self._delivered_bytes,
             self._delivered_at_s,
             self._placement.copied_s,
-            len(self._run) + sum(isinstance(arrival, Arrival) for arrival, _, _ in list(self._moving)),
+            len(self._chunk) + sum(isinstance(arrival, Arrival) for arrival, _, _ in list(self._moving)),
             self.is_over,
         )
 
@@ -110,7 +111,7 @@ class Delivery:
     def load_to(self, mover: Mover) -> None:
         """Move by another mover from the next microbatch on that is not moving yet."""
         self._placement.use(mover)
-        if self._consistent_position is not None and self._run:
+        if self._consistent_position is not None and self._chunk:
             self._consistent_position = _RESTART  # they are taken again
 
     def count_ahead(self) -> int:
@@ -159,9 +160,9 @@ class Delivery:
         """
         cursor = self._cursor
         position = cursor.position
-        if self._run and self._consistent_position is position:
+        if self._chunk and self._consistent_position is position:
             self._consistent_position = None
-            microbatch = self._run.popleft()
+            microbatch = self._chunk.popleft()
             epoch, task_index, number, step, ended, left_out = position
             # skips NamedTuple's Python `__new__`: twice as fast
             after = tuple.__new__(Position, (epoch, task_index, number + 1, step + 1, ended, left_out))
@@ -254,8 +255,8 @@ class Delivery:
             return arrival, mover, None
         if mover.copies or is_profiled:
             return self._moved(arrival)
-        if self._prefetcher.has_run and self._agreement is None:
-            self._run.extend(self._prefetcher.take_run())
+        if self._prefetcher.has_chunk and self._agreement is None:
+            self._chunk.extend(self._prefetcher.take_chunk())
         return arrival, mover, arrival.microbatch
 
     def _moved(self, arrival: Arrival) -> _Taken:
@@ -295,7 +296,7 @@ class Delivery:
         self._prefetcher.start(position)
 
     def _make_consistent(self) -> None:
-        """Let no part stay as an interrupted call has left it."""
+        """Replace what an interrupted call has left half changed."""
         if self._consistent_position is not None:
             return
         if not self._prefetcher.end_wait():
@@ -307,7 +308,7 @@ class Delivery:
 
     def _clear(self) -> None:
         self._moving.clear()
-        self._run.clear()
+        self._chunk.clear()
 
     def _end_epoch(self) -> None:
         self._observation.epoch_ended(self._epoch, self.progress())

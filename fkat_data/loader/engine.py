@@ -115,7 +115,7 @@ class Engine(Generic[Microbatch_co]):
             self._sink,
             self._observation,
         )
-        self._next = self._observation.drawn(self._delivery.next, self._delivery.progress)
+        self._next = self._observation.traced(self._delivery.next, self._delivery.progress)
         self._iterations = Iterations("loader")
         self._is_handed_out = False
         # Where a load is going to: an interrupted call has left it to the next one.

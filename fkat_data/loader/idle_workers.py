@@ -42,13 +42,13 @@ class WorkerUse:
 
     Args:
         pool: The workers.
-        is_kept: Whether they keep what the program cannot make again: they are not given up.
+        has_process_state: Whether they have state that the program cannot make again: they are not given up.
     """
 
     # A loader that is dropped must be gone at once: this refers to nothing that leads back to it.
-    def __init__(self, pool: _Workers, *, is_kept: bool) -> None:
+    def __init__(self, pool: _Workers, *, has_process_state: bool) -> None:
         self._pool = weakref.ref(pool)
-        self._is_kept = is_kept
+        self._has_process_state = has_process_state
         self._lock = threading.Lock()
         self._is_in_use = False
         self._delivery: weakref.ref[_Suspendable] | None = None
@@ -60,7 +60,7 @@ class WorkerUse:
     @property
     def num_idle(self) -> int:
         """Workers that may be given up at once."""
-        return self._num_workers() if not self._is_kept and (not self._is_in_use or self._is_left()) else 0
+        return self._num_workers() if not self._has_process_state and (not self._is_in_use or self._is_left()) else 0
 
     def begin(self) -> None:
         """Keep the workers from here on."""
@@ -89,7 +89,7 @@ class WorkerUse:
             is_needed: Whether an iteration under way, which then makes again what it had prefetched, may lose its workers.
         """
         pool = self._pool()
-        if pool is None or self._is_kept or not pool.workers or not self._lock.acquire(blocking=False):
+        if pool is None or self._has_process_state or not pool.workers or not self._lock.acquire(blocking=False):
             return False
         try:
             if self._is_in_use and not ((is_needed or self._is_left()) and self._suspend()):

@@ -1,11 +1,14 @@
 """The look-ahead where the user sets no number: it grows where that helps, and shrinks where nothing is lost.
 
-A longer look-ahead helps where the trainer waits although the window was full before: the workers stood still, and could
-have made what is missing now. Where the trainer waits beside a window that was never full, the workers are too slow, and
-no look-ahead helps. One full window among many such waits is a pause of the trainer's, and does not count.
-What has lain ready for long without being needed is surplus, and the window shrinks by half of it.
-A wait soon after shows that this was a mistake: the next shrinking comes later. So a rare slow microbatch costs a few
-waits in a whole run, not one each time.
+The look-ahead is full when as many microbatches are ready as it allows: the workers then have nothing to do.
+
+- If the trainer waits, and the look-ahead was full shortly before, the workers could have made what is missing now: the
+  look-ahead doubles.
+- If the trainer waits, and it was not full before, the workers are too slow, and no look-ahead helps. It was full once
+  among many such waits: the trainer paused, and that does not count.
+- Microbatches that lay ready for long, and were not needed, are surplus: the look-ahead shrinks by half of them. If the
+  trainer waits soon after, that was a mistake, and the next shrinking comes later. So a rare slow microbatch costs a few
+  waits in a whole run, not one each time.
 """
 
 _LEAST = 4
@@ -15,7 +18,7 @@ _LEAST_BYTES = 4 << 20
 _SMALLEST_BYTES = 4 << 10
 _SHORTEST_TERM, _LONGEST_TERM = 256, 1 << 16
 _SHORTEST_STRIDE = 4
-# Two full windows this many waits apart are a coincidence.
+# Full twice, this many waits apart, is a coincidence.
 _NEAR = 128
 # The weight of the latest size in the mean: one small microbatch says nothing about those after it.
 _LATEST = 1 / 8
@@ -85,7 +88,7 @@ class LookAhead:
             self._has_shrunk = False
             self._num_vain = 0
         else:
-            # The workers are the limit: what the window has gained in a pause of the trainer is of no use.
+            # The workers are the limit: what it has grown by in a pause of the trainer is of no use.
             self._num_vain += 1
             if self._num_vain >= _SHORTEST_TERM:
                 self._num_vain = 0

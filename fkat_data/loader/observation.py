@@ -50,7 +50,7 @@ class Observation:
         prefetcher: What has arrived.
         sink: How long the trainer waited.
         num_shard_prefetches: The loader's argument.
-        timeline: Where the trainer's events go; None: nothing is drawn.
+        timeline: Where the trainer's events go; None: there is none.
         statistics_type: Says what limits the loop in the terms of the user's class.
     """
 
@@ -75,7 +75,7 @@ class Observation:
         self._before = statistics_type()
         self._returned_s: float | None = None
         self._is_taking = False
-        self._next_drawn_s = self._sampled_s = self._recorded_s = 0.0
+        self._next_traced_s = self._sampled_s = self._recorded_s = 0.0
 
     def statistics(self, progress: DeliveryProgress) -> LoaderStatistics:
         """Return the present numbers, with what was delivered so far."""
@@ -147,29 +147,29 @@ class Observation:
                 done.verdict,
             )
 
-    def drawn(
+    def traced(
         self, take: Callable[[], Microbatch], progress: Callable[[], DeliveryProgress]
     ) -> Callable[[], Microbatch]:
-        """Return ``take``, which returns the next microbatch; with a timeline, a function that draws each call of it."""
+        """Return ``take``, which returns the next microbatch; with a timeline, a function that records each call in it."""
         timeline = self._timeline
         if timeline is None:
             return take
 
-        def take_and_draw() -> Microbatch:
+        def take_and_trace() -> Microbatch:
             called_s = time.perf_counter()
             if self._returned_s is not None:
                 timeline.recorder.add("step", self._returned_s, called_s)
                 self._returned_s = None
-            is_drawn = called_s >= self._next_drawn_s
+            is_traced = called_s >= self._next_traced_s
             self._is_taking = True
             try:
                 return take()
             finally:
                 self._is_taking = False
-                if is_drawn:
-                    self._draw(timeline, called_s, progress())
+                if is_traced:
+                    self._trace(timeline, called_s, progress())
 
-        return take_and_draw
+        return take_and_trace
 
     def close(self, progress: DeliveryProgress) -> None:
         """Write the rest of the timeline."""
@@ -190,10 +190,10 @@ class Observation:
                 timeline.write(last.take())
         timeline.record("loader closed", self.statistics(progress))
 
-    def _draw(self, timeline: Timeline, called_s: float, progress: DeliveryProgress) -> None:
-        """Draw the call of ``next`` that began then, and the statistics at intervals."""
+    def _trace(self, timeline: Timeline, called_s: float, progress: DeliveryProgress) -> None:
+        """Record the call of ``next`` that began then, and the statistics at intervals."""
         self._returned_s = now_s = time.perf_counter()
-        self._next_drawn_s = called_s + CYCLE_S
+        self._next_traced_s = called_s + CYCLE_S
         timeline.recorder.add("next", called_s, now_s, progress.num_delivered - 1)
         if now_s - self._sampled_s >= _SAMPLE_S:
             self._sampled_s = now_s

@@ -1,8 +1,9 @@
 """Tasks in work, and their microbatches in order.
 
-A group of workers does its tasks in the order of their tickets. Where one task follows the other, ticket *t* belongs to
-group *t mod number of groups*; where tasks take turns, each has a group of its own. So the next microbatch is the next
-one of the group whose turn it is: nothing has to be sorted here.
+Workers form groups; all workers of a group make one task together, as the threads of a pool share one queue. A group does
+its tasks in the order of their numbers. Where one task follows the other, task *t* belongs to group *t mod number of
+groups*; where tasks are interleaved, each has a group of its own. So the next microbatch in order is always the next one
+of a known group: nothing has to be sorted here.
 """
 
 import logging
@@ -32,7 +33,7 @@ from fkat_data.worker.messages import (
     Item,
     MemoryShortage,
     Message,
-    MicrobatchRun,
+    MicrobatchChunk,
     ShardTrailer,
     WithPlanUpdate,
     WorkerGone,
@@ -96,27 +97,27 @@ class InFlightTask:
     """
 
     __slots__ = (
-        *("allowance", "arrived", "leftover_rows", "delivered", "inbox", "group"),
-        *("last_digest", "learn_at", "left_out", "rest", "task"),
+        *("allowance", "arrived", "leftover_rows", "next_index", "message_source", "group"),
+        *("last_digest", "learn_at", "left_out", "chunk", "task"),
     )
 
     def __init__(self, task: Task, group: WorkerGroup, allowance: int) -> None:
         self.task: Task = task
         self.group: WorkerGroup = group
-        self.inbox: Worker | WorkerGroup = group.inbox
-        """What gives the next message and takes allowances."""
+        self.message_source: Worker | WorkerGroup = group.message_source
+        """What gives the next message: the worker itself, or a group of several."""
         self.allowance: int = allowance
         """The first microbatch that may not be made yet."""
         self.arrived: deque[Item | End | Failure] = deque()
         """Messages that were not handed out, in order."""
-        self.delivered: int = task.first_microbatch
-        """The next microbatch to hand out."""
+        self.next_index: int = task.first_microbatch
+        """Index of the next microbatch to hand out, in the task."""
         self.last_digest: int | None = None
         """Of the microbatch before it, if it is known."""
         self.learn_at: int = 0
         """The delivery from which the look-ahead learns next."""
-        self.rest: MicrobatchRun | None = None
-        """What has come together with the first message in ``arrived``, or the one that was just handed out."""
+        self.chunk: MicrobatchChunk | None = None
+        """Microbatches that came in one message with the first one in ``arrived``, or with the one just handed out."""
         self.leftover_rows: bytes | None = None
         """What the task has left for the one behind it, once it is known."""
         self.left_out: tuple[int, ...] = task.left_out
@@ -126,13 +127,13 @@ class InFlightTask:
     def num_arrived(self) -> int:
         """Microbatches that have arrived and were not handed out."""
         # Another thread may ask while the trainer's thread changes them: each is read in one step.
-        rest, arrived = self.rest, list(self.arrived)
-        num_together = 0 if rest is None else len(rest.microbatches) - 1
-        return num_together + sum(isinstance(message, Item) and not _is_end(message) for message in arrived)
+        chunk, arrived = self.chunk, list(self.arrived)
+        num_in_chunk = 0 if chunk is None else len(chunk.microbatches) - 1
+        return num_in_chunk + sum(isinstance(message, Item) and not _is_end(message) for message in arrived)
 
-    def begin_turn(self) -> None:
-        """Hear the group from here on as it is now."""
-        self.inbox = self.group.inbox
+    def update_source(self) -> None:
+        """Receive from the group as it is now."""
+        self.message_source = self.group.message_source
 
     def allow(self, allowance: int, *, is_ahead: bool = False, is_new: bool = False) -> None:
         """Let the task be made up to a microbatch, unless it may go as far.
@@ -147,36 +148,36 @@ class InFlightTask:
             if is_ahead:
                 self.group.allow(self.task.ticket, allowance, is_ahead=True)
             else:
-                self.inbox.allow(self.task.ticket, allowance)
+                self.message_source.allow(self.task.ticket, allowance)
 
-    def keep(self, message: Item | End | Failure | MicrobatchRun) -> Item | End | Failure:
-        """Keep what has arrived behind all else; return the first of it."""
-        if isinstance(message, MicrobatchRun):
+    def append(self, message: Item | End | Failure | MicrobatchChunk) -> Item | End | Failure:
+        """Append what has arrived to what waits to be handed out; return the first message of it."""
+        if isinstance(message, MicrobatchChunk):
             if message.microbatches:
-                self.rest = message
+                self.chunk = message
             message = message.first()
         self.arrived.append(message)
         return message
 
-    def spread(self) -> None:
-        """Keep what has come together as the messages that it stands for."""
-        rest, self.rest = self.rest, None
-        if rest is not None:
-            self.arrived.extend(rest.behind_first())
+    def split_chunk(self) -> None:
+        """Append the messages that a chunk stands for, one for each microbatch."""
+        chunk, self.chunk = self.chunk, None
+        if chunk is not None:
+            self.arrived.extend(chunk.behind_first())
 
-    def take_run(self) -> list[Any]:
-        """Return the microbatches that have come together with the one just handed out, as handed out as well."""
-        rest, self.rest = self.rest, None
-        if rest is None:
+    def take_chunk(self) -> list[Any]:
+        """Return the other microbatches of the chunk whose first one was just handed out, as handed out as well."""
+        chunk, self.chunk = self.chunk, None
+        if chunk is None:
             return []
-        self.arrived.append(rest.behind)
-        self.delivered += len(rest.microbatches) - 1
-        self.last_digest = rest.digests[-1]
-        return rest.microbatches[1:]
+        self.arrived.append(chunk.behind)
+        self.next_index += len(chunk.microbatches) - 1
+        self.last_digest = chunk.digests[-1]
+        return chunk.microbatches[1:]
 
     def learn_after(self, count: int) -> None:
         """Have the look-ahead learn from the delivery after ``count`` of them."""
-        self.learn_at = self.delivered + count
+        self.learn_at = self.next_index + count
 
 
 class Prefetcher:
@@ -224,13 +225,13 @@ class Prefetcher:
         self._recorder = plan if plan.takes_updates else self.sample_skips
         self._num_tasks_ahead = num_tasks_ahead
         self._num_microbatches_ahead = min(num_microbatches_ahead, _MOST_AHEAD)
-        self._window: LookAhead | None = None
+        self._look_ahead: LookAhead | None = None
         if num_microbatches_ahead == NO_LIMIT:
-            self._window = LookAhead(max(group.size for group in groups))
-            self._num_microbatches_ahead = self._window.size
+            self._look_ahead = LookAhead(max(group.size for group in groups))
+            self._num_microbatches_ahead = self._look_ahead.size
         self._ticket = 0
-        self.has_run: bool = False
-        """Whether ``take_run`` may have something to return."""
+        self.has_chunk: bool = False
+        """Whether ``take_chunk`` may have something to return."""
         self._has_leftover_rows = plan.has_leftover_rows
         # What the next task to be assigned begins with; None: it comes later.
         self._leftover_rows: bytes | None = b""
@@ -238,7 +239,7 @@ class Prefetcher:
         self._next_task_index: int = 0
         self._num_extra = 0
         self._is_exhausted = False
-        # All tasks in work, the one whose turn it is first.
+        # All tasks in work, first the one whose microbatch is next.
         self._work: deque[InFlightTask] = deque()
         self._is_interleaved = False
         self._has_delivered = False
@@ -293,7 +294,7 @@ class Prefetcher:
         self._keep_fingerprint()
         for work in self._work:
             work.arrived.clear()
-            work.rest = None
+            work.chunk = None
 
     def fingerprint(self, position: Position) -> ShardFingerprint | None:
         """Return what a begun task's worker has reported of its payload; None: nothing."""
@@ -369,17 +370,17 @@ class Prefetcher:
         """
         while self._work:
             work = self._work[0]
-            if work.rest is not None:
-                work.spread()
+            if work.chunk is not None:
+                work.split_chunk()
             arrived = work.arrived
             message = arrived[0] if arrived else self._receive(work, block=block)
             if self._has_leftover_rows:
                 self._pass_on(work)
                 message = arrived[0] if arrived else message
             if isinstance(message, Item):
-                # The message behind the only one that has arrived may say that it is the last, which decides on the
-                # position after it. Where the limit has no room for another, the caller gets this one, and has to
-                # release some.
+                # Whether this microbatch is its task's last may show only in the message behind it, and the position
+                # after it depends on that: so wait for that message. If the worker has no memory for another
+                # microbatch, the caller gets this one first, and has to release some.
                 is_alone = message.is_last is None and len(arrived) == 1
                 if (is_alone and self._receive(work, block=block) is None) or (
                     self._is_interleaved and not self._is_settled(work, message, block=block)
@@ -393,30 +394,30 @@ class Prefetcher:
                 return Raised(message.error)  # and again with the next call: it stays
             arrived.popleft()
             is_whole = isinstance(message, End)
-            found = message.num_microbatches if isinstance(message, End) else work.delivered
+            found = message.num_microbatches if isinstance(message, End) else work.next_index
             return TaskEnd(self._end(work, found, is_whole=is_whole))
         return None if self._sampler_error is None else Raised(self._sampler_error)
 
-    def take_run(self) -> list[Any]:
-        """Return the microbatches that have come together with the one that ``take`` has returned, and count them.
+    def take_chunk(self) -> list[Any]:
+        """Return the microbatches that arrived in one message with the one that ``take`` has returned, and count them.
 
-        Nothing is to be decided between them, and no size is counted: the caller numbers them on from that one, and
-        gets each for less than a call of ``take``.
+        None of them ends the task or an epoch, so the caller numbers them itself, which costs less than a call of
+        ``take`` for each.
         """
-        self.has_run = False
-        run = self._work[0].take_run() if self._work else []
+        self.has_chunk = False
+        chunk = self._work[0].take_chunk() if self._work else []
         position = self._position
-        self._position = position._replace(microbatch=position.microbatch + len(run), step=position.step + len(run))
-        return run
+        self._position = position._replace(microbatch=position.microbatch + len(chunk), step=position.step + len(chunk))
+        return chunk
 
     def _is_settled(self, work: InFlightTask, item: Item, *, block: bool) -> bool:
-        """Return whether it is known what ends with the next microbatch of a task that takes turns."""
+        """Return whether it is known what ends with the next microbatch of an interleaved task."""
         arrived = work.arrived
         is_last = item.is_last if item.is_last is not None else len(arrived) > 1 and _is_end(arrived[1])
         return not is_last or self._settle_others(block=block)
 
     def _settle_others(self, *, block: bool) -> bool:
-        """Find out whether a task that has its turn later has anything left; return False if that is not known.
+        """Find out whether an interleaved task that is next later has anything left; return False if that is not known.
 
         Those that have nothing end here. If all have, the epoch ends with the microbatch that is next.
         """
@@ -428,7 +429,7 @@ class Prefetcher:
                 return True
             self._take_end(work)
             self._work.remove(work)
-            self._position = self._position.after_interleaved_task(work.task.task_index, work.delivered)
+            self._position = self._position.after_interleaved_task(work.task.task_index, work.next_index)
         return True
 
     def _hand_out(self, work: InFlightTask, item: Item) -> Arrival | TaskEnd:
@@ -436,14 +437,14 @@ class Prefetcher:
             self._recorder.end_task(work.task, item.microbatch.value)
             return TaskEnd(self._end(work, item.microbatch_index))
         work.last_digest = item.digest
-        work.delivered = delivered = item.microbatch_index + 1
+        work.next_index = next_index = item.microbatch_index + 1
         self._has_delivered = True
         is_last = item.is_last
         if is_last is None and work.arrived:
             is_last = self._take_end(work)
         microbatch = item.microbatch
         if type(microbatch) is WithPlanUpdate:
-            self._recorder.record(work.task, delivered, microbatch.update)
+            self._recorder.record(work.task, next_index, microbatch.update)
             work.left_out += microbatch.left_out
             self._position = self._position._replace(left_out=self._position.left_out + microbatch.left_out)
             microbatch = microbatch.microbatch
@@ -451,11 +452,11 @@ class Prefetcher:
         epoch, task_index, number, step, ended, left_out = self._position
         self._position = tuple.__new__(Position, (epoch, task_index, number + 1, step + 1, ended, left_out))
         if is_last:
-            self._end(work, delivered)
+            self._end(work, next_index)
         else:
-            if self._window is not None and delivered >= work.learn_at:
-                self._learn(work, self._window, item)
-            work.allow(delivered + self._num_microbatches_ahead)
+            if self._look_ahead is not None and next_index >= work.learn_at:
+                self._learn(work, self._look_ahead, item)
+            work.allow(next_index + self._num_microbatches_ahead)
             if self._is_interleaved:
                 self._work.rotate(-1)
         return tuple.__new__(Arrival, (microbatch, self._position, item.size_bytes, item.digest))
@@ -481,9 +482,9 @@ class Prefetcher:
             return
         if work.leftover_rows is not None:
             if leftover_rows != work.leftover_rows:  # the successor of a dead worker says it again
-                error = ReplayMismatchError(task.payload, task.epoch, work.delivered)
+                error = ReplayMismatchError(task.payload, task.epoch, work.next_index)
                 work.arrived.clear()
-                work.arrived.append(Failure(task.ticket, error, work.delivered))
+                work.arrived.append(Failure(task.ticket, error, work.next_index))
             return
         work.leftover_rows = leftover_rows
         if len(self._work) == 1:
@@ -516,9 +517,9 @@ class Prefetcher:
     def _begin_turn(self) -> None:
         if self._work and not self._is_interleaved:
             work = self._work[0]
-            work.begin_turn()
-            if self._window is not None:  # it may have been smaller when the task was assigned
-                work.allow(self._initial_allowance(work.delivered), is_new=True)
+            work.update_source()
+            if self._look_ahead is not None:  # it may have been smaller when the task was assigned
+                work.allow(self._initial_allowance(work.next_index), is_new=True)
 
     def _fill(self) -> None:
         wanted = min(1 + self._num_tasks_ahead + self._num_extra, NUM_TASKS - 1)
@@ -586,30 +587,30 @@ class Prefetcher:
     def _initial_allowance(self, first_microbatch: int) -> int:
         return first_microbatch + self._num_microbatches_ahead
 
-    def _learn(self, work: InFlightTask, window: LookAhead, item: Item) -> None:
+    def _learn(self, work: InFlightTask, look_ahead: LookAhead, item: Item) -> None:
         """Let the look-ahead learn from a delivery."""
-        work.learn_after(window.stride)
-        window.deliver(1 + len(work.arrived) + work.inbox.num_ready, item.size_bytes)
-        self._adopt(window)
+        work.learn_after(look_ahead.stride)
+        look_ahead.deliver(1 + len(work.arrived) + work.message_source.num_ready, item.size_bytes)
+        self._adopt(look_ahead)
 
-    def _look_further(self, work: InFlightTask, window: LookAhead) -> None:
+    def _look_further(self, work: InFlightTask, look_ahead: LookAhead) -> None:
         """Let the look-ahead learn from a wait that begins."""
         work.learn_after(2)  # the next delivery comes after a wait
-        # Tasks that take turns stand still while they wait for theirs.
+        # Interleaved tasks that are not next have nothing to do.
         ahead = () if self._is_interleaved else tuple(self._work)
-        window.wait(is_idle_ahead=any(each.group is not work.group and each.group.is_blocked for each in ahead))
-        self._adopt(window)
+        look_ahead.wait(is_idle_ahead=any(each.group is not work.group and each.group.is_blocked for each in ahead))
+        self._adopt(look_ahead)
 
-    def _adopt(self, window: LookAhead) -> None:
-        before, self._num_microbatches_ahead = self._num_microbatches_ahead, window.size
-        if window.size > before:
+    def _adopt(self, look_ahead: LookAhead) -> None:
+        before, self._num_microbatches_ahead = self._num_microbatches_ahead, look_ahead.size
+        if look_ahead.size > before:
             for index, work in enumerate(self._work):
-                work.allow(work.delivered + window.size, is_ahead=index > 0 and not self._is_interleaved)
+                work.allow(work.next_index + look_ahead.size, is_ahead=index > 0 and not self._is_interleaved)
 
     def _receive(self, work: InFlightTask, *, block: bool) -> Item | End | Failure | Raised | None:
         """Return a task's next message, and keep it as the last that has arrived."""
         ticket = work.task.ticket
-        num_expected = work.delivered + len(work.arrived)
+        num_expected = work.next_index + len(work.arrived)
         if block and num_expected >= work.allowance:
             # The worker must make what the trainer waits for, even beyond the bound.
             work.allow(num_expected + 1)
@@ -625,36 +626,36 @@ class Prefetcher:
                     continue
                 if self._shortages.newest is not None:
                     self._shortages.forget()
-                self.has_run = isinstance(message, MicrobatchRun) and len(message.microbatches) > 1
-                return work.keep(message)
+                self.has_chunk = isinstance(message, MicrobatchChunk) and len(message.microbatches) > 1
+                return work.append(message)
             self._lose(work, num_expected, lost)
-            work.begin_turn()
+            work.update_source()
 
     def _next_message(
         self, work: InFlightTask, num_expected: int, *, block: bool
-    ) -> Item | End | Failure | MicrobatchRun | Raised | None:
+    ) -> Item | End | Failure | MicrobatchChunk | Raised | None:
         if self._startup.is_over:
-            message = cast("Message | None", work.inbox.receive(timeout_s=0))
+            message = cast("Message | None", work.message_source.receive(timeout_s=0))
         else:
             message = self._received_or_made(work, num_expected, block=block)
         if isinstance(message, MemoryShortage):
             self._shortages.record(message)
         elif message is not None and message.ticket >= work.task.ticket:
             return message
-        elif block and self._window is not None:
-            self._look_further(work, self._window)
+        elif block and self._look_ahead is not None:
+            self._look_further(work, self._look_ahead)
         return self._wait(work, num_expected, block=block)
 
     def _received_or_made(self, work: InFlightTask, num_expected: int, *, block: bool) -> Message | None:
         """Return the task's next message, if it has come, or if the caller is to make it."""
-        message = cast("Message | None", work.inbox.receive(timeout_s=0))
+        message = cast("Message | None", work.message_source.receive(timeout_s=0))
         if isinstance(message, MemoryShortage) or (message is not None and message.ticket >= work.task.ticket):
             return message
         return self._startup.make(work.group, work.task, num_expected) if block else None
 
     def _wait(
         self, work: InFlightTask, num_expected: int, *, block: bool
-    ) -> Item | End | Failure | MicrobatchRun | Raised | None:
+    ) -> Item | End | Failure | MicrobatchChunk | Raised | None:
         """Return the task's next message: the last one was none, a shortage, or of a cancelled task."""
         group, task = work.group, work.task
         clock: WaitClock | None = None  # costs more than a short wait

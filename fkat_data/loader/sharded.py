@@ -24,7 +24,7 @@ from fkat_data.observe.timeline import open_timeline
 from fkat_data.plan.position import ResumeState
 from fkat_data.plan.shard_plan import elastic_shard_plan
 from fkat_data.plan.state import merge, read_rank, write_rank
-from fkat_data.tracebacks import Folding
+from fkat_data.tracebacks import HideOwnFrames
 from fkat_data.types import Microbatch_co, Profiler, Shard
 from fkat_data.wording import Described
 from fkat_data.worker.settings import START_METHODS, StartMethod, WorkerKind, worker_kind
@@ -164,7 +164,7 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
             start_method=None
             if start_method is None
             else arguments.choice("start_method", start_method, START_METHODS),
-            users={"dataloader_factory": dataloader_factory},
+            user_objects={"dataloader_factory": dataloader_factory},
             is_startup_shared=not recovery.needs_processes and _hashes_like_workers(),
         )
         lengths = ShardLengths(source_of_lengths(dataloader_factory))
@@ -223,7 +223,7 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
                 ``stall_warning_s``.
             Exception: A shard cannot be opened; with ``on_shard_error="skip"`` it has no microbatches.
         """
-        with Folding():
+        with HideOwnFrames():
             return self._length.of(self.epoch)
 
     def __bool__(self) -> bool:

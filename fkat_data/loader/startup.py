@@ -171,7 +171,7 @@ class StartupMaker:
         workers: The loader's, always the same list.
         open_settings: Opens what they are sent; None: that would take long.
         sink: Gets the time that it takes the caller.
-        timeline: Where that is drawn; None: nowhere.
+        timeline: Where that is recorded; None: nowhere.
         profiler: The user's.
         loader_name: The loader's class, for the names of ranges.
         is_wanted: Whether the caller makes anything.

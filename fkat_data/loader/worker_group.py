@@ -45,11 +45,12 @@ class Loss(NamedTuple):
 
 
 class WorkerGroup:
-    """The workers of one group. A group of one hands its worker's messages through.
+    """Workers that make the microbatches of one task together, and return them in order, as one worker would.
 
-    A larger one keeps what comes before its turn. Its workers pick microbatches by themselves, in growing order (see
-    ``fkat_data.worker.claim_table``). So what a worker has sent before the awaited microbatch was delivered already: the
-    memory that it waits for is never held by what waits here.
+    Messages of a group of one are passed on as they come. Those of a larger group are sorted: its workers claim
+    microbatches by themselves, each always a later one (see ``fkat_data.worker.claim_table``), and what arrives early
+    waits here. This cannot run out of memory: all that a worker has sent before the microbatch that is next was delivered
+    already, so that what waits here never holds the memory which that worker needs.
 
     Args:
         workers: All workers of the loader; the group's are ``size`` of them, from ``first`` on.
@@ -117,8 +118,8 @@ class WorkerGroup:
         return any(worker.is_alive for worker in self.members)
 
     @property
-    def inbox(self) -> "Worker | WorkerGroup":
-        """What gives the next message and takes its allowance: the worker itself, if it is the only one."""
+    def message_source(self) -> "Worker | WorkerGroup":
+        """What gives the next message, and takes ``allow``: the worker itself, if it is the only one."""
         return self if self._size > 1 or self._failures else self._workers[self._first]
 
     @property

@@ -62,9 +62,11 @@ class WorkerPoolSettings(NamedTuple):
         is_digested: Whether workers digest each microbatch.
         timeline: Where events of the workers go; None: they send none.
         start_method: How worker processes are started; None: as this system allows.
-        users: The user's objects in the factory, by the names of their arguments.
-        in_process: The argument of the user's, and its value, that has no worker processes.
-        is_kept: Whether worker processes keep what the program cannot make again.
+        user_objects: The user's objects in the factory, by the names of their arguments: for errors that name the one
+            which cannot be pickled.
+        in_process_argument: Name and value of the loader's argument by which it works without processes: for errors.
+        has_process_state: Whether worker processes have state that the program cannot make again: they are not ended to
+            make room for other loaders.
         loader_name: The loader's class, for the names of ranges and the titles of processes.
         is_startup_shared: Whether the caller's thread makes microbatches until the first worker process has begun.
     """
@@ -81,9 +83,9 @@ class WorkerPoolSettings(NamedTuple):
     is_digested: bool
     timeline: Timeline | None = None
     start_method: str | None = None
-    users: Mapping[str, Any] = MappingProxyType({})
-    in_process: tuple[str, object] = ("multiprocessing", False)
-    is_kept: bool = False
+    user_objects: Mapping[str, Any] = MappingProxyType({})
+    in_process_argument: tuple[str, object] = ("multiprocessing", False)
+    has_process_state: bool = False
     loader_name: str = "ShardedDataLoader"
     is_startup_shared: bool = False
 
@@ -125,7 +127,9 @@ class WorkerPool:
             for index in range(num_groups)
         ]
         """The groups that the workers form."""
-        self.use: WorkerUse | None = None if self._starter is None else WorkerUse(self, is_kept=settings.is_kept)
+        self.use: WorkerUse | None = (
+            None if self._starter is None else WorkerUse(self, has_process_state=settings.has_process_state)
+        )
         """Whether the loader needs its worker processes now; None: it has none."""
         self.startup: StartupMaker = StartupMaker(
             self.workers,
@@ -419,8 +423,8 @@ class WorkerPool:
             group=current_group(),
             loader_name=settings.loader_name,
         )
-        users = {**settings.users, "profiler": settings.profiler, "registered": registrations.entries()}
-        instead = "{}={}".format(*settings.in_process)
+        users = {**settings.user_objects, "profiler": settings.profiler, "registered": registrations.entries()}
+        instead = "{}={}".format(*settings.in_process_argument)
         can_fork = settings.kind == "processes" and sys.platform == "linux"
         return sent, users, f"{instead}, or start_method='fork', which pickles nothing" if can_fork else instead
 
@@ -442,7 +446,7 @@ def prepare_template(start_method: str | None) -> None:
 
 
 def _starter(settings: WorkerPoolSettings, sink: EventSink) -> "WorkerStarter":
-    argument, value = settings.in_process
+    argument, value = settings.in_process_argument
     refuse_workers(argument, True if value is False else settings.num_workers, value)
     from fkat_data.loader.worker_starter import WorkerStarter  # noqa: PLC0415 - it imports what Windows does not have
 

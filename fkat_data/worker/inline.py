@@ -19,7 +19,7 @@ from fkat_data.observe.sink import EventSink
 from fkat_data.observe.stages import StageClock, StageTimes, new_page
 from fkat_data.plan.position import Task
 from fkat_data.seeding import preserved_generators
-from fkat_data.tracebacks import fold
+from fkat_data.tracebacks import hide_own_frames
 from fkat_data.transport.codec import copied
 from fkat_data.transport.digest import digest_of
 from fkat_data.types import Shard
@@ -31,7 +31,7 @@ from fkat_data.worker.messages import (
     Failure,
     Item,
     Message,
-    MicrobatchRun,
+    MicrobatchChunk,
     TaskReports,
     content_of,
     remember_fingerprint,
@@ -180,9 +180,9 @@ class InlineWorker(WorkerOfThisProcess):
                 self._sink.waited(began_s, time.perf_counter())
 
         message = made_as_in_worker(make, task.payload, self._default_dtype, self._clock)
-        last = message.behind if isinstance(message, MicrobatchRun) else message
+        last = message.behind if isinstance(message, MicrobatchChunk) else message
         is_item = isinstance(last, Item)
-        self._clock.count(is_item + (len(message.microbatches) if isinstance(message, MicrobatchRun) else 0))
+        self._clock.count(is_item + (len(message.microbatches) if isinstance(message, MicrobatchChunk) else 0))
         if not is_item or last.is_last:
             self._end_task(task)
         return message
@@ -314,7 +314,7 @@ def bytes_of(value: Any) -> int:
     return sum(map(bytes_of, cast("dict[Any, Any]", value).values())) if isinstance(value, dict) else 0
 
 
-def made_together(task: Task, producer: Producer, *, is_digested: bool) -> MicrobatchRun:
+def made_together(task: Task, producer: Producer, *, is_digested: bool) -> MicrobatchChunk:
     """Make what is left of a task whose microbatches are read together: less than a call for each would cost."""
     made: list[Any] = []
     behind: Item | Failure | None = None
@@ -328,11 +328,11 @@ def made_together(task: Task, producer: Producer, *, is_digested: bool) -> Micro
     digests = [digest_of(microbatch) for microbatch in made] if is_digested else [0] * len(made)
     if behind is None:
         behind = Item(task.ticket, last_index, True, made.pop(), 0, digests.pop())
-    return MicrobatchRun(task.ticket, task.first_microbatch, made, digests, behind)
+    return MicrobatchChunk(task.ticket, task.first_microbatch, made, digests, behind)
 
 
 def failure_of(task: Task, error: BaseException, index: int) -> Failure:
     """Return the message of an error, which says where it was raised."""
     note_microbatch(error, task, index, is_open=True)  # unless the production has done so
-    fold(error)
+    hide_own_frames(error)
     return Failure(task.ticket, error, index)  # it comes in its place in the order

@@ -11,7 +11,7 @@ from fkat_data.errors import WorkerError
 from fkat_data.interruption import genuine
 from fkat_data.observe.stages import NUM_SLOTS, Page
 from fkat_data.plan.position import ShardFingerprint, Task
-from fkat_data.tracebacks import OF_WORKER, folded_text
+from fkat_data.tracebacks import OF_WORKER, shortened_text
 from fkat_data.transport.codec import dumps, loads
 from fkat_data.transport.definitions import dump_shipment
 from fkat_data.wording import add_note, made_from_text, notes_of
@@ -150,7 +150,7 @@ class Failure(NamedTuple):
     microbatch_index: int
 
 
-class MicrobatchRun(NamedTuple):
+class MicrobatchChunk(NamedTuple):
     """Several consecutive microbatches of a task in one message, from a worker in the caller's own thread.
 
     Attributes:
@@ -255,7 +255,7 @@ class SingleWorkerShard(NamedTuple):
     kind: str
 
 
-Message = Item | End | Failure | MicrobatchRun | MemoryShortage
+Message = Item | End | Failure | MicrobatchChunk | MemoryShortage
 
 
 class TaskReports:
@@ -324,7 +324,7 @@ def pack_failure(error: BaseException, note: str = "") -> bytes:
         note: Where it was raised, for an exception that takes no notes itself.
     """
     try:
-        text = folded_text(error)
+        text = shortened_text(error)
     except BaseException:  # noqa: BLE001 - whatever its own __str__ raises, the exception must be reported
         text = (
             f"{type(error).__name__} (its message cannot be shown)\n{''.join(traceback.format_tb(error.__traceback__))}"

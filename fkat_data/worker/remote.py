@@ -19,7 +19,7 @@ from fkat_data.observe.durations import Durations, added_durations
 from fkat_data.observe.sink import EventSink
 from fkat_data.observe.stages import StageClock, StageTimes, added_times
 from fkat_data.plan.position import ShardFingerprint, Task
-from fkat_data.tracebacks import fold
+from fkat_data.tracebacks import hide_own_frames
 from fkat_data.transport.codec import decode
 from fkat_data.wording import add_note
 from fkat_data.worker.messages import End, Failure, Item, Message, WorkerGone, pack_task, unpack_failure
@@ -260,7 +260,7 @@ class _RemoteThreads(Threads):
                 error = unpack_failure(reply.error)
                 pid, host = self.about[self.here.number // CALLS_PER_ACTOR]
                 add_note(error, f"fkat_data: raised in process {pid} on {host}")
-                fold(error)
+                hide_own_frames(error)
                 return Failure(task.ticket, error, reply.microbatch_index)
             # What comes from a store of objects cannot be written to, and microbatches can.
             memory: Any = torch.empty(len(reply.content), dtype=torch.uint8, device="cpu").numpy()

@@ -47,7 +47,7 @@ from fkat_data.worker.messages import (
     Failure,
     Item,
     Message,
-    MicrobatchRun,
+    MicrobatchChunk,
     WorkerGone,
     remember_fingerprint,
 )
@@ -513,8 +513,8 @@ class ThreadWorker(WorkerOfThisProcess):
                 return None
         work = self._tasks[0]
         message = work.early.pop(work.next_out)
-        last = message.behind if isinstance(message, MicrobatchRun) else message
-        if isinstance(message, MicrobatchRun):
+        last = message.behind if isinstance(message, MicrobatchChunk) else message
+        if isinstance(message, MicrobatchChunk):
             self.num_received += len(message.microbatches)
         self.num_received += isinstance(last, Item)
         work.next_out += 1
