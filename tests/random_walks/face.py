@@ -1,6 +1,6 @@
 """What random walks need of a loader: how it is made, what an uninterrupted run of it delivers, and its model."""
 
-from loader_examples import plain
+from loader_examples import plain, plain_state
 from loader_model import LoaderModel
 from walk_data import SEED, seeded, undisturbed
 
@@ -16,6 +16,8 @@ class Face:
         jumps: Whether ``set_epoch`` of the loader goes to any epoch.
         has_length: Whether ``len(loader)`` is known.
         fails: Whether its dataset can fail.
+        has_one_state: Whether a state within an epoch says where the caller is, and nothing of how he came there.
+        has_samples: Whether an epoch has the same samples in batches of any size, which a program may set.
     """
 
     model_type = LoaderModel
@@ -26,6 +28,8 @@ class Face:
     jumps = False
     has_length = True
     fails = True
+    has_one_state = True
+    has_samples = False
 
     def __init__(self, kind, config):
         self.kind, self.config = kind, config
@@ -78,6 +82,7 @@ class UndisturbedRun:
 
     def __init__(self, face):
         self.face, self.epochs = face, []
+        self.states = {}  # by epoch and step
         with undisturbed():
             seeded(SEED)
             self.loader = face.make()
@@ -90,7 +95,13 @@ class UndisturbedRun:
                 seeded(SEED)
                 if self.face.before_loop is not None:
                     self.face.before_loop(self.loader, len(self.epochs))
-                self.epochs.append([self.face.shown(each) for each in self.loader])
+                found = []
+                for each in self.loader:
+                    found.append(self.face.shown(each))
+                    if self.face.has_one_state and self.loader.step:
+                        place = self.loader.epoch, self.loader.step
+                        self.states[place] = plain_state(self.loader.state_dict())
+                self.epochs.append(found)
         return len(self.epochs[epoch])
 
     def microbatch(self, at):

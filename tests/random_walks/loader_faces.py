@@ -47,6 +47,11 @@ class Iterable(Face):
             "every": rng.choice([1, 1, 2, 3, 0]),
         }
 
+    def __init__(self, kind, config):
+        super().__init__(kind, config)
+        # Else it says, too, of which microbatch before there is a state of the dataset.
+        self.has_one_state = config["every"] == 1 and config["form"] != "dataset with a state"
+
     def takes(self, how):
         return False  # the number of workers decides on the order
 
@@ -231,7 +236,7 @@ class Mixed(Face):
 
     knows_end_always = False
     goes_on_behind_end = True
-    has_length = False
+    has_length = has_one_state = False
     parts = ("in order", "sampler", "iterable", "ShardedDataLoader", "StreamingDataLoader", "window_fn")
 
     @classmethod

@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 
+from loader_examples import plain_state
 from loader_faces import KINDS, face_of
 from own_workers import worker_pids
 from walk_data import SEED, FailedError, fault, seeded
@@ -57,6 +58,13 @@ class Walk:
 
     def note(self, line):
         self.program.append(line)
+
+    def check_state(self):
+        """Compare the state with that of a run that nothing disturbs, at the same place."""
+        found = self.face.runs[0].states.get((self.loader.epoch, self.loader.step)) if self.face.has_one_state else None
+        if found is not None:
+            self.note("loader.state_dict()")
+            expect(plain_state(self.loader.state_dict()), found, "the state")
 
     def check_position(self, loader=None, model=None, name="loader"):
         """Compare where the loader, or another one, says that it is."""
@@ -176,9 +184,15 @@ class Walk:
                 return
             raise DifferenceError("an iterator that a newer one has ended goes on")
 
-    def save(self):
-        self.note(f"state{len(self.states)} = loader.state_dict()")
-        self.states.append((pickle.dumps(self.loader.state_dict()), self.model.save()))
+    def save(self, is_of_all=False):
+        """Save the loader's own state, or that of all ranks, of which it is the only one."""
+        if is_of_all:
+            state = self.loader.merge_state_dicts([self.loader.local_state_dict()])
+        else:
+            state = self.loader.state_dict()
+        made = "loader.merge_state_dicts([loader.local_state_dict()])" if is_of_all else "loader.state_dict()"
+        self.note(f"state{len(self.states)} = {made}")
+        self.states.append((pickle.dumps(state), self.model.save()))
 
     def load(self, index, where):
         index %= len(self.states)
@@ -281,6 +295,25 @@ class Walk:
         if self.model.iterating is None:
             self.retire()
 
+    def resize(self, size):
+        """Go through an epoch in batches of another size."""
+        if not self.face.has_samples or self.model.position[1] or self.is_near_the_end():
+            return
+        self.begin()  # the loop that a load comes before
+        batches = self.loader.batch_sampler
+        before, batches.batch_size = batches.batch_size, size
+        self.note(f"loader.batch_sampler.batch_size = {size}")
+        self.begin()
+        self.note("list(iterator)")
+        found = [number for microbatch in self.iterator for number in self.face.shown(microbatch)[0]]
+        expected = []
+        while (at := self.model.take()) is not None:
+            expected += self.table(at)[0]
+        common = min(len(found), len(expected)) if batches.drop_last else None
+        expect(found[:common], expected[:common], "samples of an epoch in batches of another size")
+        self.note(f"loader.batch_sampler.batch_size = {before}")
+        self.iterator, batches.batch_size = None, before
+
     def close(self):
         self.note("loader.close()")
         self.loader.close()
@@ -360,7 +393,7 @@ ACTIONS = {
     "begin_twice": (3, lambda rng: ()),
     "leave": (6, lambda rng: ()),
     "ask_old": (2, lambda rng: ()),
-    "save": (12, lambda rng: ()),
+    "save": (12, lambda rng: (rng.randrange(2),)),
     "load": (10, lambda rng: (rng.randrange(100), rng.choice([0, 0, 1, 2, 3, 4]))),
     "load_own": (3, lambda rng: ()),
     "resume_elsewhere": (6, lambda rng: (rng.randrange(4), rng.randint(1, 7))),
@@ -368,8 +401,10 @@ ACTIONS = {
     "take_back": (9, lambda rng: ()),
     "end_epoch": (6, lambda rng: ()),
     "set_epoch": (3, lambda rng: (rng.choice([0, 0, 1, 2]),)),
+    "resize": (3, lambda rng: (rng.randint(1, 5),)),
     "close": (3, lambda rng: ()),
     "kill": (3, lambda rng: (rng.randrange(4),)),
+    "check_state": (6, lambda rng: ()),
     "save_in_a_thread": (2, lambda rng: ()),
     "look": (3, lambda rng: ()),
     "length": (3, lambda rng: ()),

@@ -29,14 +29,14 @@ class MapStyle(Face):
 
 
 class InOrder(MapStyle):
-    jumps = True
+    jumps = has_samples = True
 
     def build(self, count, size, drop_last, **how):
         return DataLoader(Samples(count, is_of_items=True), size, drop_last=drop_last, seed=3, **how)
 
 
 class Shuffled(MapStyle):
-    jumps = True
+    jumps = has_samples = True
 
     def build(self, count, size, drop_last, **how):
         return DataLoader(Samples(count, is_of_items=True), size, shuffle=True, drop_last=drop_last, seed=3, **how)
@@ -91,6 +91,10 @@ class Sampled(MapStyle):
         if is_batched:
             given = {"batch_sampler": BatchSampler(order, size, drop_last)}
         return DataLoader(Samples(count), seed=3, **given, **how)
+
+    def __init__(self, kind, config):
+        super().__init__(kind, config)
+        self.has_one_state = not config["sampler"].startswith("further")  # it has what was read of the epoch before
 
     def may_refuse(self, place):
         return is_before_further_epochs(self.config["sampler"], place)
@@ -266,6 +270,10 @@ class Windowed(MapStyle):
                 ]
             ),
         }
+
+    def __init__(self, kind, config):
+        super().__init__(kind, config)
+        self.has_one_state = not config["order"].startswith("further")
 
     def may_refuse(self, place):
         return is_before_further_epochs(self.config["order"], place)

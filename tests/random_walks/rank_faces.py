@@ -79,7 +79,7 @@ class Dealt(RankFace):
         self.has_fill = config["even_batches"]
         self.may_drop = config["drop_last"]
 
-    def build(self, num_ranks, rank, count, size, order, even_batches, drop_last):
+    def build(self, num_ranks, rank, count, size, order, even_batches, drop_last, *, split_batches=False):
         given = {"batch_size": size, "drop_last": drop_last}
         if order in SAMPLERS:
             given["sampler"] = SAMPLERS[order](count)
@@ -90,13 +90,32 @@ class Dealt(RankFace):
         else:
             given["shuffle"] = order == "shuffle"
         loader = DataLoader(Samples(count), seed=7, collate_fn=as_samples, **given)
-        loader.deal_out(num_ranks, rank, even_batches=even_batches)
+        loader.deal_out(num_ranks, rank, even_batches=even_batches, split_batches=split_batches)
         return loader
+
+
+class Split(Dealt):
+    """Batches of which each rank gets a part."""
+
+    @classmethod
+    def drawn(cls, rng):
+        orders = ["in order", "shuffle", "RandomSampler, generator", "backwards", "batches"]
+        return {**super().drawn(rng), "count": rng.randint(MOST_RANKS, 60), "size": 12, "order": rng.choice(orders)}
+
+    def build(self, num_ranks, rank, even_batches, **given):
+        return super().build(num_ranks, rank, even_batches=even_batches, split_batches=num_ranks > 1, **given)
+
+    def round_size(self, num_ranks):
+        return self.config["size"]
 
 
 def as_samples(samples):
     """Return a list of samples, of one too."""
     return samples if isinstance(samples, list) else [samples]
+
+
+def as_one(sample):
+    return [sample]
 
 
 class OfTorchsRanks(RankFace):
@@ -183,6 +202,33 @@ class WindowsOfRanks(RankFace):
         return Counter((number, row) for number in range(self.config["count"]) for row in range(counts[number]))
 
 
+class SkippingRanks(RankFace):
+    """Samples that cannot be read are left out."""
+
+    is_in_step = False
+
+    @classmethod
+    def drawn(cls, rng):
+        count = rng.randint(MOST_RANKS, 30)
+        return {
+            "count": count,
+            "bad": rng.sample(range(count), rng.randint(0, count // 2)),
+            "size": rng.choice([None, 1, 2, 3]),
+            "window": rng.randint(1, count // MOST_RANKS),
+            "shuffle": rng.random() < 0.5,
+        }
+
+    def build(self, num_ranks, rank, count, bad, size, window, shuffle):
+        samples = Samples(count, frozenset(bad))
+        how = {"shuffle": shuffle, "on_sample_error": "skip", "window_size": window}
+        loader = DataLoader(samples, size, seed=3, collate_fn=as_list if size else as_one, **how)
+        loader.deal_out(num_ranks, rank)
+        return loader
+
+    def whole(self, run):
+        return Counter({*range(self.config["count"])} - {*self.config["bad"]})
+
+
 def as_rows(rows):
     return rows if isinstance(rows, list) else [rows]
 
@@ -262,9 +308,10 @@ class StreamsOfRanks(RankFace):
 class WindowsOfStreams(WindowsOfRanks):
     @classmethod
     def drawn(cls, rng):
-        return {**super().drawn(rng), "size": rng.randint(1, 3), "order": rng.choice(["in order", "shuffle"])}
+        order = rng.choice(["in order", "shuffle"])
+        return {**super().drawn(rng), "size": rng.randint(1, 3), "order": order, "is_own": rng.random() < 0.5}
 
-    def build(self, num_ranks, rank, count, counts, size, window, order):
+    def build(self, num_ranks, rank, count, counts, size, window, order, is_own):
         dataset = StreamingDataset(
             local=written(count),
             shuffle=order == "shuffle",
@@ -272,7 +319,8 @@ class WindowsOfStreams(WindowsOfRanks):
             num_canonical_nodes=2,
             world=World(1, num_ranks, 1, rank),
         )
-        return StreamingDataLoader(dataset, size, window_fn=Rows(counts), window_size=window, collate_fn=as_list)
+        kind = StreamingDataLoader if is_own else DataLoader
+        return kind(dataset, size, window_fn=Rows(counts), window_size=window, collate_fn=as_list)
 
 
 class ShardsOfRanks(RankFace):
@@ -343,10 +391,12 @@ class MixturesOfRanks(RankFace):
 
 RANK_KINDS = {
     "deal_out": Dealt,
+    "deal_out, split_batches": Split,
     "DistributedSampler": OfTorchsRanks,
     "TokenBudgetBatchSampler": BudgetOfRanks,
     "PackedDataset": PackedOfRanks,
     "window_fn": WindowsOfRanks,
+    "on_sample_error": SkippingRanks,
     "iterable, strands": StrandsOfRanks,
     "stream": StreamsOfRanks,
     "stream, window_fn": WindowsOfStreams,

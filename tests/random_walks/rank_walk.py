@@ -3,7 +3,9 @@
 import pickle
 import random
 from collections import Counter
+from itertools import islice
 
+from loader_examples import plain_state
 from loader_walk import DifferenceError, Failure, expect
 from rank_faces import MOST_RANKS, RANK_KINDS, rank_face_of
 from walk_data import SEED, seeded, undisturbed
@@ -13,6 +15,12 @@ NUM_EPOCHS = 5
 
 class UndecidedError(Exception):
     """A chain that the model does not follow any further."""
+
+
+def merged_state(loaders):
+    """Return the state of all ranks."""
+    states = [pickle.loads(pickle.dumps(loader.local_state_dict())) for loader in loaders]
+    return loaders[0].merge_state_dicts(states)
 
 
 class Chain:
@@ -153,8 +161,40 @@ class Chain:
         return [(loader.epoch, loader.step) for loader in self.loaders]
 
     def state(self):
-        states = [pickle.loads(pickle.dumps(loader.local_state_dict())) for loader in self.loaders]
-        return self.loaders[0].merge_state_dicts(states)
+        return merged_state(self.loaders)
+
+    def via(self, num_ranks, further):
+        """Compare what some ranks deliver with what they deliver after others that have delivered nothing."""
+        num_ranks, further = 1 + num_ranks % MOST_RANKS, 1 + further % MOST_RANKS
+        is_in_one_epoch = len({epoch for epoch, _ in self.places()}) == 1
+        if self.face.parts_of or num_ranks == len(self.loaders) or not is_in_one_epoch or self.is_at_end:
+            return
+        self.note(f"# by way of {further} ranks")
+        state = self.state()
+        between = self.loaded(further, state)
+        ranks = self.loaded(num_ranks, state), self.loaded(num_ranks, merged_state(between))
+        places, others = ([(loader.epoch, loader.step) for loader in loaders] for loaders in ranks)
+        expect(others, places, f"where {num_ranks} ranks begin")
+        of_ranks, of_others = ([self.begun(loader) for loader in loaders] for loaders in ranks)
+        expect(of_others, of_ranks, f"what {num_ranks} ranks deliver")
+        for loader in (*between, *ranks[0], *ranks[1]):
+            loader.close()
+
+    def loaded(self, num_ranks, state):
+        """Return loaders of ranks that have loaded a state."""
+        with undisturbed():
+            seeded(SEED)
+            loaders = [self.face.make(num_ranks, rank) for rank in range(num_ranks)]
+            for loader in loaders:
+                loader.load_state_dict(state)
+        return loaders
+
+    def begun(self, loader):
+        """Return the first microbatches of a loader's loop."""
+        with undisturbed():
+            if self.face.before_loop is not None:
+                self.face.before_loop(loader, loader.epoch)
+            return [self.face.items(microbatch) for microbatch in islice(loader, 4)]
 
     def change(self, num_ranks):
         """Let other ranks go on with the state of all; as many as before, too."""
@@ -172,7 +212,7 @@ class Chain:
             loader.load_state_dict(state)
         self.pass_empty_rest()
         if num_ranks == before:
-            expect(self.places(), places, "places after a load")
+            self.check_loaded(state, places)
             self.has_ended = has_ended
             return
         if self.face.steps_are_strands:
@@ -196,6 +236,12 @@ class Chain:
         elif not self.found:
             self.begin_epoch()
 
+    def check_loaded(self, state, places):
+        """Compare places and state with those that were loaded, by as many ranks as before."""
+        expect(self.places(), places, "places after a load")
+        if not self.is_at_end:  # which a stream's state says in two ways
+            expect(plain_state(self.state()), plain_state(state), "the state after a load")
+
     def reload(self):
         """Load the present state, in the same loaders."""
         state, places = self.state(), self.places()
@@ -204,7 +250,7 @@ class Chain:
         for loader in self.loaders:
             loader.load_state_dict(state)
         self.pass_empty_rest()
-        expect(self.places(), places, "places after a load")
+        self.check_loaded(state, places)
         self.iterators = [None] * len(self.loaders)
 
     def pass_empty_rest(self):
@@ -242,6 +288,7 @@ ACTIONS = {
     "go": (30, lambda rng: tuple(rng.randint(0, 5) for _ in range(MOST_RANKS))),
     "finish": (8, lambda rng: ()),
     "change": (16, lambda rng: (rng.randrange(MOST_RANKS),)),
+    "via": (5, lambda rng: (rng.randrange(MOST_RANKS), rng.randrange(MOST_RANKS))),
     "reload": (5, lambda rng: ()),
     "take_back": (6, lambda rng: (rng.randrange(MOST_RANKS),)),
     "leave": (4, lambda rng: ()),
@@ -270,6 +317,8 @@ def chained(kind, seed, hows=(), length=12):
     rng = random.Random(seed)
     config = RANK_KINDS[kind].drawn(rng)
     names = rng.choices([*ACTIONS], [weight for weight, _ in ACTIONS.values()], k=rng.randint(2, length))
+    if names.count("change") < 2:
+        names += ["go", "change", "go", "change", "go"]
     actions = [(name, *ACTIONS[name][1](rng)) for name in names]
     found = run(kind, config, actions, hows)
     return None if found is None else Failure(run, kind, seed, config, actions, hows, found[1])
