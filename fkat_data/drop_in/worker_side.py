@@ -27,9 +27,10 @@ from fkat_data.seeding import (
     worker_base_seed,
 )
 from fkat_data.types import Stateful, stream_source_of
-from fkat_data.worker.batches import NumberedBatches, SequentialProduct
+from fkat_data.worker.batches import NumberedBatches
 from fkat_data.worker.fetch import direct_iteration
 from fkat_data.worker.messages import ShardTrailer, WithPlanUpdate
+from fkat_data.worker.microbatch_source import Collate, Opening, SequentialSource, ShardProduct
 from fkat_data.worker.produce import EpochAware
 from fkat_data.worker.settings import current_worker
 from fkat_data.worker.stacked import StackedBatches
@@ -184,7 +185,7 @@ class EpochSpec(NamedTuple):
     skips_samples: bool
 
 
-class StrandProduct(SequentialProduct):
+class StrandProduct(ShardProduct):
     """One epoch of a strand.
 
     Args:
@@ -198,7 +199,11 @@ class StrandProduct(SequentialProduct):
         self._make = make
         self._spec = spec
 
-    def iterate_from(self, first_microbatch: int, collate: Callable[[Any], Any] | None) -> tuple[int, Iterator[Any]]:
+    def microbatch_source(self, opening: Opening) -> SequentialSource:
+        """Return the source, which goes on from the dataset's newest known state at or before the wanted microbatch."""
+        return SequentialSource(partial(self._begun, opening.collate), opening.rng)
+
+    def _begun(self, collate: Collate | None, first_microbatch: int) -> tuple[int, Iterator[Any]]:
         """Return where the dataset begins, at most at ``first_microbatch``, and the microbatches from there.
 
         Raises:

@@ -17,7 +17,7 @@ from fkat_data.observe.sink import EventSink
 from fkat_data.plan.position import Task, TaskOrigin
 from fkat_data.plan.shard_plan import Plan
 from fkat_data.types import Shard
-from fkat_data.worker.batches import ShardCount
+from fkat_data.worker.adoption import ShardCount
 from fkat_data.worker.messages import Failure, Item, WorkerGone
 from fkat_data.worker.worker import Worker
 

@@ -12,7 +12,6 @@ from contextlib import ExitStack
 from typing import Any, cast
 
 import torch
-from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from fkat_data.errors import StaleIteratorError
 from fkat_data.interruption import genuine
@@ -26,9 +25,7 @@ from fkat_data.plan.position import ShardFingerprint, Task
 from fkat_data.transport.codec import refuse_graph
 from fkat_data.types import Profiler
 from fkat_data.wording import shard_name
-from fkat_data.worker.batches import NumberedBatches, is_map_style, is_random_access
 from fkat_data.worker.collate import FreshCollate
-from fkat_data.worker.fetch import iterates_as_torch
 from fkat_data.worker.inline import bytes_of, failure_of, item_of, made_as_in_worker
 from fkat_data.worker.messages import (
     End,
@@ -39,46 +36,22 @@ from fkat_data.worker.messages import (
     reportable,
     unpack_failure,
 )
-from fkat_data.worker.produce import EpochAware, OpenShard, Producer
+from fkat_data.worker.microbatch_source import MicrobatchSource, RandomAccessSource, SequentialSource
+from fkat_data.worker.produce import OpenShard, Producer
 from fkat_data.worker.settings import WorkerSettings, stand_in_for_worker, worker_info
 from fkat_data.worker.worker import Worker
 
 _logger = logging.getLogger(__name__)
 
 
-_TORCHS_SAMPLERS = {SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler}
-
-
 class _InOrderError(Exception):
     """A shard's microbatches are not made by their numbers."""
 
 
-class _NumberedFactory(EpochAware):
-    """Calls a factory, and refuses a product that makes no microbatch without those before it, or has workers of its own."""
-
-    def __init__(self, factory: Callable[[Any], Any]) -> None:
-        self._factory = factory
-
-    def enter_epoch(self, epoch: int) -> None:
-        factory: object = self._factory
-        if isinstance(factory, EpochAware):
-            factory.enter_epoch(epoch)
-
-    def __call__(self, shard: Any) -> Any:
-        product = self._factory(shard)
-        is_numbered = is_random_access(product) or (
-            is_map_style(product) and iterates_as_torch(product) and _draws_alike(product)
-        )
-        if not is_numbered or getattr(product, "iterate_from", None) is not None:
-            raise _InOrderError(f"microbatches of {type(product).__qualname__} are made in order")
-        return product
-
-
-def _draws_alike(loader: Any) -> bool:
-    """Return whether a DataLoader has the same batches in each process; a user's sampler may draw from a clock."""
-    batches = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
-    sampler = batches.sampler if type(batches) is BatchSampler else batches
-    return isinstance(sampler, NumberedBatches) or type(sampler) in _TORCHS_SAMPLERS
+def _refuse_in_order(source: MicrobatchSource, kind: str) -> None:
+    """Raise where a source makes no microbatch without those before it, or others in each process."""
+    if isinstance(source, SequentialSource) or not cast("RandomAccessSource", source).draws_alike:
+        raise _InOrderError(f"microbatches of {kind} are made in order")
 
 
 class _Collate(FreshCollate):
@@ -105,9 +78,8 @@ class _OpenedSettings:
         self._enter_stage = clock.enter_stage
         self._is_digested = settings.is_digested
         self._collate = _Collate()
-        factory = _NumberedFactory(settings.factory)
         self._producer = Producer(
-            factory, settings.seed, settings.dp_rank, clock.enter_stage, collate=self._collate, report=report
+            settings.factory, settings.seed, settings.dp_rank, clock.enter_stage, collate=self._collate, report=report
         )
         self._shard: tuple[int, OpenShard] | None = None
 
@@ -124,7 +96,7 @@ class _OpenedSettings:
         if self._shard is None or self._shard[0] != task.ticket:
             self._shard = None
             begun = task._replace(first_microbatch=index, digest=None)
-            self._shard = task.ticket, OpenShard(begun, self._producer, is_shared=True)
+            self._shard = task.ticket, OpenShard(begun, self._producer, is_shared=True, check=_refuse_in_order)
         return self._shard[1]
 
     def make(self, shard: OpenShard, task: Task, index: int) -> Item | End:

@@ -30,7 +30,7 @@ from fkat_data.registry import Registrations
 from fkat_data.transport.memory_limit import SMALLEST_SHARE_BYTES, MemoryLimit, default_limit
 from fkat_data.types import Profiler
 from fkat_data.worker.inline import InlineWorker
-from fkat_data.worker.produce import Producer
+from fkat_data.worker.produce import EpochAware, Producer
 from fkat_data.worker.settings import CALLS_PER_ACTOR, ProgramKey, RemoteBackend, WorkerKind, WorkerSettings
 from fkat_data.worker.threads import ThreadWorker
 from fkat_data.worker.worker import Worker
@@ -342,8 +342,7 @@ class WorkerPool:
                 for number, handle in enumerate(settings.kind.living(kept), index * size)
             ]
             return RemoteWorker(handles, self._sink, clocks, limit_bytes, names)
-        copy = getattr(settings.factory, "for_threads", None)
-        factory = settings.factory if copy is None else copy()
+        factory = settings.factory.for_threads() if isinstance(settings.factory, EpochAware) else settings.factory
         producer = Producer(factory, settings.seed, settings.dp_rank, enter_stage=_enter_nothing)
         return ThreadWorker(
             producer, self._sink, clocks, limit_bytes, names, num_probes, is_digested=settings.is_digested

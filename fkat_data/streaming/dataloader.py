@@ -19,6 +19,8 @@ from fkat_data.streaming.loader_plan import (
 )
 from fkat_data.streaming.reading.pinned_commits import check_merged
 from fkat_data.streaming.user_iterator import UserIteratorBatches, UserIteratorPlan
+from fkat_data.worker.adoption import adopt
+from fkat_data.worker.microbatch_source import MicrobatchSource, Opening, SequentialSource
 from fkat_data.worker.settings import current_worker
 
 _OF_NUMBERED = {"_numbered", "_numbered_batches", "_next_numbered"}
@@ -110,16 +112,13 @@ class StreamingDataLoader(DataLoader[Any]):
             raise ConfigurationError("dataset", self.dataset, "a StreamingDataset")
         return self._made_here(self.dataset, integer("count", count, minimum=0))
 
-    @property
-    def iterate_from(self) -> Callable[[int, Any], tuple[int, Iterator[Any]]]:
-        """What a ``ShardedDataLoader`` iterates over a dataset by that has an ``__iter__`` of its own.
-
-        Raises:
-            AttributeError: No subclass overrides ``__iter__``.
-        """
+    def microbatch_source(self, opening: Opening) -> MicrobatchSource:
+        """Return what a worker of a ``ShardedDataLoader`` makes whose factory returns this loader."""
         if not self._has_own_iter:
-            raise AttributeError("iterate_from")
-        return self._begin_own
+            return adopt(self, opening)
+        dataset = cast("StreamingDataset", self.dataset)
+        # What the user's code does with the first batches shows only when it runs.
+        return SequentialSource(lambda _: (0, self._made_here(dataset, 0)), opening.rng)
 
     @property
     def num_microbatches(self) -> int:
@@ -190,10 +189,6 @@ class StreamingDataLoader(DataLoader[Any]):
             return DataLoader.merge_state_dicts(local_state_dicts)
         check_merged(local_state_dicts)
         return dict(local_state_dicts[0])
-
-    def _begin_own(self, first_microbatch: int, collate: Any) -> tuple[int, Iterator[Any]]:
-        del first_microbatch, collate  # what the user's code does with the first batches shows only when it runs
-        return 0, self._made_here(cast("StreamingDataset", self.dataset), 0)
 
     def _made_here(self, dataset: StreamingDataset, first: int) -> Iterator[Any]:
         """Yield the batches of the next epoch from one of them on, in this process, without moving the position."""

@@ -28,6 +28,7 @@ from fkat_data.streaming.reading.catalog import COMMON_COLUMNS
 from fkat_data.streaming.reading.open_shards import own_array
 from fkat_data.streaming.reading.pinned_commits import check_saved, saved_commits
 from fkat_data.worker.fetch import call_collate
+from fkat_data.worker.microbatch_source import BulkSource, Opening, ShardProduct
 from fkat_data.worker.windows import Window
 
 _logger = logging.getLogger(__name__)
@@ -416,7 +417,7 @@ def _without_gaps(groups: Iterator[BatchGroup]) -> Iterator[BatchGroup]:
                 start = stop
 
 
-class PartBatches:
+class PartBatches(ShardProduct):
     """The batches of a part, made in any order; those that follow on one another are read together.
 
     Args:
@@ -424,9 +425,6 @@ class PartBatches:
         collate: Makes a batch of samples.
         part: The part.
     """
-
-    makes_in_order: bool = True
-    """Whether one thread at a time makes its batches."""
 
     def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any], part: StreamPart) -> None:
         self._make = batch_maker(dataset, collate)
@@ -437,17 +435,12 @@ class PartBatches:
         self._made: Iterator[Any] = iter(())
         self._num_left = 0
 
-    @property
-    def runs_no_user_code(self) -> bool:
-        """Whether no code of a user's makes them, so that nothing is drawn."""
-        return self._part.runs_no_user_code
+    def microbatch_source(self, opening: Opening) -> BulkSource:
+        """Return the source, by the numbers of batches in the epoch; nothing is drawn where no code of a user's makes them."""
+        rng = None if self._part.runs_no_user_code else opening.rng
+        return BulkSource(self._microbatch, len(self._part), rng, self._rest)
 
-    @property
-    def num_microbatches(self) -> int:
-        """The number behind that of the part's last batch."""
-        return len(self._part)
-
-    def rest(self, first: int) -> Iterator[Any]:
+    def _rest(self, first: int) -> Iterator[Any]:
         """Yield the batches from a number on, read together; where one fails, those before it come first.
 
         Raises:
@@ -455,7 +448,7 @@ class PartBatches:
         """
         return iter(self._make([self._part.batch(number) for number in range(first, len(self._part))]))
 
-    def microbatch(self, index: int) -> Any:
+    def _microbatch(self, index: int) -> Any:
         """Return a batch by its number in the epoch; fast where the number is the one behind the last.
 
         Raises:

@@ -9,6 +9,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple, Protocol, cast
 
 from fkat_data.drop_in.strand_plan import left_in_turns
@@ -18,8 +19,8 @@ from fkat_data.plan.position import Position, Task, TaskOrigin
 from fkat_data.streaming.epoch.rank_batches import RankBatches
 from fkat_data.streaming.epoch.shared_resume import ResumePoint
 from fkat_data.streaming.loader_plan import StreamEpochs, collate_of_samples, step_of
-from fkat_data.worker.batches import SequentialProduct
 from fkat_data.worker.messages import WithPlanUpdate
+from fkat_data.worker.microbatch_source import Opening, SequentialSource, ShardProduct
 
 # Batches are made ahead, and frameworks ask for the position after a batch or two ago.
 _MOST_KEPT = 8
@@ -126,7 +127,7 @@ class TrackedDataset(Protocol):
         ...
 
 
-class UserIteratorBatches(SequentialProduct):
+class UserIteratorBatches(ShardProduct):
     """The batches of a worker that iterates a dataset with the user's ``__iter__``.
 
     One sample for each that was delivered gives the batches of the order. Anything else is cut by the batch size alone.
@@ -145,16 +146,12 @@ class UserIteratorBatches(SequentialProduct):
         self._first_step = snapshot.step
         self._point, self._drop_last = cast("tuple[ResumePoint, bool]", pickle.loads(snapshot.state))
 
-    def iterate_from(self, first_microbatch: int, collate: Callable[[Any], Any] | None) -> tuple[int, Iterator[Any]]:
-        """Return that the iteration begins with its first batch, and the batches: only the user's code knows the rest.
+    def microbatch_source(self, opening: Opening) -> SequentialSource:
+        """Return the source, which begins with the first batch: only the user's code knows the rest."""
+        marked = partial(self._marked, collate_of_samples(self._dataset, self._collate_fn, opening.collate))
+        return SequentialSource(lambda _: (0, marked()), opening.rng, rng_index_of=self._rng_index_of)
 
-        Raises:
-            Exception: The user's.
-        """
-        del first_microbatch
-        return 0, self._marked(collate_of_samples(self._dataset, self._collate_fn, collate))
-
-    def rng_index_of(self, index: int) -> int:
+    def _rng_index_of(self, index: int) -> int:
         """Return the index of a batch's random numbers: its number in the epoch, with any number of workers."""
         return self._first_step + index * max(1, self._strand.num_strands) + self._strand.number
 

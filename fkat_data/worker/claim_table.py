@@ -17,9 +17,9 @@ from typing import NamedTuple, Self
 from fkat_data.transport.anonymous import anonymous_file
 from fkat_data.transport.record_locks import holder_pid
 from fkat_data.transport.segment import Segment
-from fkat_data.worker.batches import Outline
 from fkat_data.worker.fetch import MOST_PREFETCHED
 from fkat_data.worker.messages import NUM_TASKS
+from fkat_data.worker.microbatch_source import Outline
 
 # For each worker: the ticket + 1 and the index of what it makes, and of each microbatch that it has claimed for later.
 _WORKER = 2 + 2 * MOST_PREFETCHED

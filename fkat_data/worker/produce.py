@@ -8,6 +8,7 @@ import sys
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, IterableDataset
@@ -20,21 +21,20 @@ from fkat_data.seeding import ShardRng
 from fkat_data.transport.digest import digest_of
 from fkat_data.types import Shard, stream_source_of
 from fkat_data.wording import add_note, notes_of, shard_location, shard_name
-from fkat_data.worker.batches import (
-    IndexedProduction,
-    NumberedBatches,
+from fkat_data.worker.adoption import OwnIterationSource, ShardCount, count_microbatches, is_product, source_of
+from fkat_data.worker.batches import NumberedBatches, draws_nothing
+from fkat_data.worker.fetch import num_prefetched
+from fkat_data.worker.messages import content_of
+from fkat_data.worker.microbatch_source import (
+    BulkSource,
+    Collate,
+    MicrobatchSource,
+    Opening,
     Outline,
-    Production,
-    ShardCount,
-    begin,
-    count_microbatches,
-    draws_nothing,
-    is_map_style,
-    is_random_access,
+    RandomAccessSource,
+    SequentialSource,
 )
-from fkat_data.worker.fetch import iterates_as_torch, num_prefetched
-from fkat_data.worker.messages import ShardTrailer, content_of
-from fkat_data.worker.windows import ShardWindows, WindowProduct
+from fkat_data.worker.windows import ShardWindows
 
 _FIELD = "files"
 _MOST_VIEWS = 16  # a dataset may name itself
@@ -151,7 +151,7 @@ class Producer(NamedTuple):
     seed: int
     dp_rank: int
     enter_stage: Callable[..., None]
-    collate: Callable[[Any], Any] | None = None
+    collate: Collate | None = None
     report: Callable[[int, ShardFingerprint], None] | None = None
     take_leftover_rows: Callable[[Task], bytes] | None = None
     give_leftover_rows: Callable[[int, bytes], None] | None = None
@@ -165,55 +165,61 @@ class OpenShard:
         task: The shard, and where in it to begin.
         producer: How it is made.
         is_shared: Whether other workers make microbatches of it, too.
+        check: Called with the source, and the class of the product, before either is used; raises where it is not to be.
 
     Raises:
-        Exception: Whatever the user's code raises.
+        Exception: Whatever the user's code raises, or ``check``.
         StateMismatchError: The shard was begun in other batches, or of a file that has changed since.
         WorkerError: The user's code raised StopIteration, which would look like the end of the shard.
     """
 
-    def __init__(self, task: Task, producer: Producer, *, is_shared: bool = False) -> None:
+    def __init__(
+        self,
+        task: Task,
+        producer: Producer,
+        *,
+        is_shared: bool = False,
+        check: Callable[[MicrobatchSource, str], None] | None = None,
+    ) -> None:
         self._task = task
         self._enter_stage = producer.enter_stage
         self._rng = _rng_of(task, producer)
         producer.enter_stage("build", task.task_index, repr(task.payload))
         if not draws_nothing(task.payload):
             self._rng.seed_opening()
-        self._first = task.first_microbatch if task.lost_microbatch is None else task.lost_microbatch
-        self._producer = producer
         product = _made_by(producer.factory, task)
         if task.left_out:
             product = _without(product, task.left_out)
         self.kind: str = type(cast("object", product)).__qualname__
         """The name of the class of what the factory returned."""
+        self._source = source = self._source_of(product, producer, is_shared=is_shared)
+        self.is_random_access: bool = not isinstance(source, SequentialSource)
+        """Whether it makes any microbatch without those before it."""
+        self.prefetches: bool = self.is_random_access and self.indexed.prefetches
+        """Whether microbatches can be begun to be read before they are made."""
+        if check is not None:
+            check(source, self.kind)
         fingerprint = fingerprint_of(product)
         if task.fingerprint is not None:
             check_fingerprint(task.fingerprint, fingerprint, product)
         if fingerprint != ShardFingerprint() and producer.report is not None:
             producer.report(task.ticket, fingerprint)
-        if producer.is_threaded and isinstance(product, ShardWindows):
-            product.draw_order()
-        self._is_ordered = bool(getattr(product, "makes_in_order", False))
-        self._production = self._started(product, is_shared=is_shared)
+        first = task.first_microbatch if task.lost_microbatch is None else task.lost_microbatch
+        # The first, while what a dead worker has made before it is not compared; and where a sequential source has begun.
+        self._first = first if task.digest is not None and first > 0 else None
+        self._begun = 0
+        if isinstance(source, SequentialSource):
+            self._begun = self._iterate(source, first - (self._first is not None), producer)
+            self._first = None
         # The first microbatch that was not begun to be read, and the items of the last that was.
         self._next_prefetch = self._num_items = 0
         # Microbatches whose indices were returned in an outline.
         self._num_outlined = 0
 
     @property
-    def is_random_access(self) -> bool:
-        """Whether it makes any microbatch without those before it."""
-        return isinstance(self._production, IndexedProduction)
-
-    @property
     def is_for_threads(self) -> bool:
         """Whether several threads may make its microbatches at once."""
-        return self.is_random_access and not self._is_ordered
-
-    @property
-    def prefetches(self) -> bool:
-        """Whether microbatches can be begun to be read before they are made."""
-        return isinstance(self._production, IndexedProduction) and self._production.prefetches
+        return self.is_random_access and not isinstance(self._source, BulkSource)
 
     def prefetch(self, index: int) -> None:
         """Begin to read a microbatch, once; an error is raised where it is made. Indices grow from call to call."""
@@ -228,9 +234,9 @@ class OpenShard:
         return num_prefetched(self._num_items)
 
     @property
-    def indexed(self) -> IndexedProduction:
-        """How a shard with random access makes its microbatches."""
-        return cast("IndexedProduction", self._production)
+    def indexed(self) -> RandomAccessSource:
+        """The source of a shard with random access."""
+        return cast("RandomAccessSource", self._source)
 
     def outline(self, index: int, reach: int) -> Outline | None:
         """Return what is drawn of the shard, up to ``reach`` microbatches behind this one; None if it was returned before."""
@@ -241,13 +247,13 @@ class OpenShard:
         return found
 
     def make(self, index: int) -> Produced | None:
-        """Return a microbatch, None if the shard has none there; for random access, and indices that grow.
+        """Return a microbatch, None if the shard has none there; indices grow, and follow on one another without random access.
 
         Raises:
             Exception: Whatever the user's code raises.
             ReplayMismatchError: A dead worker had made other data for the microbatch before the first.
         """
-        if self._first is not None and self._task.digest is not None and index == self._first > 0:
+        if index == self._first:
             # What a dead worker made last is made again, to see that it is the same.
             self.check(index - 1, self._made(index - 1, "replay"))
         self._first = None
@@ -272,27 +278,31 @@ class OpenShard:
             raise
         finally:
             self._enter_stage("")
-            if isinstance(self._production, IndexedProduction):
-                self._production.close()
+            self._source.close()
 
     def _rest(self) -> Iterator[Produced]:
-        if isinstance(self._production, IndexedProduction):
-            index = self._task.first_microbatch
-            self._look_ahead(index)
-            produced = self.make(index)
-            while produced is not None:
-                yield produced
-                if produced.is_last:
-                    return
-                index += 1
-                self._look_ahead(index)
-                produced = self._made(index, "produce")
+        index = self._task.first_microbatch
+        if not self.is_random_access and not self._replay(index):
             return
-        for produced in self._iterated(self._production):
-            if produced.microbatch_index >= self._task.first_microbatch:
-                yield produced
-            elif produced.microbatch_index == self._task.first_microbatch - 1:
-                self.check(produced.microbatch_index, produced)
+        self._look_ahead(index)
+        produced = self.make(index)
+        while produced is not None:
+            yield produced
+            if produced.is_last:
+                return
+            index += 1
+            self._look_ahead(index)
+            produced = self._made(index, "produce")
+
+    def _replay(self, first: int) -> bool:
+        """Make what comes before a microbatch again; return whether the shard has it."""
+        for index in range(self._begun, first):
+            produced = self._made(index, "replay")
+            if produced is None:
+                return False
+            if index == first - 1:
+                self.check(index, produced)
+        return True
 
     def _look_ahead(self, index: int) -> None:
         if self.prefetches:
@@ -300,38 +310,34 @@ class OpenShard:
             for ahead in range(index + 1, index + 1 + self.num_prefetched):
                 self.prefetch(ahead)
 
-    def _started(self, product: Any, *, is_shared: bool) -> Production | IndexedProduction:
-        first = self._first if self._first is not None else 0
-        if self._producer.is_threaded and is_map_style(product) and not iterates_as_torch(product):
+    def _source_of(self, product: Any, producer: Producer, *, is_shared: bool) -> MicrobatchSource:
+        task, take, give = self._task, producer.take_leftover_rows, producer.give_leftover_rows
+        opening = Opening(
+            self._rng,
+            producer.collate,
+            is_shared,
+            producer.is_threaded,
+            take and (lambda: take(task) if task.leftover_rows is None else task.leftover_rows),
+            give and functools.partial(give, task.ticket),
+        )
+        with _no_early_end():
+            return source_of(product, opening)
+
+    def _iterate(self, source: SequentialSource, first: int, producer: Producer) -> int:
+        if producer.is_threaded and isinstance(source, OwnIterationSource):
             raise ConfigurationError(
                 "workers",
                 "threads",
                 "'processes', for a DataLoader that is more than torch's own: with workers or pinned memory of its "
                 "own, or of a class that overrides how it iterates",
             )
-        try:
-            first -= self._task.digest is not None and first > 0
-            if isinstance(product, WindowProduct):
-                return Production(self._batches_of(product), 0, None, None)
-            return begin(product, first, self._rng, self._producer.collate, is_shared=is_shared)
-        except genuine(StopIteration) as error:
-            raise WorkerError("the factory's product raised StopIteration when its iteration began") from error
-
-    def _batches_of(self, product: WindowProduct) -> Iterator[Any]:
-        producer, task = self._producer, self._task
-        take, give = producer.take_leftover_rows, producer.give_leftover_rows
-        assert take is not None  # noqa: S101 - workers have both
-        assert give is not None  # noqa: S101 - as above
-        return product.batches(
-            lambda: take(task) if task.leftover_rows is None else task.leftover_rows,
-            lambda leftover_rows: give(task.ticket, leftover_rows),
-            producer.collate,
-        )
+        with _no_early_end():
+            return source.iterate(first)
 
     def _made(self, index: int, stage: str) -> Produced | None:
         self._enter_stage(stage, index)
         try:
-            made = cast("IndexedProduction", self._production).make(index)
+            made = self._source.make(index)
         except genuine(StopIteration) as error:
             raise early_end("the dataset") from error
         # skips NamedTuple's Python `__new__`: twice as fast
@@ -347,22 +353,14 @@ class OpenShard:
         if task.digest is not None and (produced is None or task.digest != digest_of(content_of(produced.microbatch))):
             raise ReplayMismatchError(task.payload, task.epoch, index)
 
-    def _iterated(self, production: Production) -> Iterator[Produced]:
-        index = production.first_index
-        batches = production.batches
-        while True:
-            if batches is None:
-                self._rng.seed_microbatch(index if production.rng_index_of is None else production.rng_index_of(index))
-            self._enter_stage("produce" if index >= self._task.first_microbatch else "replay", index)
-            try:
-                microbatch = next(production.microbatches)
-            except genuine(StopIteration) as error:
-                if batches is not None and (batches.num_batches is None or index < batches.num_batches):
-                    raise early_end("the dataset") from error
-                return
-            is_last = True if type(microbatch) is ShardTrailer else _is_last(production, index)
-            yield Produced(index, microbatch, is_last)
-            index += 1
+
+@contextmanager
+def _no_early_end() -> Generator[None]:
+    """Take no StopIteration of the user's code for the end of something else."""
+    try:
+        yield
+    except genuine(StopIteration) as error:
+        raise WorkerError("the factory's product raised StopIteration when its iteration began") from error
 
 
 def produce(task: Task, producer: Producer) -> Generator[Produced]:
@@ -395,7 +393,8 @@ def produce_together(task: Task, producer: Producer) -> tuple[int, Iterator[Any]
         note_microbatch(error, task, task.first_microbatch, is_open=False)
         raise
     producer.enter_stage("produce", task.first_microbatch)
-    return product.num_microbatches - 1, product.rest(task.first_microbatch)
+    source = cast("BulkSource", source_of(product, Opening(_rng_of(task, producer))))
+    return source.count - 1, source.iterate(task.first_microbatch)
 
 
 def _counted(task: Task, producer: Producer) -> ShardCount:
@@ -418,6 +417,14 @@ class EpochAware(ABC):
     def enter_epoch(self, epoch: int) -> None:
         """Note the epoch of the next shard."""
 
+    @abstractmethod
+    def for_threads(self) -> "EpochAware":
+        """Return a factory for the threads of a worker."""
+
+    @abstractmethod
+    def __call__(self, shard: Shard) -> Any:
+        """Return what makes the microbatches of a shard."""
+
 
 def _made_by(factory: Callable[[Shard], Any], task: Task) -> Any:
     made_by: object = factory
@@ -427,7 +434,7 @@ def _made_by(factory: Callable[[Shard], Any], task: Task) -> Any:
         product: Any = factory(task.payload)
     except genuine(StopIteration) as error:
         raise WorkerError("the factory raised StopIteration") from error
-    if not isinstance(product, (Iterable, WindowProduct)) and not is_random_access(product):
+    if not is_product(product):
         raise ConfigurationError(
             "dataloader_factory", product, "something that returns an iterable of microbatches for a shard"
         )
@@ -440,15 +447,6 @@ def _without(product: Any, offsets: tuple[int, ...]) -> ShardWindows:
         hint = "finish the shard with a DataLoaderFactory(on_sample_error='skip'), as it was begun"
         raise StateMismatchError("left_out", list(offsets), "<none>", hint)
     return product.without(offsets)
-
-
-def _is_last(production: Production, index: int) -> bool | None:
-    batches = production.batches
-    if batches is not None:
-        return batches.num_batches == index + 1
-    if production.num_microbatches is not None:
-        return index + 1 == production.num_microbatches
-    return None
 
 
 def note_microbatch(error: BaseException, task: Task, index: int, *, is_open: bool) -> str:

@@ -1,6 +1,6 @@
 """Batches of a dataset whose items are rows of one array: read where their microbatch will lie, by no user's code."""
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -10,6 +10,7 @@ from fkat_data.sample_errors import note_source_locations
 from fkat_data.worker.batches import NumberedBatches
 from fkat_data.worker.collate import collates_as_known
 from fkat_data.worker.fetch import prefetch_items_of
+from fkat_data.worker.microbatch_source import Collate, NumberedSource, Opening, ShardProduct
 
 
 def stacks_items(dataset: Any, collate_fn: object) -> bool:
@@ -29,7 +30,7 @@ _ITEMS = {"stack_into", "__getitem__", "__getitems__"}
 _STACKED = ("item_shape", "item_dtype", "stack_into", "__getitems__")
 
 
-class StackedBatches:
+class StackedBatches(ShardProduct):
     """Makes any microbatch of an order of such a dataset.
 
     Args:
@@ -37,38 +38,20 @@ class StackedBatches:
         batches: The indices of each.
     """
 
-    runs_no_user_code = stacks_items = True
-
     def __init__(self, dataset: Any, batches: NumberedBatches) -> None:
         self._dataset = dataset
         self._batches = batches
 
-    @property
-    def num_microbatches(self) -> int:
-        """Microbatches of the order."""
-        return len(self._batches)
+    def microbatch_source(self, opening: Opening) -> NumberedSource:
+        """Return the source: nothing is drawn. A microbatch gets memory of its own unless the worker has some for it."""
+        prefetch, batches = prefetch_items_of(self._dataset), self._batches
+        return NumberedSource(partial(self._made, opening.collate), len(batches), None, batches.batch, prefetch)
 
-    @property
-    def prefetch(self) -> Callable[[int], int] | None:
-        """Begins to read a microbatch, by its number, and returns how many items it has; None: there is nothing to begin."""
-        begin = prefetch_items_of(self._dataset)
-        return None if begin is None else lambda index: begin(self._batches.batch(index))
-
-    def microbatch(self, index: int, stack: Callable[..., torch.Tensor] | None = None) -> torch.Tensor:
-        """Return a microbatch by its number.
-
-        Args:
-            index: The number.
-            stack: Returns the memory for it; None: it gets memory of its own.
-
-        Raises:
-            Exception: What the dataset raises.
-        """
-        indices: list[int] = self._batches.batch(index)
+    def _made(self, collate: Collate | None, indices: list[int]) -> torch.Tensor:
         if not collates_as_known():
             return default_collate(self._dataset.__getitems__(indices))
         shape = (len(indices), *self._dataset.item_shape)
-        made = (torch.empty if stack is None else stack)(shape, dtype=self._dataset.item_dtype)
+        made = (torch.empty if collate is None else collate.stack)(shape, dtype=self._dataset.item_dtype)
         try:
             self._dataset.stack_into(indices, made.numpy())
         except Exception as error:

@@ -38,7 +38,7 @@ from fkat_data.seeding import (
     preserved_generators,
     seeding_nothing,
 )
-from fkat_data.worker.batches import Part, draws_nothing, runs_no_user_code
+from fkat_data.worker.batches import draws_nothing, runs_no_user_code
 from fkat_data.worker.collate import FreshCollate
 from fkat_data.worker.fetch import num_prefetched
 from fkat_data.worker.inline import WorkerOfThisProcess, bytes_of, failure_of, item_of, made_together
@@ -51,6 +51,7 @@ from fkat_data.worker.messages import (
     WorkerGone,
     remember_fingerprint,
 )
+from fkat_data.worker.microbatch_source import Part
 from fkat_data.worker.produce import OpenShard, Produced, Producer, note_microbatch
 
 _logger = logging.getLogger(__name__)

@@ -22,6 +22,7 @@ from fkat_data.types import stream_source_of
 from fkat_data.wording import add_note, notes_of
 from fkat_data.worker.fetch import call_collate, gives_items_together, items_in_turn
 from fkat_data.worker.messages import ShardTrailer, WithPlanUpdate, content_of
+from fkat_data.worker.microbatch_source import Opening, SequentialSource, ShardProduct
 
 WindowFunction: TypeAlias = Callable[[list[Any]], list[Any]]
 """Makes rows of a window's samples: as many as it likes, none too."""
@@ -141,7 +142,7 @@ class CollateSpec(NamedTuple):
     drop_last: bool
 
 
-class WindowProduct:
+class WindowProduct(ShardProduct):
     """The microbatches that end in a window.
 
     Args:
@@ -160,6 +161,13 @@ class WindowProduct:
         self._dataset = dataset
         self._spec = spec
         self._seed = seed
+
+    def microbatch_source(self, opening: Opening) -> SequentialSource:
+        """Return the source of ``batches``."""
+        take, give = opening.take_leftover_rows, opening.give_leftover_rows
+        assert take is not None  # noqa: S101 - workers have both
+        assert give is not None  # noqa: S101 - as above
+        return SequentialSource(lambda _: (0, self.batches(take, give, opening.collate)), opening.rng)
 
     def batches(
         self,
@@ -267,7 +275,7 @@ class WindowProduct:
         return ShardRng.of(self._seed, 0, self._window.epoch, window)
 
 
-class ShardWindows:
+class ShardWindows(ShardProduct):
     """What a factory with a window function returns for a shard: the microbatches of the rows of its windows.
 
     A resume within the shard makes the windows before its position again: how many rows they have is not known otherwise.
@@ -301,7 +309,7 @@ class ShardWindows:
         self._seed: int = microbatch_seed() or 0  # under which the shard is opened
         self._drawn: list[list[Any]] | None = None
 
-    def draw_order(self) -> None:
+    def _draw_order(self) -> None:
         """Draw the indices of all windows: threads, which make the rows, do not seed the global generators."""
         if self._order is not None and not self._is_iterable:
             iterator = iter(self._order)
@@ -314,18 +322,20 @@ class ShardWindows:
         vars(found)["_left_out"] = offsets
         return found
 
-    def iterate_from(self, first_microbatch: int, collate: Callable[[Any], Any] | None) -> tuple[int, Iterator[Any]]:
-        """Return where it begins, at most at ``first_microbatch``, and the microbatches from there.
+    def microbatch_source(self, opening: Opening) -> SequentialSource:
+        """Return the source of the microbatches.
 
         Samples that were left out are said with the next microbatch, or behind the last one: see ``read_left_out``. A
         window whose rows were delivered leaves out no others than it did then.
-
-        Args:
-            first_microbatch: The first that is wanted.
-            collate: Does what torch's ``default_collate`` does.
         """
-        begin = 0 if self._spec.functions else first_microbatch
-        return begin, self._made(begin, first_microbatch, collate)
+
+        def begin(first: int) -> tuple[int, Iterator[Any]]:
+            if opening.is_threaded:
+                self._draw_order()
+            begun = 0 if self._spec.functions else first
+            return begun, self._made(begun, first, opening.collate)
+
+        return SequentialSource(begin, opening.rng)
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the microbatches.

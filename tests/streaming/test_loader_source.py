@@ -9,9 +9,12 @@ from streaming_examples import numbers
 from torch.utils.data import Dataset, default_collate
 
 from fkat_data.plan.position import Position
+from fkat_data.seeding import ShardRng
 from fkat_data.streaming import LocalDataset, StreamingDataLoader, StreamingDataset
 from fkat_data.types import StreamSource, stream_source_of
+from fkat_data.worker.microbatch_source import Opening
 
+OPENING = Opening(ShardRng.of(0, 0, 0, 0))
 KINDS = (StreamingDataset, ByIndex, ByTransform, Together, Iterated)
 PLAN = {"num_workers": 0, "collate_fn": default_collate, "drop_last": False, "leaves_empty_rest": True}
 
@@ -31,7 +34,7 @@ def planned(source, count=None):
         product = source.product(task, default_collate)
         if plan.num_strands is not None:
             return numbers(product), plan
-        found += numbers(product.rest(task.first))
+        found += numbers(product.microbatch_source(OPENING).iterate(task.first))
         index += 1
     return found, plan
 
