@@ -62,7 +62,7 @@ _ROWS = (
     ("produce_s", "produce_seconds", "Workers' time making microbatches"),
     ("replay_s", "replay_seconds", "Workers' time making again what was delivered before a resume"),
     ("encode_s", "encode_seconds", "Workers' time writing microbatches into shared memory"),
-    ("blocked_s", "blocked_seconds", "Workers' time waiting for memory, or for their allowance"),
+    ("blocked_s", "blocked_seconds", "Workers' time waiting for memory, or until they may make more"),
     ("idle_s", "idle_seconds", "Workers' time without a shard to make"),
     ("copied_s", "copied_seconds", "Time in which copies to the device were under way"),
     ("worker_restarts", "worker_restarts", "Dead workers that were replaced"),

@@ -83,7 +83,7 @@ class Raised(NamedTuple):
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-# Allowances count on from here, and travel in 64 bits: `sys.maxsize` for "all" must not overflow them.
+# Limits of microbatches count on from here, and travel in 64 bits: `sys.maxsize` for "all" must not overflow them.
 _MOST_AHEAD = 1 << 40
 
 
@@ -93,20 +93,20 @@ class InFlightTask:
     Args:
         task: The task.
         group: Makes its microbatches.
-        allowance: The first microbatch that may not be made yet.
+        limit: The first microbatch that may not be made yet.
     """
 
     __slots__ = (
-        *("allowance", "arrived", "leftover_rows", "next_index", "message_source", "group"),
+        *("limit", "arrived", "leftover_rows", "next_index", "message_source", "group"),
         *("last_digest", "learn_at", "left_out", "chunk", "task"),
     )
 
-    def __init__(self, task: Task, group: WorkerGroup, allowance: int) -> None:
+    def __init__(self, task: Task, group: WorkerGroup, limit: int) -> None:
         self.task: Task = task
         self.group: WorkerGroup = group
         self.message_source: Worker | WorkerGroup = group.message_source
         """What gives the next message: the worker itself, or a group of several."""
-        self.allowance: int = allowance
+        self.limit: int = limit
         """The first microbatch that may not be made yet."""
         self.arrived: deque[Item | End | Failure] = deque()
         """Messages that were not handed out, in order."""
@@ -135,20 +135,20 @@ class InFlightTask:
         """Receive from the group as it is now."""
         self.message_source = self.group.message_source
 
-    def allow(self, allowance: int, *, is_ahead: bool = False, is_new: bool = False) -> None:
+    def allow(self, limit: int, *, is_ahead: bool = False, is_new: bool = False) -> None:
         """Let the task be made up to a microbatch, unless it may go as far.
 
         Args:
-            allowance: The first microbatch that may not be made yet.
+            limit: The first microbatch that may not be made yet.
             is_ahead: Whether the task comes after the one whose microbatches are next.
             is_new: Whether to say it in any case.
         """
-        if allowance > self.allowance or is_new:
-            self.allowance = allowance
+        if limit > self.limit or is_new:
+            self.limit = limit
             if is_ahead:
-                self.group.allow(self.task.ticket, allowance, is_ahead=True)
+                self.group.allow(self.task.ticket, limit, is_ahead=True)
             else:
-                self.message_source.allow(self.task.ticket, allowance)
+                self.message_source.allow(self.task.ticket, limit)
 
     def append(self, message: Item | End | Failure | MicrobatchChunk) -> Item | End | Failure:
         """Append what has arrived to what waits to be handed out; return the first message of it."""
@@ -519,7 +519,7 @@ class Prefetcher:
             work = self._work[0]
             work.update_source()
             if self._look_ahead is not None:  # it may have been smaller when the task was assigned
-                work.allow(self._initial_allowance(work.next_index), is_new=True)
+                work.allow(self._initial_limit(work.next_index), is_new=True)
 
     def _fill(self) -> None:
         wanted = min(1 + self._num_tasks_ahead + self._num_extra, NUM_TASKS - 1)
@@ -565,9 +565,9 @@ class Prefetcher:
             leftover_rows=leftover_rows,
             left_out=left_out,
         )
-        allowance = self._initial_allowance(first_microbatch)
-        group.assign(task, allowance)
-        self._work.append(InFlightTask(task, group, allowance))
+        limit = self._initial_limit(first_microbatch)
+        group.assign(task, limit)
+        self._work.append(InFlightTask(task, group, limit))
         self._ticket += 1
 
     def _plan_payload(self, index: int) -> Any:
@@ -584,7 +584,7 @@ class Prefetcher:
             self._is_exhausted = True
         return payload
 
-    def _initial_allowance(self, first_microbatch: int) -> int:
+    def _initial_limit(self, first_microbatch: int) -> int:
         return first_microbatch + self._num_microbatches_ahead
 
     def _learn(self, work: InFlightTask, look_ahead: LookAhead, item: Item) -> None:
@@ -611,7 +611,7 @@ class Prefetcher:
         """Return a task's next message, and keep it as the last that has arrived."""
         ticket = work.task.ticket
         num_expected = work.next_index + len(work.arrived)
-        if block and num_expected >= work.allowance:
+        if block and num_expected >= work.limit:
             # The worker must make what the trainer waits for, even beyond the bound.
             work.allow(num_expected + 1)
         while True:
@@ -728,7 +728,7 @@ class Prefetcher:
         digest = last.digest if isinstance(last, Item) else work.last_digest
         given_up = loss if remedy is Remedy.GIVE_UP_SHARD else None
         resumed = [
-            (each.task, each.allowance, sum(map(left_out_before, each.arrived), each.left_out))
+            (each.task, each.limit, sum(map(left_out_before, each.arrived), each.left_out))
             for each in self._work
             if each.group is group
         ]

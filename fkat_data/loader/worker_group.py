@@ -56,17 +56,17 @@ class WorkerGroup:
         workers: All workers of the loader; the group's are ``size`` of them, from ``first`` on.
         first: Index of the group's first worker.
         size: Workers of the group.
-        claims: Returns the group's table; needed for more than one worker.
+        claim_table: Returns the group's table; needed for more than one worker.
         sink: Gets the time that the trainer waits.
     """
 
     def __init__(
-        self, workers: Sequence[Worker], first: int, size: int, claims: "Callable[[], ClaimTable]", sink: EventSink
+        self, workers: Sequence[Worker], first: int, size: int, claim_table: "Callable[[], ClaimTable]", sink: EventSink
     ) -> None:
         self._workers = workers
         self._first = first
         self._size = size
-        self._claims = claims
+        self._claim_table = claim_table
         self._sink = sink
         self._poll: _Polled | None = None
         self._is_polling = False
@@ -75,10 +75,10 @@ class WorkerGroup:
         # What came before its turn, by ticket and index; who waits for memory.
         self._early: dict[int, dict[int, Item | End | Failure]] = {}
         self._shortages: dict[Worker, MemoryShortage] = {}
-        # The newest allowance, if it was not sent, and what was sent last.
+        # The newest limit, if it was not sent, and what was sent last.
         self._unsent: tuple[int, int] | None = None
         self._sent_ticket = -1
-        self._sent_allowance = 0
+        self._sent_limit = 0
         self._gone: set[Worker] = set()
         self._failures: dict[int, Failure] = {}
         self._ticket_of_caller = -1
@@ -137,7 +137,7 @@ class WorkerGroup:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether a worker waits for an allowance, or for memory."""
+        """Whether a worker waits for a limit, or for memory."""
         return any(worker.times().stage == "blocked" for worker in self.members)
 
     @property
@@ -158,28 +158,30 @@ class WorkerGroup:
         worker = self._known_maker(ticket, index)
         if worker is not None:
             return worker
-        holder = self._claims().holder_pid()  # it may be stopped, with the lock that the others wait for
+        holder = self._claim_table().holder_pid()  # it may be stopped, with the lock that the others wait for
         return next((worker for worker in members if worker.pid == holder), members[0])
 
     def _known_maker(self, ticket: int, index: int) -> "Worker | None":
-        claims = self._claims()
-        owner = claims.owner(ticket)
-        if owner is not None:
-            return self.members[owner]
+        claim_table = self._claim_table()
+        sole_worker = claim_table.sole_worker(ticket)
+        if sole_worker is not None:
+            return self.members[sole_worker]
         found = (
-            worker for member_index, worker in enumerate(self.members) if claims.of(member_index) == (ticket, index)
+            worker
+            for member_index, worker in enumerate(self.members)
+            if claim_table.claim_of(member_index) == (ticket, index)
         )
-        claimant = claims.claimant(ticket, index)
-        return next(found, None if claimant is None else self.members[claimant])
+        later = claim_table.reserved_by(ticket, index)
+        return next(found, None if later is None else self.members[later])
 
-    def assign(self, task: Task, allowance: int) -> None:
+    def assign(self, task: Task, limit: int) -> None:
         """Take a task, to be produced after those taken before."""
         if self._size > 1:
             if not self._tasks:
                 self._next_index = task.first_microbatch
             self._tasks.append(task)
         for worker in self.members:
-            worker.assign(task, allowance)
+            worker.assign(task, limit)
 
     def fingerprint(self, ticket: int) -> ShardFingerprint | None:
         """Return what a worker has reported of a task's payload; None: nothing."""
@@ -193,24 +195,24 @@ class WorkerGroup:
         """Give a task that was assigned without it what the one before has left. For a group of one."""
         self._workers[self._first].give_leftover_rows(ticket, leftover_rows)
 
-    def allow(self, ticket: int, allowance: int, *, is_ahead: bool = False) -> None:
-        """Let the task be produced up to ``allowance`` microbatches; ``is_ahead``: of a later task than the current one."""
+    def allow(self, ticket: int, limit: int, *, is_ahead: bool = False) -> None:
+        """Let the task be produced up to ``limit`` microbatches; ``is_ahead``: of a later task than the current one."""
         if self._size == 1 or is_ahead:
             for worker in self.members:
-                worker.allow(ticket, allowance, is_ahead=is_ahead)
+                worker.allow(ticket, limit, is_ahead=is_ahead)
             return
         # A message for each worker: one for every half of what may lie ready, or when the trainer waits.
-        self._unsent = ticket, allowance
-        sent = self._sent_allowance if self._sent_ticket == ticket else 0
-        if 2 * (allowance - sent) >= allowance - self._next_index:
-            self._send_allowance()
+        self._unsent = ticket, limit
+        sent = self._sent_limit if self._sent_ticket == ticket else 0
+        if 2 * (limit - sent) >= limit - self._next_index:
+            self._send_limit()
 
-    def _send_allowance(self) -> None:
+    def _send_limit(self) -> None:
         if self._unsent is None:
             return
-        (self._sent_ticket, self._sent_allowance), self._unsent = self._unsent, None
+        (self._sent_ticket, self._sent_limit), self._unsent = self._unsent, None
         for worker in self.members:
-            worker.allow(self._sent_ticket, self._sent_allowance)
+            worker.allow(self._sent_ticket, self._sent_limit)
 
     def cancel(self, ticket: int) -> None:
         """Drop every task with a ticket below this one."""
@@ -313,7 +315,7 @@ class WorkerGroup:
         """Let the successors of dead workers go on.
 
         Args:
-            tasks: Those in work, in order, with their allowances, and the samples that were left out of what has arrived.
+            tasks: Those in work, in order, with their limits, and the samples that were left out of what has arrived.
             current: The task whose microbatches are next.
             index: The next one of them.
             digest: Of the one before, if it is known.
@@ -326,7 +328,7 @@ class WorkerGroup:
             self._shortages.pop(before[member_index], None)
             self._gone.discard(before[member_index])
             lost = self._lost_by(member_index) if self._size > 1 else None
-            for task, allowance, left_out in tasks:
+            for task, limit, left_out in tasks:
                 # Another worker that has died may have left a microbatch before the one that is given up.
                 if given_up is not None and task is given_up.task and lost is None:
                     continue
@@ -336,7 +338,7 @@ class WorkerGroup:
                 elif lost is not None and lost.task.ticket == task.ticket:
                     last_digest = digest if task is current else None
                     resumed = self._resumed(task, lost.microbatch_index, last_digest, left_out)
-                worker.assign(resumed, allowance)
+                worker.assign(resumed, limit)
 
     def _resumed(self, task: Task, index: int, last_digest: int | None, left_out: tuple[int, ...]) -> Task:
         early = self._early.get(task.ticket, {})
@@ -344,29 +346,29 @@ class WorkerGroup:
         digest = before.digest if isinstance(before, Item) else None
         if digest is None and index == self._next_index and self._tasks and self._tasks[0].ticket == task.ticket:
             digest = last_digest
-        if self._claims().owner(task.ticket) is not None:
+        if self._claim_table().sole_worker(task.ticket) is not None:
             left_out = sum(map(left_out_before, early.values()), left_out)
             return task._replace(first_microbatch=index, digest=digest, left_out=left_out)
         return task._replace(lost_microbatch=index, digest=digest)
 
     def _lost_by(self, member_index: int) -> Loss | None:
         """Return the microbatch that a dead worker has not sent; None: it had nothing to make."""
-        claims = self._claims()
-        pick = claims.of(member_index)
-        task = next((task for task in self._tasks if pick is not None and task.ticket == pick.ticket), None)
-        if pick is None or task is None:
+        claim_table = self._claim_table()
+        claim = claim_table.claim_of(member_index)
+        task = next((task for task in self._tasks if claim is not None and task.ticket == claim.ticket), None)
+        if claim is None or task is None:
             return None
         early = self._early.get(task.ticket, {})
-        # A successor that dies before it begins has its predecessor's pick.
+        # A successor that dies before it begins has its predecessor's claim.
         has_begun = self.members[member_index].has_begun(task.ticket)
         first = self._next_index if task is self._tasks[0] else task.first_microbatch
-        if claims.owner(task.ticket) == member_index:
+        if claim_table.sole_worker(task.ticket) == member_index:
             index = first
             while index in early:
                 index += 1
             return None if isinstance(early.get(index - 1), (End, Failure)) else Loss(task, index, has_begun)
-        index = pick.microbatch_index
-        if index < first or index in early or index >= claims.next_index(task.ticket):
+        index = claim.microbatch_index
+        if index < first or index in early or index >= claim_table.next_index(task.ticket):
             return None
         return Loss(task, index, has_begun)
 
@@ -384,7 +386,7 @@ class WorkerGroup:
             self._early.pop(task.ticket, None)
             if self._tasks:
                 self._next_index = self._tasks[0].first_microbatch
-            # Who still waits for an allowance to make more of it waits in vain.
+            # Who still waits for a limit to make more of it waits in vain.
             for worker in self.members:
                 worker.cancel(task.ticket + 1)
         return message
@@ -406,7 +408,7 @@ class WorkerGroup:
         """
         members, poll, by_descriptor = self._polled()
         if timeout_s != 0:
-            self._send_allowance()
+            self._send_limit()
         for worker in members:
             worker.flush()
         began_s = time.perf_counter()

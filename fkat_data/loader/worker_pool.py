@@ -123,7 +123,7 @@ class WorkerPool:
         # The threads of a group are one worker, which gives their microbatches in order.
         size = settings.group_size if settings.kind == "processes" else 1
         self.groups: list[WorkerGroup] = [
-            WorkerGroup(self.workers, index * size, size, _picks_of(self._starter, index), sink)
+            WorkerGroup(self.workers, index * size, size, _claim_table_of(self._starter, index), sink)
             for index in range(num_groups)
         ]
         """The groups that the workers form."""
@@ -460,10 +460,10 @@ def _starter(settings: WorkerPoolSettings, sink: EventSink) -> "WorkerStarter":
     )
 
 
-def _picks_of(starter: "WorkerStarter | None", group_index: int) -> "Callable[[], ClaimTable]":
+def _claim_table_of(starter: "WorkerStarter | None", group_index: int) -> "Callable[[], ClaimTable]":
     """Return what gives a group's table; it does not know the pool, which is gone with the loader that is dropped."""
     if starter is not None:
-        return functools.partial(starter.claims, group_index)
+        return functools.partial(starter.claim_table, group_index)
 
     def none() -> "ClaimTable":
         raise RuntimeError("a worker in the caller's thread has no table")

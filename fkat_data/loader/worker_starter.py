@@ -214,11 +214,11 @@ class WorkerStarter:
         )
         if self._group_size > 1:
             group_index, member_index = divmod(index, self._group_size)
-            self.claims(group_index)
+            self.claim_table(group_index)
             worker.join_group(self._tables[group_index][1], self._group_size, member_index)
         return worker
 
-    def claims(self, group_index: int) -> ClaimTable:
+    def claim_table(self, group_index: int) -> ClaimTable:
         """Return a group's table, which it keeps until ``close_tables``."""
         if group_index not in self._tables:
             self._tables[group_index] = ClaimTable.create(self._group_size)

@@ -22,7 +22,7 @@ Page: TypeAlias = "memoryview[float] | array[float]"
 
 STAGES = ("", "build", "replay", "produce", "store", "encode", "blocked", "idle")
 """None; the factory works; a microbatch that was delivered before a resume is made again; one is made; the worker waits
-for stored bytes; copies a microbatch, into shared memory if there is any; waits for memory or for its allowance; waits for a task."""
+for stored bytes; copies a microbatch, into shared memory if there is any; waits for memory or until it may make more; waits for a task."""
 
 _NUMBER = {name: number for number, name in enumerate(STAGES)}
 _PRODUCE, _STORE = _NUMBER["produce"], _NUMBER["store"]

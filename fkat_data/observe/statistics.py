@@ -70,7 +70,7 @@ class LoaderStatistics(LoaderCounters):
         produce_s: Workers' seconds in the making of microbatches: the DataLoader, ``__getitem__``, collating.
         replay_s: Workers' seconds in making again what was delivered before a resume.
         encode_s: Workers' seconds in writing microbatches into shared memory, and sending their messages.
-        blocked_s: Workers' seconds waiting for memory within the limit, or for their allowance.
+        blocked_s: Workers' seconds waiting for memory, or until they may make more microbatches.
         idle_s: Workers' seconds waiting for a shard to produce.
         copied_s: Seconds in which copies to the device were under way.
         num_segments: Pieces of shared memory, now.

@@ -25,7 +25,7 @@ from typing import TypeAlias
 
 from fkat_data.errors import WorkerError
 from fkat_data.interruption import genuine, suppress
-from fkat_data.transport.ring import AllowanceBoard, Frame, RingReader, RingWriter, has_rings, new_ring
+from fkat_data.transport.ring import Frame, LimitBoard, RingReader, RingWriter, has_rings, new_ring
 
 CLOSE_ON_EXEC: int = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 """For ``recvmsg``: no program inherits the descriptors that come along."""
@@ -120,8 +120,8 @@ class Channel:
         self._poll.register(sock, select.POLLIN)
         self._outgoing: RingWriter | None = None
         self._incoming: RingReader | None = None
-        self.board: AllowanceBoard | None = None
-        """Allowances in memory that both sides share; None without a ring."""
+        self.board: LimitBoard | None = None
+        """Limits of microbatches in memory that both sides share; None without a ring."""
         # Where the next message is written to, or read from.
         self._is_in_ring = False
         # Beside a ring that is read, the socket carries its end alone, which a wait sees: it is not read for each message.

@@ -5,8 +5,8 @@ the number that announces it moves on. A trainer that is about to wait says so i
 waits for the bell (an eventfd), which the worker rings for the first message after that. So no message wakes a trainer
 that does not wait, and none is held back.
 
-Allowances go the other way, on a board in the same memory: the trainer writes each new one there. A worker that has
-used its allowance up sleeps, and says from which allowance on it is to be woken, so that one message in the socket
+Limits of microbatches go the other way, on a board in the same memory: the trainer writes each new one there. A worker that has
+used its limit up sleeps, and says from which limit on it is to be woken, so that one message in the socket
 serves for several microbatches.
 
 This depends on a processor that shows stores to others in their order: elsewhere messages travel in the socket alone.
@@ -34,7 +34,7 @@ _SKIP = 0xFFFFFFFF
 # Offsets of the numbers, each in a cache line of its writer's.
 _WRITTEN, _READ, _WAIT, _BOARD = 0, 8, 16, 24
 # And on the board: two are the trainer's; two, in another cache line, are the worker's.
-_TICKET, _ALLOWANCE, _WANTED, _SLEEP = 0, 1, 8, 9
+_TICKET, _LIMIT, _WANTED, _SLEEP = 0, 1, 8, 9
 
 
 class Frame(NamedTuple):
@@ -64,8 +64,8 @@ def new_ring() -> tuple[int, int]:
         raise
 
 
-class AllowanceBoard:
-    """One task's allowance at a time, and what a sleeping worker waits for. Its numbers are 0 in the beginning.
+class LimitBoard:
+    """One task's limit at a time, and what a sleeping worker waits for. Its numbers are 0 in the beginning.
 
     Args:
         numbers: The memory.
@@ -78,20 +78,20 @@ class AllowanceBoard:
         # To take a lock keeps a processor from reading ahead of what it has written.
         self._fence = threading.Lock()
 
-    def publish(self, ticket: int, allowance: int) -> bool:
-        """Set a task's allowance, on the trainer's side; return whether to wake the worker now."""
+    def publish(self, ticket: int, limit: int) -> bool:
+        """Set a task's limit, on the trainer's side; return whether to wake the worker now."""
         numbers = self._numbers
         if numbers[_TICKET] != ticket + 1:
-            numbers[_ALLOWANCE] = 0  # the worker never reads the old task's beside the new ticket
+            numbers[_LIMIT] = 0  # the worker never reads the old task's beside the new ticket
             numbers[_TICKET] = ticket + 1
-        numbers[_ALLOWANCE] = allowance
+        numbers[_LIMIT] = limit
         with self._fence:
             pass
-        return numbers[_WANTED] <= allowance and self.is_asleep()
+        return numbers[_WANTED] <= limit and self.is_asleep()
 
     @property
     def is_writer_asleep(self) -> bool:
-        """Whether the worker waits for an allowance."""
+        """Whether the worker waits for a limit."""
         return self._numbers[_WANTED] != 0
 
     def is_asleep(self) -> bool:
@@ -101,13 +101,13 @@ class AllowanceBoard:
         self._woken_from = self._numbers[_SLEEP]
         return True
 
-    def allowance(self, ticket: int) -> int:
-        """Return a task's allowance, on the worker's side; 0 if none was set."""
+    def limit(self, ticket: int) -> int:
+        """Return a task's limit, on the worker's side; 0 if none was set."""
         numbers = self._numbers
-        return numbers[_ALLOWANCE] if numbers[_TICKET] == ticket + 1 else 0
+        return numbers[_LIMIT] if numbers[_TICKET] == ticket + 1 else 0
 
     def sleep(self, wanted: int) -> None:
-        """Ask to be woken from an allowance on, on the worker's side; look at the allowance once more after that."""
+        """Ask to be woken from a limit on, on the worker's side; look at the limit once more after that."""
         self._num_sleeps += 1
         self._numbers[_SLEEP] = self._num_sleeps
         self._numbers[_WANTED] = wanted
@@ -135,8 +135,8 @@ class _Ring:
         """The bell's descriptor."""
         self.numbers: memoryview[int] = view[:_NUMBERS_BYTES].cast("q")
         """The numbers beside the messages."""
-        self.board: AllowanceBoard = AllowanceBoard(self.numbers[_BOARD:])
-        """Allowances, in the same memory."""
+        self.board: LimitBoard = LimitBoard(self.numbers[_BOARD:])
+        """Limits of microbatches, in the same memory."""
         self._messages = view[_NUMBERS_BYTES:]
         self._written: int = 0
         self._read: int = 0

@@ -1,6 +1,6 @@
-"""A table in shared memory: which worker of a group makes which microbatch.
+"""A table in shared memory: which worker of a group has claimed which microbatch.
 
-A worker picks the next microbatch of a shard when it is free to make one, so no plan says who makes what, and a slow
+A worker claims the next microbatch of a shard when it is free to make one, so no plan says who makes what, and a slow
 microbatch holds up one worker alone. The table is guarded by a lock on its file. The kernel releases it when its holder
 dies, and the order of the writes below keeps the table right at each instant at which that may happen. The trainer only
 reads, and never locks: a worker that is stopped while it holds the lock cannot stop the trainer.
@@ -21,16 +21,16 @@ from fkat_data.worker.fetch import MOST_PREFETCHED
 from fkat_data.worker.messages import NUM_TASKS
 from fkat_data.worker.microbatch_source import Outline
 
-# For each worker: the ticket + 1 and the index of what it makes, and of each microbatch that it has claimed for later.
+# For each worker: the ticket + 1 and the index of what it makes, and of each microbatch that it has reserved for later.
 _WORKER = 2 + 2 * MOST_PREFETCHED
-# A row: its task's ticket + 1, the next microbatch, the first one that the shard does not have, its owner + 1; and of what
+# A row: its task's ticket + 1, the next microbatch, the first one that the shard does not have, its sole worker + 1; and of what
 # workers have drawn: the digest of the first batch, how many there are at least, and how many there are, + 1.
-_TICKET, _NEXT, _END, _OWNER, _DIGEST, _KNOWN, _COUNT = range(7)
+_TICKET, _NEXT, _END, _SOLE_WORKER, _DIGEST, _KNOWN, _COUNT = range(7)
 _ROW = 7
 _UNKNOWN_END = sys.maxsize
 
 
-class Pick(NamedTuple):
+class Claim(NamedTuple):
     """What a worker makes.
 
     Attributes:
@@ -45,7 +45,7 @@ class Pick(NamedTuple):
 class Refusal(Enum):
     """Why there is no microbatch to make."""
 
-    NOT_ALLOWED = "the next one is beyond the allowance"
+    NOT_ALLOWED = "the next one is beyond the limit"
     OVER = "the shard has no other, or another worker makes all that it has"
 
 
@@ -63,8 +63,8 @@ class ClaimTable:
         self.worker = worker
         """The worker's index in the group; -1 in the trainer."""
         self._num_workers = num_workers
-        self._picks_start = _ROW * NUM_TASKS
-        size_bytes = 8 * (self._picks_start + _WORKER * num_workers)
+        self._claims_start = _ROW * NUM_TASKS
+        size_bytes = 8 * (self._claims_start + _WORKER * num_workers)
         self._table = Segment(0, descriptor, size_bytes, is_written=True).view.cast("q")
 
     @classmethod
@@ -78,90 +78,93 @@ class ClaimTable:
             os.close(descriptor)
             raise
 
-    def pick(self, ticket: int, first: int, allowance: int) -> int | Refusal:
-        """Pick the next microbatch of a task, and return its index; or return why there is none.
+    def claim(self, ticket: int, first: int, limit: int) -> int | Refusal:
+        """Claim the next microbatch of a task, and return its index; or return why there is none.
 
         Args:
             ticket: The task.
             first: The task's first microbatch.
-            allowance: The first microbatch that may not be made yet.
+            limit: The first microbatch that may not be made yet.
         """
         with self._locked():
             row = self._row(ticket, first)
             if row is None:
                 return Refusal.OVER
-            claim = self._first_claim(ticket)
-            table, index = self._table, self._table[row + _NEXT] if claim is None else self._table[claim + 1]
-            if index >= table[row + _END] or table[row + _OWNER] not in (0, self.worker + 1):
+            reservation = self._first_reservation(ticket)
+            table, index = (
+                self._table,
+                self._table[row + _NEXT] if reservation is None else self._table[reservation + 1],
+            )
+            if index >= table[row + _END] or table[row + _SOLE_WORKER] not in (0, self.worker + 1):
                 return Refusal.OVER
-            if index >= allowance:
+            if index >= limit:
                 return Refusal.NOT_ALLOWED
-            # In this order: a worker that dies between the two has picked nothing, or has a claim on what it has picked.
-            self.note(ticket, index)
-            if claim is None:
+            # In this order: a worker that dies between the two has claimed nothing, or still has a reservation of what it has claimed.
+            self.write_claim(ticket, index)
+            if reservation is None:
                 table[row + _NEXT] = index + 1
             else:
-                table[claim] = 0
+                table[reservation] = 0
             return index
 
-    def claim(self, ticket: int) -> int | None:
-        """Claim the next microbatch of a task, which this worker will pick later and no other does; return its index.
+    def reserve(self, ticket: int) -> int | None:
+        """Reserve the next microbatch of a task, which this worker will claim later and no other does; return its index.
 
-        The successor of a worker that dies has its claims.
+        The successor of a worker that dies has its reservations.
 
         Returns:
-            The index; None: the shard has no other, another worker makes all of it, or this worker has claims enough.
+            The index; None: the shard has no other, another worker makes all of it, or this worker has reservations enough.
         """
         with self._locked():
             row, table = self._find(ticket), self._table
-            free = next((slot for slot in self._claims(self.worker) if table[slot] != ticket + 1), None)
-            if row is None or free is None or table[row + _OWNER]:
+            free = next((slot for slot in self._reservations(self.worker) if table[slot] != ticket + 1), None)
+            if row is None or free is None or table[row + _SOLE_WORKER]:
                 return None
             index = table[row + _NEXT]
             if index >= table[row + _END]:
                 return None
-            # The ticket last, and then the next: a worker that dies between has a claim on what another one picks, too.
+            # The ticket last, and then the next: a worker that dies between has a reservation of what another one claims, too.
             table[free] = 0
             table[free + 1] = index
             table[free] = ticket + 1
             table[row + _NEXT] = index + 1
             return index
 
-    def next_own(self, ticket: int) -> int:
-        """Return the microbatch of a task that this worker picks next, if nothing changes."""
-        claim = self._first_claim(ticket)
-        return self.next_index(ticket) if claim is None else self._table[claim + 1]
+    def next_claim(self, ticket: int) -> int:
+        """Return the microbatch of a task that this worker claims next, if nothing changes."""
+        reservation = self._first_reservation(ticket)
+        return self.next_index(ticket) if reservation is None else self._table[reservation + 1]
 
-    def num_claims(self, ticket: int) -> int:
-        """Return how many microbatches of a task this worker has claimed."""
-        return sum(self._table[slot] == ticket + 1 for slot in self._claims(self.worker))
+    def num_reserved(self, ticket: int) -> int:
+        """Return how many microbatches of a task this worker has reserved."""
+        return sum(self._table[slot] == ticket + 1 for slot in self._reservations(self.worker))
 
-    def claimant(self, ticket: int, index: int) -> int | None:
-        """Return the worker that has claimed a microbatch, by its index in the group; None: none has."""
+    def reserved_by(self, ticket: int, index: int) -> int | None:
+        """Return the worker that has reserved a microbatch for later, by its index in the group; None: none has."""
         table = self._table
         for worker in range(self._num_workers):
-            if any((table[slot], table[slot + 1]) == (ticket + 1, index) for slot in self._claims(worker)):
+            if any((table[slot], table[slot + 1]) == (ticket + 1, index) for slot in self._reservations(worker)):
                 return worker
         return None
 
-    def own(self, ticket: int, first: int) -> bool:
-        """Pick all microbatches of a task; return whether no other worker has picked all of them before."""
+    def claim_all(self, ticket: int, first: int) -> bool:
+        """Claim all microbatches of a task; return whether no other worker has claimed all of them before."""
         with self._locked():
             row = self._row(ticket, first)
-            if row is None or self._table[row + _OWNER] not in (0, self.worker + 1):
+            if row is None or self._table[row + _SOLE_WORKER] not in (0, self.worker + 1):
                 return False
-            self.note(ticket, first)
-            self._table[row + _OWNER] = self.worker + 1
+            self.write_claim(ticket, first)
+            self._table[row + _SOLE_WORKER] = self.worker + 1
             return True
 
     def end(self, ticket: int, index: int) -> None:
-        """Let no worker pick the microbatch at ``index``, nor one behind it: the shard does not have it."""
+        """Let no worker claim the microbatch at ``index``, nor one behind it: the shard does not have it."""
         with self._locked():
             row = self._find(ticket)
             if row is not None:
                 self._table[row + _END] = min(self._table[row + _END], index)
 
-    def agree(self, ticket: int, outline: Outline) -> bool:
+    def agrees(self, ticket: int, outline: Outline) -> bool:
         """Return whether what this worker knows of a task's batches is what the others do, who compare with it from now on."""
         with self._locked():
             row, table = self._find(ticket), self._table
@@ -177,20 +180,20 @@ class ClaimTable:
             return is_same and (not outline.is_whole or count == outline.num_known + 1)
 
     def next_index(self, ticket: int) -> int:
-        """Return the task's first microbatch that no worker has picked; 0 if none has begun it."""
+        """Return the task's first microbatch that no worker has claimed; 0 if none has begun it."""
         row = self._find(ticket)
         return 0 if row is None else self._table[row + _NEXT]
 
-    def owner(self, ticket: int) -> int | None:
+    def sole_worker(self, ticket: int) -> int | None:
         """Return the worker that makes all of a task, by its index in the group; None: they make it together."""
         row = self._find(ticket)
-        return None if row is None or not self._table[row + _OWNER] else self._table[row + _OWNER] - 1
+        return None if row is None or not self._table[row + _SOLE_WORKER] else self._table[row + _SOLE_WORKER] - 1
 
-    def of(self, worker: int) -> Pick | None:
+    def claim_of(self, worker: int) -> Claim | None:
         """Return what a worker makes, or has made last."""
-        start = self._picks_start + _WORKER * worker
+        start = self._claims_start + _WORKER * worker
         ticket, index = self._table[start], self._table[start + 1]
-        return Pick(ticket - 1, index) if ticket else None
+        return Claim(ticket - 1, index) if ticket else None
 
     def holder_pid(self) -> int | None:
         """Return the process that holds the lock now; None if none does."""
@@ -204,28 +207,28 @@ class ClaimTable:
         finally:
             fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
 
-    def note(self, ticket: int, index: int) -> None:
-        """Note what this worker makes; it may be what a dead worker had picked."""
-        start = self._picks_start + _WORKER * self.worker
+    def write_claim(self, ticket: int, index: int) -> None:
+        """Note what this worker makes; it may be what a dead worker had claimed."""
+        start = self._claims_start + _WORKER * self.worker
         # The index first: with a new index, the old ticket is one that was done.
         self._table[start] = 0
         self._table[start + 1] = index
         self._table[start] = ticket + 1
 
-    def _claims(self, worker: int) -> range:
-        """Return where a worker's claims are."""
-        start = self._picks_start + _WORKER * worker
+    def _reservations(self, worker: int) -> range:
+        """Return where a worker's reservations are."""
+        start = self._claims_start + _WORKER * worker
         return range(start + 2, start + _WORKER, 2)
 
-    def _first_claim(self, ticket: int) -> int | None:
-        """Return where this worker's first claim of a task is; None: it has none. Forget those that were picked."""
-        table, start = self._table, self._picks_start + _WORKER * self.worker
+    def _first_reservation(self, ticket: int) -> int | None:
+        """Return where this worker's first reservation of a task is; None: it has none. Forget those that were claimed."""
+        table, start = self._table, self._claims_start + _WORKER * self.worker
         found: int | None = None
-        for slot in self._claims(self.worker):
+        for slot in self._reservations(self.worker):
             if table[slot] != ticket + 1:
                 continue
             if table[start] == ticket + 1 and table[slot + 1] <= table[start + 1]:
-                table[slot] = 0  # a worker has died when it had picked it
+                table[slot] = 0  # a worker has died when it had claimed it
             elif found is None or table[slot + 1] < table[found + 1]:
                 found = slot
         return found
@@ -238,7 +241,7 @@ class ClaimTable:
             return None
         if table[row + _TICKET] < ticket + 1:
             # The ticket last: a worker that dies before has begun nothing.
-            table[row + _NEXT], table[row + _END], table[row + _OWNER] = first, _UNKNOWN_END, 0
+            table[row + _NEXT], table[row + _END], table[row + _SOLE_WORKER] = first, _UNKNOWN_END, 0
             table[row + _DIGEST] = table[row + _KNOWN] = table[row + _COUNT] = 0
             table[row + _TICKET] = ticket + 1
         return row

@@ -147,12 +147,12 @@ class InlineWorker(WorkerOfThisProcess):
         """Return nothing: the thread that asks is the one that works."""
         return ""
 
-    def assign(self, task: Task, allowance: int) -> None:
+    def assign(self, task: Task, limit: int) -> None:
         """Take a task, to be produced after those taken before."""
-        del allowance
+        del limit
         self._tasks.append(task)
 
-    def allow(self, ticket: int, allowance: int, *, is_ahead: bool = False) -> None:
+    def allow(self, ticket: int, limit: int, *, is_ahead: bool = False) -> None:
         """Do nothing: a microbatch is produced when the caller asks for it."""
 
     def cancel(self, ticket: int) -> None:

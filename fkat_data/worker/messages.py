@@ -54,7 +54,7 @@ CREDIT = struct.Struct("<i")
 # segment index, size in bytes
 SEGMENT = struct.Struct("<iQ")
 # ticket, microbatches that may be produced (-1: all)
-ALLOWANCE = struct.Struct("<Qq")
+LIMIT = struct.Struct("<Qq")
 NO_LIMIT = -1
 # tasks that a group of workers may have in work at once
 NUM_TASKS = 4096
@@ -292,13 +292,13 @@ def unpack_fingerprint(body: bytes) -> tuple[int, ShardFingerprint]:
     return ticket, ShardFingerprint(*fields)
 
 
-def pack_task(task: Task, allowance: int) -> bytes:
+def pack_task(task: Task, limit: int) -> bytes:
     """Return a task as bytes.
 
     Raises:
         Exception: An index of a user's sampler cannot be pickled.
     """
-    fields = tuple(task), allowance
+    fields = tuple(task), limit
     try:
         body = pickle.dumps(fields)
     except genuine(Exception):  # of a class that no module has, or of none at all: the second pickler decides
@@ -308,9 +308,9 @@ def pack_task(task: Task, allowance: int) -> bytes:
 
 
 def unpack_task(body: bytes) -> tuple[Task, int]:
-    """Return the task and its allowance."""
-    fields, allowance = pickle.loads(body)
-    return Task(*fields), allowance
+    """Return the task and its limit."""
+    fields, limit = pickle.loads(body)
+    return Task(*fields), limit
 
 
 _LONGEST_TEXT = 100_000

@@ -26,12 +26,12 @@ from fkat_data.transport.codec import decode
 from fkat_data.transport.segment import Lease, Segment, SegmentLeases
 from fkat_data.wording import add_note
 from fkat_data.worker.messages import (
-    ALLOWANCE,
     CLAIM_TABLE,
     CREDIT,
     END,
     FAILURE,
     ITEM,
+    LIMIT,
     MEMORY,
     MEMORY_SHORTAGE,
     NO_SEGMENT,
@@ -174,16 +174,16 @@ class ProcessWorker(TaskReports):
         end = self._process.child.end_descriptor
         return (self._channel.fileno(),) if end is None else (self._channel.fileno(), end)
 
-    def join_group(self, claims: int, num_workers: int, member_index: int) -> None:
+    def join_group(self, claim_table: int, num_workers: int, member_index: int) -> None:
         """Let the worker make shards together with others; before its first task.
 
         Args:
-            claims: A descriptor of the group's table (see ``fkat_data.worker.claim_table``); stays the caller's.
+            claim_table: A descriptor of the group's table (see ``fkat_data.worker.claim_table``); stays the caller's.
             num_workers: Workers of the group.
             member_index: The index of the worker among them.
         """
         with contextlib.suppress(ChannelClosed):  # the next receive() raises it
-            self._channel.send(Kind.CLAIM_TABLE, CLAIM_TABLE.pack(num_workers, member_index), claims)
+            self._channel.send(Kind.CLAIM_TABLE, CLAIM_TABLE.pack(num_workers, member_index), claim_table)
 
     @property
     def num_ready(self) -> int:
@@ -230,23 +230,23 @@ class ProcessWorker(TaskReports):
         """Give a task that was assigned without it what the one before has left."""
         self._channel.post(Kind.LEFTOVER_ROWS_IN, TICKET.pack(ticket) + leftover_rows)
 
-    def assign(self, task: Task, allowance: int) -> None:
+    def assign(self, task: Task, limit: int) -> None:
         """Take a task, to be produced after those taken before."""
-        self._channel.post(Kind.ASSIGN, pack_task(task, allowance))
+        self._channel.post(Kind.ASSIGN, pack_task(task, limit))
 
     def begin_behind(self, ticket: int, index: int) -> None:
         """Let the worker begin a task at a microbatch, if it has not begun it: the caller makes those before."""
         self._caller_progress.set(ticket, index)
 
-    def allow(self, ticket: int, allowance: int, *, is_ahead: bool = False) -> None:
-        """Let the task be produced up to ``allowance`` microbatches; ``is_ahead``: of a later task than the current one."""
+    def allow(self, ticket: int, limit: int, *, is_ahead: bool = False) -> None:
+        """Let the task be produced up to ``limit`` microbatches; ``is_ahead``: of a later task than the current one."""
         if is_ahead:
-            self._channel.post(Kind.ALLOW, ALLOWANCE.pack(ticket, allowance))
+            self._channel.post(Kind.ALLOW, LIMIT.pack(ticket, limit))
             return
-        self._allowed = ticket, allowance
+        self._allowed = ticket, limit
         board = self._channel.board
-        if board is None or board.publish(ticket, allowance):
-            self._channel.post(Kind.ALLOW, ALLOWANCE.pack(ticket, allowance))
+        if board is None or board.publish(ticket, limit):
+            self._channel.post(Kind.ALLOW, LIMIT.pack(ticket, limit))
 
     def allow_memory(self, size_bytes: int) -> None:
         """Let the worker's segments take so much together, within its limit."""
@@ -325,7 +325,7 @@ class ProcessWorker(TaskReports):
         began_s = time.perf_counter()
         board = self._channel.board
         if board is not None and self._allowed[0] >= 0 and board.is_asleep():
-            self._channel.defer(Kind.ALLOW, ALLOWANCE.pack(*self._allowed))
+            self._channel.defer(Kind.ALLOW, LIMIT.pack(*self._allowed))
         try:
             has_arrived = self._channel.wait(timeout_s)
         finally:

@@ -168,11 +168,11 @@ class _RemoteThreads(Threads):
         message = self._sent(work, index, begun.first, began_s + begun.build_s)
         while not begun.is_for_several and isinstance(message, Item) and not message.is_last:
             index += 1
-            while index >= work.limit:
+            while index >= work.generator_limit:
                 self.here.clock.enter_stage("blocked")
                 if not work.allowed.get():
                     return
-            last = self._several(work, "follow", index, min(self.num_together, work.limit - index))
+            last = self._several(work, "follow", index, min(self.num_together, work.generator_limit - index))
             if last is None:
                 return
             index, message = last
@@ -417,8 +417,8 @@ class RemoteWorker(ThreadWorker):
     def _hand_out_of(self, work: ThreadTask) -> None:
         begun, limit = self._begun.get(work.task.ticket), self._limit(work)
         if begun is None or not begun.is_for_several:
-            if limit > work.limit:
-                work.limit = limit
+            if limit > work.generator_limit:
+                work.generator_limit = limit
                 work.allowed.put(True)
             return
         if begun.num_microbatches is None:

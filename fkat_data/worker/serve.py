@@ -4,7 +4,7 @@
 
     waiting for a task ── ASSIGN ──> producing ── last microbatch ──> waiting for a task
                                       │      └── CANCEL ───────────────────^
-                                      └── no room, or no allowance ──> waiting for CREDIT, ALLOW or CANCEL
+                                      └── no room, or no limit ──> waiting for CREDIT, ALLOW or CANCEL
     end of file, in any state ──> the trainer is gone, or has closed the loader: return
 """
 
@@ -28,12 +28,12 @@ from fkat_data.wording import shard_name
 from fkat_data.worker.claim_table import ClaimTable, Refusal
 from fkat_data.worker.collate import SegmentCollate
 from fkat_data.worker.messages import (
-    ALLOWANCE,
     CLAIM_TABLE,
     CREDIT,
     END,
     FAILURE,
     ITEM,
+    LIMIT,
     MEMORY,
     MEMORY_SHORTAGE,
     NO_LIMIT,
@@ -118,10 +118,10 @@ class Server:
         self._limit_bytes = memory.limit_bytes
         self._pool = SegmentPool(memory, self._announce, self._retire)
         self._tasks: deque[Task] = deque()
-        self._allowances: dict[int, int] = {}
+        self._limits: dict[int, int] = {}
         self._leftover_rows: dict[int, bytes] = {}
         # Where workers make shards together: their table, and whether the last shard's factory gave random access.
-        self._claims: ClaimTable | None = None
+        self._claim_table: ClaimTable | None = None
         self._gave_random_access = True
         self._bound = 0
         self._cancelled_below = 0
@@ -143,22 +143,22 @@ class Server:
                 if not self._tasks:
                     self._wait_for_task()
                 self._do(self._tasks[0])
-                self._allowances.pop(self._tasks.popleft().ticket)
+                self._limits.pop(self._tasks.popleft().ticket)
         except ChannelClosed:
             pass
         finally:
             self._finish()
 
     def _do(self, task: Task) -> None:
-        if self._claims is None:  # a trainer that waits for several workers waits for their sockets
+        if self._claim_table is None:  # a trainer that waits for several workers waits for their sockets
             self._channel.open_ring()
         self._channel.send(Kind.BEGIN, TICKET.pack(task.ticket))
         task = self._progress.left_of(task)
         try:
-            if self._claims is None or self._claims.owner(task.ticket) == self._claims.worker:
+            if self._claim_table is None or self._claim_table.sole_worker(task.ticket) == self._claim_table.worker:
                 self._make_alone(task, produce(task, self._producer))
             else:
-                self._make_together(task, self._claims)
+                self._make_together(task, self._claim_table)
         except _CancelledError:
             pass
         finally:
@@ -170,13 +170,13 @@ class Server:
         index = task.first_microbatch
         is_last: bool | None = None
         try:
-            self._wait_for_allowance(task, index)
+            self._wait_for_limit(task, index)
             for produced in production:
                 self._publish(task, produced)
                 index, is_last = produced.microbatch_index + 1, produced.is_last
                 if is_last:
                     break
-                self._wait_for_allowance(task, index)
+                self._wait_for_limit(task, index)
             if not is_last:
                 self._send_events()
                 self._channel.send(Kind.END, END.pack(task.ticket, index))
@@ -187,57 +187,59 @@ class Server:
         finally:
             production.close()
 
-    def _make_together(self, task: Task, claims: ClaimTable) -> None:
+    def _make_together(self, task: Task, claim_table: ClaimTable) -> None:
         """Make those microbatches of a shard that no other worker of the group makes."""
         shard: OpenShard | None = None
         index: int | None = task.first_microbatch
         try:
-            # Where the shard before had no random access, the whole shard is picked before it is opened.
+            # Where the shard before had no random access, the whole shard is claimed before it is opened.
             if self._gave_random_access or task.lost_microbatch is not None:
-                index = self._pick(task, claims, None)
-            elif not claims.own(task.ticket, task.first_microbatch):
+                index = self._claim(task, claim_table, None)
+            elif not claim_table.claim_all(task.ticket, task.first_microbatch):
                 return
             if index is None:
                 return
             shard = OpenShard(task, self._producer, is_shared=True)
             self._gave_random_access = shard.is_random_access
-            if not shard.is_random_access or claims.owner(task.ticket) is not None:
+            if not shard.is_random_access or claim_table.sole_worker(task.ticket) is not None:
                 # Only one worker can make it: this one, unless another does.
-                if claims.own(task.ticket, task.first_microbatch):
+                if claim_table.claim_all(task.ticket, task.first_microbatch):
                     self._channel.send(Kind.SINGLE_WORKER_SHARD, TICKET.pack(task.ticket) + shard.kind.encode())
                     self._make_alone(task, shard.produce())
                 return
             while index is not None:
                 if shard.prefetches:
-                    self._look_ahead(task, claims, shard, index)
-                index = self._pick(task, claims, shard) if self._make_one(task, claims, shard, index) else None
+                    self._look_ahead(task, claim_table, shard, index)
+                index = (
+                    self._claim(task, claim_table, shard) if self._make_one(task, claim_table, shard, index) else None
+                )
         except (_CancelledError, ChannelClosed, TornFrameError, _UnheardError):
             raise
         except BaseException as raised:  # noqa: BLE001 - the trainer handles every exception of the user's
             index = task.first_microbatch if index is None else index
-            claims.end(task.ticket, index)
+            claim_table.end(task.ticket, index)
             self._send_failure(task, index, raised, is_open=shard is not None)
 
-    def _look_ahead(self, task: Task, claims: ClaimTable, shard: OpenShard, index: int) -> None:
-        """Begin to read what is made now, and what this worker makes next, which no other worker picks from here on."""
+    def _look_ahead(self, task: Task, claim_table: ClaimTable, shard: OpenShard, index: int) -> None:
+        """Begin to read what is made now, and what this worker makes next, which no other worker claims from here on."""
         shard.prefetch(index)
         for _ in range(_CLAIMS_AT_ONCE):
-            if claims.num_claims(task.ticket) >= shard.num_prefetched:
+            if claim_table.num_reserved(task.ticket) >= shard.num_prefetched:
                 return
-            claimed = claims.claim(task.ticket)
-            if claimed is None:
+            reserved = claim_table.reserve(task.ticket)
+            if reserved is None:
                 return
-            if not shard.indexed.has(claimed):
-                claims.end(task.ticket, claimed)
+            if not shard.indexed.has(reserved):
+                claim_table.end(task.ticket, reserved)
                 return
-            shard.prefetch(claimed)
+            shard.prefetch(reserved)
 
-    def _make_one(self, task: Task, claims: ClaimTable, shard: OpenShard, index: int) -> bool:
-        """Make a microbatch that was picked; return whether the shard has it."""
-        self._agree(task, claims, shard, index)
+    def _make_one(self, task: Task, claim_table: ClaimTable, shard: OpenShard, index: int) -> bool:
+        """Make a microbatch that was claimed; return whether the shard has it."""
+        self._agree(task, claim_table, shard, index)
         produced = shard.make(index)
         if produced is None or produced.is_last:
-            claims.end(task.ticket, index + (produced is not None))
+            claim_table.end(task.ticket, index + (produced is not None))
         if produced is not None:
             self._publish(task, produced)
         elif index == task.first_microbatch:
@@ -245,14 +247,14 @@ class Server:
             self._channel.send(Kind.END, END.pack(task.ticket, index))
         return produced is not None
 
-    def _agree(self, task: Task, claims: ClaimTable, shard: OpenShard, index: int) -> None:
+    def _agree(self, task: Task, claim_table: ClaimTable, shard: OpenShard, index: int) -> None:
         """Compare what the workers have drawn of a shard, up to what others may make before this microbatch is taken.
 
         Raises:
             WorkerError: They have drawn other batches, or another number of them.
         """
-        outline = shard.outline(index, max(1, self._bound) if self._allowances[task.ticket] < sys.maxsize else _FAR)
-        if outline is not None and not claims.agree(task.ticket, outline):
+        outline = shard.outline(index, max(1, self._bound) if self._limits[task.ticket] < sys.maxsize else _FAR)
+        if outline is not None and not claim_table.agrees(task.ticket, outline):
             raise WorkerError(
                 f"the workers that make {shard_name(task.payload)} in epoch {task.epoch} together do not draw the same batches, or "
                 f"not equally many: {outline.in_words} in one of them. Each draws all of its sampler: let that draw from the "
@@ -260,21 +262,21 @@ class Server:
                 "clock, an unseeded generator, or what it has kept from an epoch before; or pass num_workers_per_shard=1"
             )
 
-    def _pick(self, task: Task, claims: ClaimTable, shard: OpenShard | None) -> int | None:
+    def _claim(self, task: Task, claim_table: ClaimTable, shard: OpenShard | None) -> int | None:
         """Return the next microbatch of a shard for this worker; None: it has no other."""
         self._hear_at_times(task)
         if task.lost_microbatch is not None and shard is None:
-            claims.note(task.ticket, task.lost_microbatch)
+            claim_table.write_claim(task.ticket, task.lost_microbatch)
             return task.lost_microbatch
         ticket, first = task.ticket, task.first_microbatch
-        index = claims.pick(ticket, first, self._allowances[ticket])
+        index = claim_table.claim(ticket, first, self._limits[ticket])
         if index is Refusal.NOT_ALLOWED:
-            self._producer.enter_stage("blocked", claims.next_own(ticket))
+            self._producer.enter_stage("blocked", claim_table.next_claim(ticket))
             while index is Refusal.NOT_ALLOWED:
-                if shard is not None and not shard.indexed.has(claims.next_own(ticket)):
-                    return None  # no allowance comes for what the shard does not have
+                if shard is not None and not shard.indexed.has(claim_table.next_claim(ticket)):
+                    return None  # no limit comes for what the shard does not have
                 self._hear_of(task, block=True)
-                index = claims.pick(ticket, first, self._allowances[ticket])
+                index = claim_table.claim(ticket, first, self._limits[ticket])
             self._producer.enter_stage("")
         return index if isinstance(index, int) else None
 
@@ -304,9 +306,9 @@ class Server:
             self._receive_commands(block=True)
         self._producer.enter_stage("")
 
-    def _wait_for_allowance(self, task: Task, index: int) -> None:
+    def _wait_for_limit(self, task: Task, index: int) -> None:
         self._hear_at_times(task)
-        if index >= self._allowances[task.ticket] and index >= self._renewed_allowance(task):
+        if index >= self._limits[task.ticket] and index >= self._renewed_limit(task):
             self._producer.enter_stage("blocked", index)
             self._sleep_until_allowed(task, index)
             self._producer.enter_stage("")
@@ -319,12 +321,10 @@ class Server:
         if self._num_unheard >= _MOST_UNHEARD or time.monotonic() - self._heard_s > _LONGEST_UNHEARD_S:
             self._hear_of(task, block=False)
 
-    def _renewed_allowance(self, task: Task) -> int:
+    def _renewed_limit(self, task: Task) -> int:
         if self._channel.board is not None:
-            self._allowances[task.ticket] = max(
-                self._allowances[task.ticket], self._channel.board.allowance(task.ticket)
-            )
-        return self._allowances[task.ticket]
+            self._limits[task.ticket] = max(self._limits[task.ticket], self._channel.board.limit(task.ticket))
+        return self._limits[task.ticket]
 
     def _sleep_until_allowed(self, task: Task, index: int) -> None:
         """Sleep until half of the bound is free, for a moment; then until anything is."""
@@ -334,12 +334,12 @@ class Server:
             while True:
                 if board is not None:
                     board.sleep(wanted)
-                if index < self._renewed_allowance(task):
+                if index < self._renewed_limit(task):
                     return
                 is_over = not self._channel.wait(timeout_s)
                 self._hear_of(task, block=False)
                 if is_over:
-                    # An allowance that was written while the worker fell asleep is seen by now.
+                    # A limit that was written while the worker fell asleep is seen by now.
                     timeout_s = None if wanted == index + 1 else _MOMENT_S
                     wanted = index + 1
         finally:
@@ -489,19 +489,19 @@ class Server:
             case Kind.MEMORY:
                 self._pool.allow(MEMORY.unpack(body)[0])
             case Kind.ALLOW:
-                ticket, allowance = ALLOWANCE.unpack(body)
-                if ticket in self._allowances:
-                    self._allowances[ticket] = allowance
+                ticket, limit = LIMIT.unpack(body)
+                if ticket in self._limits:
+                    self._limits[ticket] = limit
             case Kind.ASSIGN:
-                task, allowance = unpack_task(body)
-                self._allowances[task.ticket] = sys.maxsize if allowance == NO_LIMIT else allowance
-                self._bound = allowance - task.first_microbatch
+                task, limit = unpack_task(body)
+                self._limits[task.ticket] = sys.maxsize if limit == NO_LIMIT else limit
+                self._bound = limit - task.first_microbatch
                 self._tasks.append(task)
             case Kind.LEFTOVER_ROWS_IN:
                 self._leftover_rows[TICKET.unpack_from(body)[0]] = bytes(body[TICKET.size :])
             case Kind.CLAIM_TABLE:
                 num_workers, member_index = CLAIM_TABLE.unpack(body)
-                self._claims = ClaimTable(self._channel.take_descriptor(), num_workers, member_index)
+                self._claim_table = ClaimTable(self._channel.take_descriptor(), num_workers, member_index)
             case Kind.CANCEL:
                 self._cancelled_below = TICKET.unpack(body)[0]
                 self._leftover_rows = {
@@ -511,7 +511,7 @@ class Server:
                 }
                 # The first task is the one in work: it ends itself.
                 while len(self._tasks) > 1 and self._tasks[1].ticket < self._cancelled_below:
-                    self._allowances.pop(self._tasks[1].ticket)
+                    self._limits.pop(self._tasks[1].ticket)
                     del self._tasks[1]
             case _:
                 raise ValueError(f"the trainer sent a message of unknown kind {kind}")

@@ -82,13 +82,13 @@ class _Cancelled(BaseException):
 class ThreadTask:
     """A task of a worker in threads, and how far it is; changed by the caller's thread alone, but for its generator."""
 
-    def __init__(self, task: Task, allowance: int) -> None:
+    def __init__(self, task: Task, limit: int) -> None:
         self.task: Task = task
         # The task as bytes, once it was sent to another process.
         self.packed: bytes = b""
-        self.allowance: int = allowance
+        self.limit: int = limit
         # The first microbatch that may not be made, where they follow on one another.
-        self.limit: int = allowance
+        self.generator_limit: int = limit
         self.shard: OpenShard | None = None
         # Yields the microbatches of a shard that one thread makes at a time.
         self.generator: Generator[Produced] | None = None
@@ -254,7 +254,7 @@ class Threads:
         """Make microbatches that follow on one another, up to the limit, in a thread."""
         index, task, clock = work.next_job, work.task, self.here.clock
         while not work.is_cancelled and not self.is_closed:
-            if index >= work.limit:
+            if index >= work.generator_limit:
                 self.results.put((task.ticket, index, _Paused(index)))
                 return
             try:
@@ -402,19 +402,19 @@ class ThreadWorker(WorkerOfThisProcess):
         """Return the Python stacks of the threads."""
         return "\n".join(self._stacks())
 
-    def assign(self, task: Task, allowance: int) -> None:
-        """Take a task, to be produced after those taken before, up to ``allowance`` microbatches for now."""
-        work = ThreadTask(task, allowance)
+    def assign(self, task: Task, limit: int) -> None:
+        """Take a task, to be produced after those taken before, up to ``limit`` microbatches for now."""
+        work = ThreadTask(task, limit)
         self._leftover_rows_in[task.ticket] = work.leftover_rows
         self._tasks.append(work)
         self._hand_out()
 
-    def allow(self, ticket: int, allowance: int, *, is_ahead: bool = False) -> None:
-        """Let the task be produced up to ``allowance`` microbatches."""
+    def allow(self, ticket: int, limit: int, *, is_ahead: bool = False) -> None:
+        """Let the task be produced up to ``limit`` microbatches."""
         del is_ahead
         for work in self._tasks:
             if work.task.ticket == ticket:
-                work.allowance = max(work.allowance, allowance)
+                work.limit = max(work.limit, limit)
         self._hand_out()
 
     def cancel(self, ticket: int) -> None:
@@ -575,7 +575,7 @@ class ThreadWorker(WorkerOfThisProcess):
             limit = min(limit, work.next_job + 1)
         if work.generator is not None:
             if not work.is_busy and work.next_job < limit:
-                work.limit, work.is_busy = limit, True
+                work.generator_limit, work.is_busy = limit, True
                 self._begin_probe(work, work.next_job, is_probed=is_probed)
                 self._put(work, shared.follow, work)
             return
@@ -620,12 +620,12 @@ class ThreadWorker(WorkerOfThisProcess):
             yield work, index, part, before
 
     def _limit(self, work: ThreadTask) -> int:
-        """Return the first microbatch that may not be made: by the allowance, and by what may lie ready."""
+        """Return the first microbatch that may not be made: by the limit, and by what may lie ready."""
         if self._mean_bytes is None:
             most = self._num_threads
         else:
             most = min(_MOST_JOBS, int(self._limit_bytes / max(1.0, self._mean_bytes)))
-        return min(work.allowance, work.next_out + max(most, self._num_threads))
+        return min(work.limit, work.next_out + max(most, self._num_threads))
 
     def _put(self, work: ThreadTask, do: Callable[..., None], *arguments: Any) -> None:
         self._shared.jobs.put(functools.partial(work.context.copy().run, do, *arguments))

@@ -80,17 +80,17 @@ class Worker(Protocol):
         """What becomes readable when a message comes, or when the worker ends; empty: ``receive`` waits for itself."""
         ...
 
-    def assign(self, task: Task, allowance: int) -> None:
+    def assign(self, task: Task, limit: int) -> None:
         """Take a task, to be produced after those taken before.
 
         Args:
             task: The task.
-            allowance: How many of its microbatches may be made by now; -1: all.
+            limit: How many of its microbatches may be made by now; -1: all.
         """
         ...
 
-    def allow(self, ticket: int, allowance: int, *, is_ahead: bool = False) -> None:
-        """Let a task be produced up to ``allowance`` microbatches; ``is_ahead``: of a later task than the current one."""
+    def allow(self, ticket: int, limit: int, *, is_ahead: bool = False) -> None:
+        """Let a task be produced up to ``limit`` microbatches; ``is_ahead``: of a later task than the current one."""
         ...
 
     def cancel(self, ticket: int) -> None:

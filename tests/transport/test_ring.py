@@ -158,20 +158,20 @@ def boards(nothing_left_behind):
     reader.close()
 
 
-def test_an_allowance_is_of_one_task(boards):
+def test_a_limit_is_of_one_task(boards):
     trainer, worker = boards
-    assert worker.allowance(0) == 0
+    assert worker.limit(0) == 0
     assert not trainer.publish(7, 12)
-    assert (worker.allowance(7), worker.allowance(6), worker.allowance(8)) == (12, 0, 0)
+    assert (worker.limit(7), worker.limit(6), worker.limit(8)) == (12, 0, 0)
     trainer.publish(9, 3)
-    assert (worker.allowance(7), worker.allowance(9)) == (0, 3)
+    assert (worker.limit(7), worker.limit(9)) == (0, 3)
 
 
 def test_a_sleeping_worker_is_woken_once_from_what_it_wants_on(boards):
     trainer, worker = boards
     worker.sleep(12)
     assert trainer.is_writer_asleep
-    assert [trainer.publish(0, allowance) for allowance in (10, 11, 12, 13)] == [False, False, True, False]
+    assert [trainer.publish(0, limit) for limit in (10, 11, 12, 13)] == [False, False, True, False]
     worker.rise()
     assert not trainer.is_writer_asleep
     assert not trainer.publish(0, 14)
