@@ -3,8 +3,6 @@
 Everything that most users need is here; datasets, streaming and the Hydra side are subpackages of their own.
 """
 
-from fkat_data.drop_in.data_loader import DataLoader
-from fkat_data.drop_in.loader_plan import Provenance
 from fkat_data.errors import (
     CacheFullError,
     ConfigurationError,
@@ -24,8 +22,10 @@ from fkat_data.errors import (
     WorkerError,
     WorkerStalledError,
 )
-from fkat_data.loader.factory import DataLoaderFactory
-from fkat_data.loader.sharded import ShardedDataLoader
+from fkat_data.loaders.data_loader import DataLoader
+from fkat_data.loaders.factory import DataLoaderFactory
+from fkat_data.loaders.loader_plan import Provenance
+from fkat_data.loaders.sharded import ShardedDataLoader
 from fkat_data.observe.statistics import LoaderStatistics
 from fkat_data.samplers.base import ShardSampler
 from fkat_data.samplers.data_parallel import DistributedDataParallelShardSampler

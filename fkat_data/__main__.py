@@ -4,7 +4,7 @@ import importlib
 import io
 import sys
 
-from fkat_data.interruption import genuine
+from fkat_data.runtime.interruption import genuine
 
 _OF_THE_EXTRA = {"click", "rich", "typer"}
 

@@ -20,7 +20,7 @@ from hypothesis import settings
 
 # Modules here can be imported by tests of any folder, and by spawned workers, which search the trainer's sys.path.
 _FOLDERS = (
-    *("loader", "lanes", "drop_in", "datasets", "device", "documents", "extensions", "faults", "files", "huggingface"),
+    *("engine", "lanes", "loaders", "datasets", "device", "documents", "extensions", "faults", "files", "huggingface"),
     *("lightning", "random_walks", "saved_states", "streaming", "testing", "tools", "torchtitan", "../scripts"),
     *(f"streaming/{name}" for name in ("cache", "order", "store", "writing")),
 )
@@ -44,7 +44,7 @@ for _number in (signal.SIGINT, signal.SIGHUP):
 
 _SETTLE_S = 20.0
 #: Folders each of whose tests may start processes; none may leave one.
-_STARTING = {"device", "faults", "loader", "observe", "testing", "tools", "worker"}
+_STARTING = {"device", "engine", "faults", "observe", "testing", "tools", "worker"}
 _OF_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NODE_RANK")
 _NOBODY = 65534
 
@@ -144,7 +144,7 @@ def prepared(shared_processes):
 
 @pytest.fixture
 def remote(processes):
-    """Return a function that makes the loaders of tests/loader with worker processes, which make all microbatches."""
+    """Return a function that makes the loaders of tests/engine with worker processes, which make all microbatches."""
     from loader_examples import OF_WORKERS, make
 
     return partial(make, multiprocessing=True, **OF_WORKERS)
@@ -153,7 +153,7 @@ def remote(processes):
 @pytest.fixture
 def own_template(monkeypatch):
     """Let the first worker of the test wait for its own template process, and not come from one that tests share."""
-    from fkat_data.worker import forkserver
+    from fkat_data.worker.process import forkserver
 
     monkeypatch.setattr(forkserver, "_registry", forkserver._Registry())
     yield
@@ -178,7 +178,7 @@ def _nothing_left_behind_in_some_folders(request):
 
 def _end_own_templates():
     gc.collect(1)
-    if "fkat_data.worker.forkserver" in sys.modules:
+    if "fkat_data.worker.process.forkserver" in sys.modules:
         KeptTemplate.end_others()
 
 

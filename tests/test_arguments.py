@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from fkat_data import arguments
-from fkat_data.errors import ConfigurationError
+from fkat_data.errors import ConfigurationError, arguments
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 
-from fkat_data.background import BackgroundCall, in_loop, in_thread
+from fkat_data.runtime.background import BackgroundCall, in_loop, in_thread
 
 WAIT_S = 60
 
@@ -128,7 +128,7 @@ def test_an_error_that_was_raised_keeps_nothing_alive():
 def test_a_thread_that_hangs_does_not_keep_the_process(run_script):
     run_script(
         "import threading\n"
-        "from fkat_data.background import in_thread\n"
+        "from fkat_data.runtime.background import in_thread\n"
         "try:\n"
         "    in_thread(threading.Event().wait, 0.05)\n"
         "except TimeoutError:\n"

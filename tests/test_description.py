@@ -27,6 +27,7 @@ from fkat_data.datasets import (
     TarDataset,
     TokenBudgetBatchSampler,
 )
+from fkat_data.errors.wording import LINE_CHARACTERS, Described, html_table, redacted_location
 from fkat_data.mixing import DictDataLoader, Weighted
 from fkat_data.observe import LoaderStatistics
 from fkat_data.samplers import (
@@ -36,7 +37,6 @@ from fkat_data.samplers import (
     ShuffledShardSampler,
 )
 from fkat_data.streaming import LocalDataset, MDSWriter, Stream, StreamingDataLoader, StreamingDataset
-from fkat_data.wording import LINE_CHARACTERS, Described, html_table, redacted_location
 
 SECRETS = ("hunter2", "signature")
 OPTIONS = {"secret": "hunter2", "key": "signature"}

@@ -1,14 +1,14 @@
 import pytest
 import torch
 
-from fkat_data.distributed import gather, rank_and_world_size
+from fkat_data.runtime.distributed import gather, rank_and_world_size
 
 PROGRAM = """
 import sys, json, logging, time
 import torch, torch.distributed
 import torch.distributed.checkpoint as checkpoint
 from fkat_data import ConfigurationError, DistributedDataParallelShardSampler, ShardedDataLoader, StateMismatchError
-from fkat_data.distributed import gather, rank_and_world_size
+from fkat_data.runtime.distributed import gather, rank_and_world_size
 
 folder = sys.argv[1]
 torch.distributed.init_process_group("gloo")
@@ -18,7 +18,7 @@ found = {"gathered": gather({"rank": rank})}
 log = logging.Handler()
 log.lines = []
 log.emit = lambda record: log.lines.append(record.getMessage())
-logging.getLogger("fkat_data.distributed").addHandler(log)
+logging.getLogger("fkat_data.runtime.distributed").addHandler(log)
 for late in (1, 0):
     if rank == late:
         time.sleep(1.5)

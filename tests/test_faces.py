@@ -22,8 +22,10 @@ MATERIAL = sorted(
 )
 #: Packages without public names, though others may use what they export; what users need of them is in ``fkat_data``, ``fkat_data.tools`` and ``.streaming``.
 INTERNAL = {
-    *("fkat_data.files", "fkat_data.configs", "fkat_data.drop_in", "fkat_data.storage"),
-    *("fkat_data.device", "fkat_data.loader", "fkat_data.plan", "fkat_data.transport", "fkat_data.worker"),
+    *("fkat_data.files", "fkat_data.configs", "fkat_data.errors", "fkat_data.runtime", "fkat_data.storage"),
+    *("fkat_data.device", "fkat_data.engine", "fkat_data.loaders", "fkat_data.plan", "fkat_data.transport"),
+    *("fkat_data.worker", "fkat_data.worker.process"),
+    *(f"fkat_data.integrations{name}" for name in ("", ".huggingface", ".lightning")),
 }
 IMPORT = re.compile(r"^[ ]*from (fkat_data[\w.]*) import (\([^)]*\)|[^\n#]*)", re.MULTILINE)
 DOTTED = re.compile(r"(?<![\w/.-])fkat_data(?:\.[A-Za-z_]\w*)+")
@@ -103,5 +105,5 @@ def test_the_judgement_itself():
     assert is_public("fkat_data.streaming.store")
     assert is_public("fkat_data.streaming.store.open_store")
     assert is_public("fkat_data.datasets.DictDataset.over")
-    for internal in ("fkat_data.loader", "fkat_data.streaming.store.store.Store", "fkat_data.arguments"):
+    for internal in ("fkat_data.engine", "fkat_data.streaming.store.store.Store", "fkat_data.errors.arguments"):
         assert not is_public(internal)

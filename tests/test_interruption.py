@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 import fkat_data
-from fkat_data.interruption import genuine, is_interruption, suppress
-from fkat_data.lifetime import Descriptor, WeakTable, on_collected
+from fkat_data.runtime.interruption import genuine, is_interruption, suppress
+from fkat_data.runtime.lifetime import Descriptor, WeakTable, on_collected
 
 ROOT = Path(fkat_data.__file__).parent
 KINDS = [
@@ -175,17 +175,17 @@ IN_CALLERS_THREAD = [
     f"worker/{name}.py"
     for name in [
         "batches",
-        "child",
         "collate",
         "fetch",
-        "inherited_environment",
         "inline",
         "messages",
-        "process",
+        "process/child",
+        "process/forkserver",
+        "process/handle",
+        "process/inherited_environment",
+        "process/process_client",
+        "process/ship",
         "produce",
-        "ship",
-        "process_client",
-        "forkserver",
     ]
 ]
 OWN = {
@@ -224,7 +224,7 @@ def test_no_code_in_the_callers_thread_goes_by_the_class_of_an_exception_alone()
             for line, names in catching(tree)
             if not names <= own and not any(name.startswith("genuine(") for name in names)
         ]
-    assert not found, "use genuine() or suppress() of fkat_data.interruption:\n" + "\n".join(found)
+    assert not found, "use genuine() or suppress() of fkat_data.runtime.interruption:\n" + "\n".join(found)
 
 
 #: A writer's end is no part of a training loop, and the other is about finalizers of users.
@@ -246,7 +246,7 @@ def test_no_code_of_python_runs_where_the_callers_thread_drops_an_object():
             is_method = isinstance(node, ast.FunctionDef) and node.name == "__del__"
             if (is_call or is_class or is_method) and path not in WITH_FINALIZERS:
                 found.append(f"{path}:{node.lineno}")
-    assert not found, "use fkat_data.lifetime:\n" + "\n".join(found)
+    assert not found, "use fkat_data.runtime.lifetime:\n" + "\n".join(found)
 
 
 class Owner:
@@ -292,7 +292,7 @@ def test_a_descriptor_closes_once_and_without_a_warning():
 DROPPED = """
 import os, signal, sys
 import torch
-from fkat_data.lifetime import Descriptor, WeakTable, on_collected
+from fkat_data.runtime.lifetime import Descriptor, WeakTable, on_collected
 
 class Owner:
     pass

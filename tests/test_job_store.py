@@ -3,7 +3,7 @@ import os
 import pytest
 import torch.distributed as dist
 
-from fkat_data.distributed import RankValue, first_value, job_store, known_value
+from fkat_data.runtime.distributed import RankValue, first_value, job_store, known_value
 
 STORES = {
     "file": lambda folder: dist.FileStore(str(folder / "store"), 1),

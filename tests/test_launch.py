@@ -1,7 +1,7 @@
 import pytest
 
 from fkat_data.errors import ConfigurationError
-from fkat_data.launch import Launch, launch_of
+from fkat_data.runtime.launch import Launch, launch_of
 
 TORCHRUN = {
     "RANK": "5",

@@ -37,9 +37,14 @@ print(json.dumps([*package, with_data, with_streaming, [*is_quiet, not psutil.Pr
 """
 #: Modules for which worker processes are started, and a machine without them has no use.
 ONLY_FOR_WORKERS = {
-    *("fkat_data.loader.worker_starter", "fkat_data.transport.segment", "fkat_data.transport.channel"),
-    *("fkat_data.worker.process_client", "fkat_data.worker.process", "fkat_data.worker.ship", "fkat_data.worker.serve"),
-    *("fkat_data.worker.forkserver", "fkat_data.worker.claim_table", "fkat_data.device.page_lock"),
+    *("fkat_data.engine.worker_starter", "fkat_data.transport.segment", "fkat_data.transport.channel"),
+    *(
+        "fkat_data.worker.process.process_client",
+        "fkat_data.worker.process.handle",
+        "fkat_data.worker.process.ship",
+        "fkat_data.worker.process.serve",
+    ),
+    *("fkat_data.worker.process.forkserver", "fkat_data.worker.process.claim_table", "fkat_data.device.page_lock"),
 }
 UNWANTED = {
     *("hydra", "omegaconf", "yaml", "rich", "typer", "click"),

@@ -2,7 +2,7 @@
 
 import os.path
 
-from fkat_data.location import user_cache_file
+from fkat_data.storage.location import user_cache_file
 
 
 def test_what_is_known_is_kept_below_the_users_directory_of_caches(monkeypatch):

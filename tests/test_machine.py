@@ -5,8 +5,8 @@ import sys
 import psutil
 import pytest
 
-from fkat_data import machine
 from fkat_data.errors import ConfigurationError
+from fkat_data.runtime import machine
 
 
 @pytest.fixture(params=["as it is", "as on macOS"])

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 from order_vectors import VECTORS
 
-from fkat_data.arguments import count_of, size_bytes_of
 from fkat_data.errors import ConfigurationError
+from fkat_data.errors.arguments import count_of, size_bytes_of
 
 
 @pytest.mark.parametrize(

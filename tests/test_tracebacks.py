@@ -13,8 +13,8 @@ import fkat_data
 from fkat_data import DataLoader, DataLoaderFactory
 from fkat_data.datasets import JsonDataset
 from fkat_data.errors import ShardError
+from fkat_data.errors.tracebacks import hide_own_frames, shortened_text
 from fkat_data.streaming import MDSWriter, StreamingDataLoader, StreamingDataset
-from fkat_data.tracebacks import hide_own_frames, shortened_text
 
 both_modes = pytest.mark.parametrize("multiprocessing", [False, True], ids=["in process", "worker process"])
 

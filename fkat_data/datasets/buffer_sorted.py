@@ -13,13 +13,13 @@ from typing import Any, NoReturn, Protocol, Self, TypeVar, cast
 import numpy as np
 from torch.utils.data import Dataset
 
-from fkat_data.arguments import checked_state, integer, saved_integer
 from fkat_data.datasets.item_index import EpochOrder, counted_from_start, is_map_style, items_at
 from fkat_data.datasets.resumable import base_state, is_foreign, load_base_state
 from fkat_data.errors import ConfigurationError, StateMismatchError
-from fkat_data.interruption import genuine
+from fkat_data.errors.arguments import checked_state, integer, saved_integer
+from fkat_data.errors.wording import Described
 from fkat_data.permutation import drawn_seed, draws, permutation
-from fkat_data.wording import Described
+from fkat_data.runtime.interruption import genuine
 
 
 class DrawnOrder:

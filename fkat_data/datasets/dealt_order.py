@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from fkat_data.arguments import boolean, integer, saved_integer
 from fkat_data.errors import ConfigurationError, StateMismatchError
+from fkat_data.errors.arguments import boolean, integer, saved_integer
 from fkat_data.permutation import drawn_seed, permutation
 
 RankCounts: TypeAlias = Sequence[int | None]

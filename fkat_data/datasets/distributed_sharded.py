@@ -13,15 +13,15 @@ from typing import Any, NamedTuple, Self, TypeVar, cast
 
 from torch.utils.data import Dataset
 
-from fkat_data.arguments import boolean, checked_state, function, integer, saved_integer
-from fkat_data.background import BackgroundCall, in_parallel
 from fkat_data.datasets.item_index import EpochOrder, counted_from_start, items_at
 from fkat_data.errors import ConfigurationError, ShardCorruptError
-from fkat_data.interruption import genuine
-from fkat_data.location import replacing
-from fkat_data.machine import call_in_forks
+from fkat_data.errors.arguments import boolean, checked_state, function, integer, saved_integer
+from fkat_data.errors.wording import Described
 from fkat_data.permutation import permutation
-from fkat_data.wording import Described
+from fkat_data.runtime.background import BackgroundCall, in_parallel
+from fkat_data.runtime.interruption import genuine
+from fkat_data.runtime.machine import call_in_forks
+from fkat_data.storage.location import replacing
 
 _Item_co = TypeVar("_Item_co", covariant=True)
 _STATE_VERSION = 1

@@ -11,14 +11,14 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset
 
-from fkat_data.arguments import integer
-from fkat_data.background import in_parallel
+from fkat_data.errors.arguments import integer
+from fkat_data.errors.wording import Described, redacted_location
 from fkat_data.files.counted_file import CountedFile
 from fkat_data.files.opening import Locations, ReadRange, local_path, locations_of
 from fkat_data.files.remote import Span
-from fkat_data.interruption import suppress
 from fkat_data.observe.stages import reading
-from fkat_data.wording import Described, redacted_location
+from fkat_data.runtime.background import in_parallel
+from fkat_data.runtime.interruption import suppress
 
 #: Remote files that are opened at a time.
 _NUM_FILES_AT_ONCE = 16

@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
 
-from fkat_data import arguments
 from fkat_data.datasets.item_index import DatasetOfFiles, IndexedFiles, counted
+from fkat_data.errors import arguments
 from fkat_data.files.counted_file import CountedFile
 from fkat_data.files.lines import LineIndex, lines_of, parsed
 from fkat_data.files.opening import Locations, ReadRange, TextFile, changed, local_path, shown_path

@@ -7,11 +7,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fkat_data.background import AnyExecutor, results_of
 from fkat_data.errors import ConfigurationError
 from fkat_data.files.opening import Locations, RangedFile, locations_of
 from fkat_data.files.sidecar import read_sidecar, write_sidecar
-from fkat_data.interruption import genuine
+from fkat_data.runtime.background import AnyExecutor, results_of
+from fkat_data.runtime.interruption import genuine
 
 _EXPECTED = "one integer for each item, or a dataset whose sort_key(index) returns an item's length"
 

@@ -14,7 +14,6 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
 
-from fkat_data.arguments import checked_state, choice, integer, saved_integer
 from fkat_data.datasets.best_fit import best_fit, count_bins
 from fkat_data.datasets.dealt_order import Windows, split_largest
 from fkat_data.datasets.item_index import EpochOrder, counted_from_start, is_map_style, items_at
@@ -22,10 +21,11 @@ from fkat_data.datasets.lengths import as_lengths
 from fkat_data.datasets.padding import filled
 from fkat_data.datasets.resumable import base_state, load_base_state
 from fkat_data.errors import ConfigurationError
+from fkat_data.errors.arguments import checked_state, choice, integer, saved_integer
+from fkat_data.errors.wording import Described
 from fkat_data.files.lru_cache import LruCache
-from fkat_data.interruption import genuine
 from fkat_data.permutation import permutation
-from fkat_data.wording import Described
+from fkat_data.runtime.interruption import genuine
 
 # 1: until the plan of an epoch was the same for any number of ranks. Its orders of one rank are those of today.
 _STATE_VERSION = 2

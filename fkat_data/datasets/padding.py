@@ -8,10 +8,10 @@ from typing import Any, Literal, cast
 import torch
 import torch.utils.data
 
-from fkat_data.arguments import choice, integer
 from fkat_data.errors import ConfigurationError
-from fkat_data.interruption import genuine
-from fkat_data.wording import Described
+from fkat_data.errors.arguments import choice, integer
+from fkat_data.errors.wording import Described
+from fkat_data.runtime.interruption import genuine
 
 
 class PaddingSide1D(StrEnum):

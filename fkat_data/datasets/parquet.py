@@ -11,8 +11,6 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import IterableDataset, get_worker_info
 
-from fkat_data import arguments
-from fkat_data.background import BackgroundCall, in_parallel
 from fkat_data.datasets.item_index import (
     MOST_OPEN_IN_STORES,
     DatasetOfFiles,
@@ -21,7 +19,7 @@ from fkat_data.datasets.item_index import (
     counted_from_starts,
     in_parts,
 )
-from fkat_data.errors import FkatDataError, ShardError
+from fkat_data.errors import FkatDataError, ShardError, arguments
 from fkat_data.files.arrow import ArrowColumn, rows_in_turn, rows_of
 from fkat_data.files.arrow_extensions import ExtensionCheck, extensions_of
 from fkat_data.files.column_chunks import in_slices
@@ -39,9 +37,10 @@ from fkat_data.files.opening import (
 from fkat_data.files.parquet import WholeFile
 from fkat_data.files.row_groups import unreadable
 from fkat_data.files.sample_types import ColumnTypes, SampleType
-from fkat_data.interruption import genuine, suppress
-from fkat_data.machine import required
 from fkat_data.observe.stages import reading
+from fkat_data.runtime.background import BackgroundCall, in_parallel
+from fkat_data.runtime.interruption import genuine, suppress
+from fkat_data.runtime.machine import required
 
 # pyarrow ships no types: required() returns Any.
 _arrow = required("pyarrow", "parquet")

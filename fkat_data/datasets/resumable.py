@@ -5,10 +5,10 @@ from typing import Any
 
 from torch.utils.data import Sampler
 
-from fkat_data.arguments import BASE_FIELD, checked_state, integer, saved_integer
 from fkat_data.errors import ConfigurationError, StaleIteratorError, StateMismatchError
+from fkat_data.errors.arguments import BASE_FIELD, checked_state, integer, saved_integer
+from fkat_data.errors.wording import Described
 from fkat_data.types import Stateful
-from fkat_data.wording import Described
 
 
 def is_foreign(state_dict: object, field: str) -> bool:

@@ -7,9 +7,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from fkat_data import arguments
 from fkat_data.datasets.item_index import MOST_OPEN_IN_STORES, IndexedFiles, counted
-from fkat_data.errors import ConfigurationError
+from fkat_data.errors import ConfigurationError, arguments
 from fkat_data.files.counted_file import CountedFile
 from fkat_data.files.lru_cache import LruCache
 from fkat_data.files.opening import Locations, RangedFile, ReadRange, changed, names_of, shown_path

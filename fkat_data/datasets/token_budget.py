@@ -9,12 +9,12 @@ from typing import Any, Literal, NamedTuple, Self, cast
 import numpy as np
 from torch.utils.data import Sampler
 
-from fkat_data.arguments import checked_state, choice, integer, saved_integer
 from fkat_data.datasets.dealt_order import PlannedBatch, RankCounts, Windows, balanced_rounds
 from fkat_data.datasets.lengths import as_lengths
 from fkat_data.errors import ConfigurationError, StaleIteratorError, StateMismatchError
+from fkat_data.errors.arguments import checked_state, choice, integer, saved_integer
+from fkat_data.errors.wording import Described
 from fkat_data.permutation import permutation
-from fkat_data.wording import Described
 
 # 1: until the plan of an epoch was the same for any number of ranks. Its orders of one rank are those of today.
 _STATE_VERSION = 2

@@ -10,8 +10,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fkat_data import arguments
-from fkat_data.background import in_parallel
 from fkat_data.datasets.item_index import (
     MOST_OPEN_IN_STORES,
     IndexedFiles,
@@ -19,7 +17,7 @@ from fkat_data.datasets.item_index import (
     counted_from_starts,
     in_parts,
 )
-from fkat_data.errors import ConfigurationError, ShardCorruptError
+from fkat_data.errors import ConfigurationError, ShardCorruptError, arguments
 from fkat_data.files.lru_cache import LruCache
 from fkat_data.files.megatron import Sequences
 from fkat_data.files.opening import Locations, RangedFile, ReadRange, changed, shown_path
@@ -34,6 +32,7 @@ from fkat_data.files.tokens import (
     parts_of_documents,
     token_file,
 )
+from fkat_data.runtime.background import in_parallel
 
 _MAX_OPEN_FILES = 32
 # A digest reads all of a small file, and this many blocks of a larger one, spread over it.

@@ -7,22 +7,21 @@ from typing import Any, Literal, Self, TypeVar, cast
 
 from torch.utils.data import Dataset, IterableDataset
 
-from fkat_data import arguments
-from fkat_data.arguments import boolean, checked_state, choice, function, integer
 from fkat_data.datasets.item_index import InOrder, counted_from_start, is_map_style, items_at
 from fkat_data.datasets.resumable import base_state, is_foreign, load_base_state
-from fkat_data.errors import ConfigurationError
-from fkat_data.files.counted_file import CountedFile, counted_files_of
-from fkat_data.interruption import genuine
-from fkat_data.sample_errors import (
+from fkat_data.errors import ConfigurationError, arguments
+from fkat_data.errors.arguments import boolean, checked_state, choice, function, integer
+from fkat_data.errors.sample_errors import (
     early_end,
     has_located_samples,
     note_source_location,
     note_source_locations,
     source_location_of,
 )
+from fkat_data.errors.wording import Described
+from fkat_data.files.counted_file import CountedFile, counted_files_of
+from fkat_data.runtime.interruption import genuine
 from fkat_data.types import Prefetching
-from fkat_data.wording import Described
 
 _Item_co = TypeVar("_Item_co", covariant=True)
 _STATE_VERSION = 1

@@ -16,11 +16,11 @@ import torch
 from fkat_data.device.copier import DirectCopier, StreamCopier, Ticket, copier_for
 from fkat_data.device.host import HostMover, Mover, map_tensors
 from fkat_data.errors import ConfigurationError
-from fkat_data.interruption import genuine, suppress
-from fkat_data.lifetime import on_collected
-from fkat_data.modes import has_modes, without_modes
 from fkat_data.observe.sink import EventSink
-from fkat_data.registry import Registry
+from fkat_data.runtime.interruption import genuine, suppress
+from fkat_data.runtime.lifetime import on_collected
+from fkat_data.runtime.modes import has_modes, without_modes
+from fkat_data.runtime.registry import Registry
 
 # Where copies are the slowest part, the host has to wait for one, or they would pile up without end.
 _MOST_IN_FLIGHT = 4

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from fkat_data.interruption import genuine
-from fkat_data.machine import can_start_workers
+from fkat_data.runtime.interruption import genuine
+from fkat_data.runtime.machine import can_start_workers
 
 if TYPE_CHECKING:  # it locks shared memory, which Windows has none of
     from fkat_data.device.page_lock import PageLocks

@@ -7,7 +7,7 @@ from typing import Any, Protocol, cast
 
 import torch
 
-from fkat_data.interruption import genuine
+from fkat_data.runtime.interruption import genuine
 
 
 class Mover(Protocol):

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from fkat_data.interruption import suppress
+from fkat_data.runtime.interruption import suppress
 from fkat_data.transport.segment import Mapping, mapping_at
 
 logger: logging.Logger = logging.getLogger(__name__)

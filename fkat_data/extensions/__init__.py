@@ -8,7 +8,7 @@ from fkat_data.device.accelerator import register_mover
 from fkat_data.device.host import Mover
 from fkat_data.files.encoding import Encoding, EncodingError
 from fkat_data.files.encodings import register_encoding
-from fkat_data.registry import registered
+from fkat_data.runtime.registry import registered
 from fkat_data.streaming.order import MakeShuffle, Shuffle, register_shuffle
 from fkat_data.streaming.store import Body, ChangedError, Client, ListedFile, StatusError, TransferError, register_store
 

@@ -14,8 +14,8 @@ import torch
 
 from fkat_data.files.arrow_extensions import TensorShape, is_honoured
 from fkat_data.files.arrow_times import exact_form, has_nanoseconds, is_beyond_nanoseconds, python_form, with_parts
-from fkat_data.interruption import suppress
-from fkat_data.machine import required
+from fkat_data.runtime.interruption import suppress
+from fkat_data.runtime.machine import required
 
 #: Converting one string at a time costs as much as converting this many in a whole column.
 _COST_OF_ONE = 4

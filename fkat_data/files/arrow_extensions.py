@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from fkat_data.errors import ConfigurationError
 from fkat_data.files.opening import shown_path
-from fkat_data.machine import required
+from fkat_data.runtime.machine import required
 
 # pyarrow ships no types: required() returns Any.
 _arrow = required("pyarrow", "parquet")

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from fkat_data.files.arrow_extensions import TensorShape, is_honoured, is_refused
-from fkat_data.interruption import genuine
-from fkat_data.machine import required
+from fkat_data.runtime.interruption import genuine
+from fkat_data.runtime.machine import required
 
 # pyarrow ships no types: required() returns Any.
 _arrow = required("pyarrow", "parquet")

@@ -6,8 +6,8 @@ from typing import Any, NoReturn
 from fkat_data.files.opening import RangedFile, ReadRange
 from fkat_data.files.remote import Span, joined_spans
 from fkat_data.files.row_groups import unreadable
-from fkat_data.interruption import genuine
-from fkat_data.machine import required
+from fkat_data.runtime.interruption import genuine
+from fkat_data.runtime.machine import required
 
 # pyarrow ships no types: required() returns Any.
 _arrow = required("pyarrow", "parquet")

@@ -8,7 +8,7 @@ import json
 from typing import Any
 
 from fkat_data.files.sample_types import NUMBERS, SampleType
-from fkat_data.machine import required
+from fkat_data.runtime.machine import required
 
 # pyarrow ships no types: required() returns Any.
 _arrow = required("pyarrow", "parquet")

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast
 
-from fkat_data.background import in_parallel
-from fkat_data.interruption import genuine
-from fkat_data.location import file_system_of, is_chain, load_cached, path_of, save_cached, user_cache_file
+from fkat_data.runtime.background import in_parallel
+from fkat_data.runtime.interruption import genuine
 from fkat_data.storage.file_identity import FileIdentity
+from fkat_data.storage.location import file_system_of, is_chain, load_cached, path_of, save_cached, user_cache_file
 
 _logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from fkat_data.interruption import genuine
+from fkat_data.runtime.interruption import genuine
 
 
 class EncodingError(ValueError):

@@ -22,9 +22,9 @@ from fkat_data.files.encoding import (
     NDArrayEncoding,
     ScalarEncoding,
 )
-from fkat_data.interruption import genuine
-from fkat_data.machine import required
-from fkat_data.registry import Registry
+from fkat_data.runtime.interruption import genuine
+from fkat_data.runtime.machine import required
+from fkat_data.runtime.registry import Registry
 
 _SIZE = struct.Struct("<3I")
 _COMMON_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "PPM")

@@ -11,8 +11,7 @@ import importlib
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from fkat_data import arguments
-from fkat_data.errors import ConfigurationError
+from fkat_data.errors import ConfigurationError, arguments
 from fkat_data.files.encodings import encoding_of
 from fkat_data.files.lru_cache import RowGroupCache
 from fkat_data.files.shard import MapRegister, ReadOptions, ShardEntry, ShardReader

@@ -11,7 +11,7 @@ from fkat_data.files.encoding import EncodingError
 from fkat_data.files.encodings import encoding_of
 from fkat_data.files.shard import Column, FileInfo, ShardEntry
 from fkat_data.files.stored import FAMILIES, file_size
-from fkat_data.interruption import genuine
+from fkat_data.runtime.interruption import genuine
 
 
 class Fields:

@@ -23,7 +23,7 @@ from fkat_data.files.shard import (
     checked_rows,
 )
 from fkat_data.files.sidecar import read_sidecar, write_sidecar
-from fkat_data.interruption import genuine
+from fkat_data.runtime.interruption import genuine
 from fkat_data.storage.file_identity import FileIdentity
 
 

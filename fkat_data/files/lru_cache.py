@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
-from fkat_data import arguments
+from fkat_data.errors import arguments
 
 _T = TypeVar("_T")
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from fkat_data.errors import ShardCorruptError, ShardNotFoundError
 from fkat_data.files.shard import FileInfo, MapRegister
 from fkat_data.files.stored import check_size
-from fkat_data.interruption import genuine
+from fkat_data.runtime.interruption import genuine
 from fkat_data.storage.file_identity import FileIdentity
 
 _FAILED = ctypes.c_void_p(-1).value

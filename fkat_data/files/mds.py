@@ -21,7 +21,7 @@ from fkat_data.files.shard import (
     checked_rows,
     dicts_of,
 )
-from fkat_data.interruption import genuine
+from fkat_data.runtime.interruption import genuine
 
 
 class OpenColumn:

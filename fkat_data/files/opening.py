@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
+from fkat_data.errors.wording import without_secrets
 from fkat_data.files.lru_cache import LruCache
 from fkat_data.files.range_requests import Content, Span
 from fkat_data.files.remote import RemoteFile
 from fkat_data.files.signatures import START_BYTES, check_text, compression_of, decompressed
 from fkat_data.files.stored import named
-from fkat_data.interruption import genuine, suppress
-from fkat_data.lifetime import Descriptor
-from fkat_data.location import file_system_of, is_chain, path_of, resolved
+from fkat_data.runtime.interruption import genuine, suppress
+from fkat_data.runtime.lifetime import Descriptor
 from fkat_data.storage.file_identity import FileIdentity
+from fkat_data.storage.location import file_system_of, is_chain, path_of, resolved
 from fkat_data.storage.store_errors import NoRangesError, read_in_order, store_error, store_errors
-from fkat_data.wording import without_secrets
 
 Locations: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 """Paths or URIs of one or more files."""

@@ -56,8 +56,8 @@ from fkat_data.files.shard import (
     dicts_of,
 )
 from fkat_data.files.signatures import START_BYTES, check_kind
-from fkat_data.interruption import genuine
-from fkat_data.machine import required
+from fkat_data.runtime.interruption import genuine
+from fkat_data.runtime.machine import required
 from fkat_data.storage.file_identity import FileIdentity
 
 # pyarrow ships no types: required() returns Any.

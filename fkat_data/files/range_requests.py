@@ -16,10 +16,10 @@ from functools import cache
 from typing import Any, NamedTuple, Self, TypeAlias, cast
 from urllib.parse import urlsplit
 
-from fkat_data.background import in_parallel
-from fkat_data.interruption import genuine, suppress
-from fkat_data.lifetime import WeakTable
-from fkat_data.machine import call_in_forks
+from fkat_data.runtime.background import in_parallel
+from fkat_data.runtime.interruption import genuine, suppress
+from fkat_data.runtime.lifetime import WeakTable
+from fkat_data.runtime.machine import call_in_forks
 
 Span: TypeAlias = tuple[int, int]
 """The first byte of a range, and the one behind its last."""

@@ -9,9 +9,9 @@ from contextlib import nullcontext
 from operator import itemgetter
 from typing import Any, cast
 
-from fkat_data.background import BackgroundCall, in_parallel
 from fkat_data.files.range_requests import MOST_AT_ONCE, Content, RangeRequests, Requests, Span
 from fkat_data.observe.stages import reading
+from fkat_data.runtime.background import BackgroundCall, in_parallel
 from fkat_data.storage.store_errors import settings_of, size_by_range, store_errors
 
 #: What fsspec's file systems implement to read a range of a file.

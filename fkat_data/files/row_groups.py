@@ -5,8 +5,8 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from fkat_data.errors import ConfigurationError, FkatDataError, ShardCorruptError, ShardError, ShardNotFoundError
-from fkat_data.interruption import genuine
-from fkat_data.machine import required
+from fkat_data.runtime.interruption import genuine
+from fkat_data.runtime.machine import required
 
 # pyarrow ships no types: required() returns Any.
 _arrow = required("pyarrow", "parquet")

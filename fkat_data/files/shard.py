@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
 from fkat_data.files.lru_cache import RowGroupCache
-from fkat_data.interruption import genuine
+from fkat_data.runtime.interruption import genuine
 from fkat_data.storage.file_identity import FileIdentity
 
 

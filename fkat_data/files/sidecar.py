@@ -18,9 +18,9 @@ import numpy.typing as npt
 
 from fkat_data.errors import ConfigurationError, DownloadError, ShardCorruptError, ShardNotFoundError
 from fkat_data.files.opening import RangedFile, local_path, shown_path
-from fkat_data.interruption import genuine
-from fkat_data.location import file_system_of, is_chain, replacing
+from fkat_data.runtime.interruption import genuine
 from fkat_data.storage.file_identity import FileIdentity
+from fkat_data.storage.location import file_system_of, is_chain, replacing
 
 _logger = logging.getLogger(__name__)
 

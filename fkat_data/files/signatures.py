@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardError
 from fkat_data.files.stored import NO_MEMORY, ZSTD_WINDOW_BYTES
-from fkat_data.interruption import genuine
-from fkat_data.machine import required
+from fkat_data.runtime.interruption import genuine
+from fkat_data.runtime.machine import required
 
 #: What zstd says of a frame that needs another file.
 _DICTIONARY = "Dictionary mismatch"

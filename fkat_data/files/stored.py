@@ -13,8 +13,8 @@ from typing import Any, BinaryIO, NamedTuple
 
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardError, ShardNotFoundError
 from fkat_data.files.shard import FileInfo
-from fkat_data.interruption import genuine, suppress
-from fkat_data.machine import path_in_file_system, required
+from fkat_data.runtime.interruption import genuine, suppress
+from fkat_data.runtime.machine import path_in_file_system, required
 
 
 def named(error: OSError, path: str) -> OSError:

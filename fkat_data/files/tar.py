@@ -29,8 +29,8 @@ from fkat_data.files.shard import (
     dicts_of,
 )
 from fkat_data.files.tar_headers import members_of, refused
-from fkat_data.interruption import genuine, suppress
-from fkat_data.machine import required
+from fkat_data.runtime.interruption import genuine, suppress
+from fkat_data.runtime.machine import required
 
 DecoderName: TypeAlias = Literal["bytes", "image", "integer", "json", "npy", "pickle", "text", "torch"]
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from fkat_data.errors import ConfigurationError, ShardCorruptError
 from fkat_data.files.signatures import START_BYTES, signature_of
-from fkat_data.interruption import genuine
+from fkat_data.runtime.interruption import genuine
 
 _BLOCK_BYTES = 512
 _END = bytes(_BLOCK_BYTES)

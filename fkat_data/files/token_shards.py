@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fkat_data import arguments
-from fkat_data.errors import ConfigurationError
+from fkat_data.errors import ConfigurationError, arguments
 from fkat_data.files.mapping import mapped_span
 from fkat_data.files.megatron import megatron_end, megatron_layout
 from fkat_data.files.shard import (

@@ -31,7 +31,7 @@ from fkat_data.files.megatron import (
 from fkat_data.files.opening import RangedFile, changed, local_path, shown_path
 from fkat_data.files.signatures import COMPRESSED_SUFFIXES, signature_of
 from fkat_data.files.token_layout import Documents, Layout, TokenBytes, checked_lengths, whole_items
-from fkat_data.interruption import genuine, suppress
+from fkat_data.runtime.interruption import genuine, suppress
 from fkat_data.storage.file_identity import FileIdentity
 
 _LLM_C = struct.Struct("<3i")

@@ -14,7 +14,7 @@ from fkat_data.files.lines import LineIndex, lines_of, parsed
 from fkat_data.files.opening import TextFile
 from fkat_data.files.shard import Column, FileInfo, ShardEntry, ShardReader
 from fkat_data.files.stored import decompress_file, validate_file
-from fkat_data.interruption import genuine
+from fkat_data.runtime.interruption import genuine
 
 _LONGEST_LINE_BYTES = 1 << 62
 

@@ -13,10 +13,10 @@ Raises:
     ImportError: Neither package is installed.
 """
 
-from fkat_data.lightning.data_module import DataModule
-from fkat_data.lightning.exact_resume import ExactResume
-from fkat_data.lightning.framework import check_installed
-from fkat_data.lightning.statistics_callback import StatisticsCallback
+from fkat_data.integrations.lightning.data_module import DataModule
+from fkat_data.integrations.lightning.exact_resume import ExactResume
+from fkat_data.integrations.lightning.framework import check_installed
+from fkat_data.integrations.lightning.statistics_callback import StatisticsCallback
 
 __all__ = ["DataModule", "ExactResume", "StatisticsCallback"]
 

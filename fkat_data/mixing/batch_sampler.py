@@ -7,11 +7,10 @@ from typing import Any, Self, cast
 import torch
 from torch.utils.data import BatchSampler, RandomSampler, Sampler, SequentialSampler
 
-from fkat_data import arguments
-from fkat_data.errors import ConfigurationError
-from fkat_data.interruption import genuine
+from fkat_data.errors import ConfigurationError, arguments
+from fkat_data.errors.wording import Described
 from fkat_data.mixing.strategies import OnExhausted, SamplerStrategy, Schedule
-from fkat_data.wording import Described
+from fkat_data.runtime.interruption import genuine
 
 _STATE_VERSION = 1
 

@@ -6,17 +6,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self, cast
 
-from fkat_data.arguments import STATE_VERSION, check_version
-from fkat_data.distributed import gather, rank_and_world_size
 from fkat_data.errors import ConfigurationError, StateMismatchError
-from fkat_data.interruption import genuine, is_interruption
-from fkat_data.iteration import Closing, EpochIterator, Iterations
+from fkat_data.errors.arguments import STATE_VERSION, check_version
+from fkat_data.errors.wording import Described
 from fkat_data.mixing.mixed_source import MixedSource
 from fkat_data.mixing.strategies import OnExhausted, SamplerStrategy, Schedule
 from fkat_data.observe.statistics import LoaderStatistics
+from fkat_data.plan.iteration import Closing, EpochIterator, Iterations
 from fkat_data.plan.state import unsealed
+from fkat_data.runtime.distributed import gather, rank_and_world_size
+from fkat_data.runtime.interruption import genuine, is_interruption
 from fkat_data.types import Microbatch, Stateful
-from fkat_data.wording import Described
 
 _log = logging.getLogger(__name__)
 

@@ -10,14 +10,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Protocol, cast, runtime_checkable
 
-from fkat_data import arguments
-from fkat_data.arguments import copied_state
-from fkat_data.distributed import rank_and_world_size
-from fkat_data.errors import StateMismatchError
-from fkat_data.interruption import genuine
+from fkat_data.errors import StateMismatchError, arguments
+from fkat_data.errors.arguments import copied_state
+from fkat_data.errors.sample_errors import early_end
 from fkat_data.observe.counters import Seen
 from fkat_data.plan.state import unsealed
-from fkat_data.sample_errors import early_end
+from fkat_data.runtime.distributed import rank_and_world_size
+from fkat_data.runtime.interruption import genuine
 from fkat_data.types import Microbatch, Stateful
 
 

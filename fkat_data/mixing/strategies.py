@@ -9,10 +9,9 @@ from typing import Any, Literal, TypeAlias, cast, get_args
 
 import numpy as np
 
-from fkat_data import arguments
-from fkat_data.errors import ConfigurationError, StateMismatchError
-from fkat_data.interruption import genuine
-from fkat_data.sample_errors import early_end
+from fkat_data.errors import ConfigurationError, StateMismatchError, arguments
+from fkat_data.errors.sample_errors import early_end
+from fkat_data.runtime.interruption import genuine
 
 _EVERY_HASH = 2.0**64
 

@@ -10,7 +10,7 @@ from typing import Any, Self, TypeAlias
 
 import numpy as np
 
-from fkat_data.wording import readable_duration
+from fkat_data.errors.wording import readable_duration
 
 SHORTEST_S: float = 2.0**-20
 """Shorter durations, 0 included, count as this one."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from fkat_data.interruption import suppress
+from fkat_data.runtime.interruption import suppress
 from fkat_data.types import Profiler
 
 logger: logging.Logger = logging.getLogger(__name__)

@@ -7,8 +7,8 @@ import sys
 import time
 from typing import Any, NamedTuple
 
-from fkat_data.distributed import rank_and_world_size
-from fkat_data.interruption import genuine
+from fkat_data.runtime.distributed import rank_and_world_size
+from fkat_data.runtime.interruption import genuine
 
 logger: logging.Logger = logging.getLogger(__name__)
 

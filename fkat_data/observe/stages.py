@@ -12,10 +12,10 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, TypeAlias
 
-from fkat_data.machine import call_in_forks
 from fkat_data.observe.durations import NUM_BUCKETS, Durations, bucket_of
 from fkat_data.observe.events import EventRecorder
 from fkat_data.observe.profile import WorkerProfile
+from fkat_data.runtime.machine import call_in_forks
 
 Page: TypeAlias = "memoryview[float] | array[float]"
 """``NUM_SLOTS`` numbers, all 0 in the beginning."""

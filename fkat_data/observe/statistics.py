@@ -7,10 +7,7 @@ from operator import sub
 from textwrap import wrap
 from typing import Any, Self
 
-from fkat_data.observe.counters import LoaderCounters, Seen
-from fkat_data.observe.durations import Durations, added_durations
-from fkat_data.observe.verdict import OF_DATASETS, Verdict, judge
-from fkat_data.wording import (
+from fkat_data.errors.wording import (
     LINE_CHARACTERS,
     counted,
     html_table,
@@ -19,6 +16,9 @@ from fkat_data.wording import (
     readable_duration,
     readable_share,
 )
+from fkat_data.observe.counters import LoaderCounters, Seen
+from fkat_data.observe.durations import Durations, added_durations
+from fkat_data.observe.verdict import OF_DATASETS, Verdict, judge
 
 DURATIONS = ("waiting", "making")
 """What there are quantiles of."""

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from fkat_data.errors import ConfigurationError
-from fkat_data.interruption import genuine
-from fkat_data.location import machine_path
 from fkat_data.observe.events import MAIN_THREAD, EventRecorder, counter_event, instant_event, named_event
 from fkat_data.observe.statistics import DURATIONS, LoaderStatistics
+from fkat_data.runtime.interruption import genuine
+from fkat_data.storage.location import machine_path
 
 logger: logging.Logger = logging.getLogger(__name__)
 

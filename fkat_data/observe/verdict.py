@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from html import escape
 from typing import NamedTuple
 
+from fkat_data.errors.wording import readable_duration, readable_share
 from fkat_data.observe.counters import LoaderCounters
 from fkat_data.observe.durations import Durations
-from fkat_data.wording import readable_duration, readable_share
 
 LIMITS = ("none", "start", "store", "build", "produce", "transport", "copy", "caller")
 """What may limit a loop: unknown yet; the first microbatch; stored bytes; the factory; the production of microbatches;

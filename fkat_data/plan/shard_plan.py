@@ -7,8 +7,8 @@ from collections.abc import Set as AbstractSet
 from operator import length_hint
 from typing import Any, cast
 
-from fkat_data.arguments import copied_state
 from fkat_data.errors import ConfigurationError, StateMismatchError
+from fkat_data.errors.arguments import copied_state
 from fkat_data.plan.position import Position, Reshard, ResumeState, Task, TaskOrigin, deal, first_step
 from fkat_data.samplers.base import ShardSampler, check_shard, check_shards, has_own_iteration, shard_identity
 from fkat_data.samplers.sequence import as_shard_sampler

@@ -39,10 +39,10 @@ from typing import Any, cast
 
 import torch
 
-from fkat_data.arguments import STATE_VERSION, check_version
 from fkat_data.errors import StateMismatchError
-from fkat_data.modes import without_modes
+from fkat_data.errors.arguments import STATE_VERSION, check_version
 from fkat_data.plan.position import Position, Reshard, ResumeState, without_idle
+from fkat_data.runtime.modes import without_modes
 
 #: The field of a sealed state that has all of it.
 _SEALED = "place"

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Self, cast
 
-from fkat_data.arguments import checked_state, integer, saved_integer
 from fkat_data.errors import ConfigurationError, StaleIteratorError, StateMismatchError
+from fkat_data.errors.arguments import checked_state, integer, saved_integer
+from fkat_data.errors.wording import Described
 from fkat_data.types import Shard
-from fkat_data.wording import Described
 
 _STATE_VERSION = 1
 _MAX_SHARDS = 10_000_000

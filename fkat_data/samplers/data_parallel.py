@@ -4,8 +4,8 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Self
 
-from fkat_data.arguments import boolean, integer
 from fkat_data.errors import ConfigurationError
+from fkat_data.errors.arguments import boolean, integer
 from fkat_data.samplers.base import ShardSampler
 from fkat_data.samplers.sequence import as_shard_sampler, merge_uris
 from fkat_data.types import Shard

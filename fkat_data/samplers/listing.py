@@ -6,15 +6,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from fkat_data.arguments import boolean, integer
 from fkat_data.errors import ConfigurationError, DownloadError, FkatDataError
-from fkat_data.folders import data_names, files_below, marks_of_folders, say_partitions
-from fkat_data.interruption import genuine
-from fkat_data.location import file_system_of, found_below, is_chain, path_of
-from fkat_data.patterns import compiled, literal_where
+from fkat_data.errors.arguments import boolean, integer
+from fkat_data.errors.wording import add_note, redacted_location, without_secrets
+from fkat_data.runtime.interruption import genuine
 from fkat_data.samplers.sequence import SequenceShardSampler, merge_uris
+from fkat_data.storage.folders import data_names, files_below, marks_of_folders, say_partitions
+from fkat_data.storage.location import file_system_of, found_below, is_chain, path_of
+from fkat_data.storage.patterns import compiled, literal_where
 from fkat_data.storage.store_errors import store_error, store_errors
-from fkat_data.wording import add_note, redacted_location, without_secrets
 
 
 class FsShardSampler(SequenceShardSampler):

@@ -6,13 +6,13 @@ from hashlib import blake2b
 from itertools import chain
 from typing import Any, Self, cast
 
-from fkat_data.arguments import integer
 from fkat_data.errors import ConfigurationError
-from fkat_data.interruption import genuine
+from fkat_data.errors.arguments import integer
+from fkat_data.errors.wording import redacted_location
+from fkat_data.runtime.interruption import genuine
 from fkat_data.samplers.base import ShardSampler, check_shards, has_own_iteration, is_empty_list, uris_of
 from fkat_data.seeding import preserved_generators, seed_global_generators
 from fkat_data.types import ResplittableSampler, Shard
-from fkat_data.wording import redacted_location
 
 
 class SequenceShardSampler(ShardSampler):

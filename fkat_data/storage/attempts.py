@@ -12,8 +12,8 @@ from typing import Any, TypeVar, cast
 from urllib.parse import unquote, urlsplit
 
 from fkat_data.errors import DownloadError, FkatDataError, ShardNotFoundError
-from fkat_data.interruption import genuine, is_interruption
-from fkat_data.wording import made_from_text
+from fkat_data.errors.wording import made_from_text
+from fkat_data.runtime.interruption import genuine, is_interruption
 
 
 class TransferError(Exception):

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
-from fkat_data.background import in_loop
 from fkat_data.errors import ConfigurationError, DownloadError, FkatDataError, ShardNotFoundError
-from fkat_data.interruption import is_interruption, suppress
-from fkat_data.wording import without_secrets
+from fkat_data.errors.wording import without_secrets
+from fkat_data.runtime.background import in_loop
+from fkat_data.runtime.interruption import is_interruption, suppress
 
 _HTTP = "http"
 #: Seconds without a byte after which a server that sends a file in order is given up.

@@ -3,7 +3,7 @@
 The packages ``cache``, ``formats``, ``order`` and ``store`` have public names too.
 """
 
-import fkat_data.needs_posix  # noqa: F401  # pyright: ignore[reportUnusedImport] - refuses Windows
+import fkat_data.runtime.needs_posix  # noqa: F401  # pyright: ignore[reportUnusedImport] - refuses Windows
 from fkat_data.streaming.dataloader import StreamingDataLoader
 from fkat_data.streaming.dataset import StreamingDataset, open_epoch
 from fkat_data.streaming.epoch.world import World

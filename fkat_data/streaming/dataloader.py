@@ -5,9 +5,9 @@ from typing import Any, cast
 
 from torch.utils import data as torch_data
 
-from fkat_data.arguments import integer
-from fkat_data.drop_in.data_loader import DataLoader
 from fkat_data.errors import ConfigurationError, StateMismatchError
+from fkat_data.errors.arguments import integer
+from fkat_data.loaders.data_loader import DataLoader
 from fkat_data.streaming.dataset import StreamingDataset, has_own_iter
 from fkat_data.streaming.epoch.rank_batches import RankBatches, ids_of, in_groups
 from fkat_data.streaming.loader_plan import (

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import IterableDataset, get_worker_info
 
-from fkat_data import arguments
-from fkat_data.arguments import count_of, size_bytes_of
-from fkat_data.errors import ConfigurationError, StaleIteratorError
+from fkat_data.errors import ConfigurationError, StaleIteratorError, arguments
+from fkat_data.errors.arguments import count_of, size_bytes_of
+from fkat_data.errors.wording import Described
 from fkat_data.files.formats import DECODED_LIMIT_BYTES
 from fkat_data.files.tar import DecoderName
 from fkat_data.streaming.audit import Coverage, SampleRecord, coverage_of, records_of, where_is
@@ -41,7 +41,6 @@ from fkat_data.streaming.reading.pinned_commits import check_ranks, check_saved,
 from fkat_data.streaming.reading.stream import Stream, given_streams
 from fkat_data.streaming.sample_access import SampleAccess
 from fkat_data.streaming.user_iterator import DeliveryTracker
-from fkat_data.wording import Described
 from fkat_data.worker.produce import check_files, files_field
 
 _logger = logging.getLogger(__name__)

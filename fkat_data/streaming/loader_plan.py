@@ -15,13 +15,13 @@ from typing import Any, NamedTuple, Protocol, cast
 import numpy as np
 from torch.utils import data
 
-from fkat_data.drop_in.drawn_plan import DrawnBatches
-from fkat_data.drop_in.loader_plan import LoaderPlan, Provenance
-from fkat_data.drop_in.window_plan import WindowOrder
-from fkat_data.drop_in.window_states import Spread
-from fkat_data.interruption import genuine
+from fkat_data.errors.sample_errors import collated
+from fkat_data.loaders.drawn_plan import DrawnBatches
+from fkat_data.loaders.loader_plan import LoaderPlan, Provenance
+from fkat_data.loaders.window_plan import WindowOrder
+from fkat_data.loaders.window_states import Spread
 from fkat_data.plan.position import Position, ResumeState, TaskOrigin
-from fkat_data.sample_errors import collated
+from fkat_data.runtime.interruption import genuine
 from fkat_data.streaming.epoch.rank_batches import BatchGroup, PickedSamples, RankBatches, ids_of, in_groups
 from fkat_data.streaming.epoch.shared_resume import ResumePoint
 from fkat_data.streaming.reading.catalog import COMMON_COLUMNS

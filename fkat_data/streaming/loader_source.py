@@ -5,7 +5,6 @@ from typing import Any, cast
 
 import numpy as np
 
-from fkat_data.drop_in.worker_side import Strand
 from fkat_data.errors import ConfigurationError
 from fkat_data.streaming.epoch.rank_batches import PickedSamples
 from fkat_data.streaming.loader_plan import PartBatches, StreamEpochs, StreamPart, StreamPlan, StreamWindows, writable
@@ -13,6 +12,7 @@ from fkat_data.streaming.reading.catalog import Catalog
 from fkat_data.streaming.reading.pinned_commits import check_ranks
 from fkat_data.streaming.user_iterator import UserIteratorBatches, UserIteratorPlan
 from fkat_data.types import StreamSource, stream_source_of
+from fkat_data.worker.epoch_factory import Strand
 
 #: Attributes of a dataset that an iteration changes.
 _OF_ITERATION = {"_resume_point", "delivery_tracker", "next_of_strand"}

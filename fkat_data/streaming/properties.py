@@ -6,8 +6,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from fkat_data import arguments
-from fkat_data.errors import ConfigurationError
+from fkat_data.errors import ConfigurationError, arguments
 from fkat_data.files.shard import ShardEntry
 from fkat_data.streaming.epoch.epochs import Epochs
 from fkat_data.streaming.epoch.shared_resume import ResumePoint, SharedResumePoint

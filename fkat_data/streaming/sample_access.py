@@ -9,19 +9,19 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset
 
-from fkat_data import arguments
+from fkat_data.errors import arguments
+from fkat_data.errors.sample_errors import early_end
+from fkat_data.errors.wording import Described, redacted_location
 from fkat_data.files.shard import ShardEntry
 from fkat_data.files.tar import DecoderName
-from fkat_data.interruption import genuine
-from fkat_data.location import resolved
-from fkat_data.sample_errors import early_end
+from fkat_data.runtime.interruption import genuine
 from fkat_data.seeding import call_in_rng_scope
+from fkat_data.storage.location import resolved
 from fkat_data.streaming.epoch.rank_batches import PickedSamples
 from fkat_data.streaming.order.spans import Spanner
 from fkat_data.streaming.reading.catalog import Catalog
 from fkat_data.streaming.reading.open_shards import OpenShards, index_tree
 from fkat_data.streaming.reading.stream import Stream
-from fkat_data.wording import Described, redacted_location
 
 _Integers = npt.NDArray[np.int64]
 

@@ -12,13 +12,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol, cast
 
-from fkat_data.drop_in.strand_plan import left_in_turns
-from fkat_data.drop_in.worker_side import Snapshot, Strand
 from fkat_data.errors import StaleIteratorError
+from fkat_data.loaders.strand_plan import left_in_turns
 from fkat_data.plan.position import Position, Task, TaskOrigin
 from fkat_data.streaming.epoch.rank_batches import RankBatches
 from fkat_data.streaming.epoch.shared_resume import ResumePoint
 from fkat_data.streaming.loader_plan import StreamEpochs, collate_of_samples, step_of
+from fkat_data.worker.epoch_factory import Snapshot, Strand
 from fkat_data.worker.messages import WithPlanUpdate
 from fkat_data.worker.microbatch_source import Opening, SequentialSource, ShardProduct
 

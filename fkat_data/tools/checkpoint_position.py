@@ -11,13 +11,13 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
-from fkat_data.drop_in.numbered_plan import batches_left
-from fkat_data.drop_in.window_states import is_of_windows, windows_of
 from fkat_data.errors import ConfigurationError
-from fkat_data.interruption import genuine
+from fkat_data.errors.wording import counted
+from fkat_data.loaders.numbered_plan import batches_left
+from fkat_data.loaders.window_states import is_of_windows, windows_of
 from fkat_data.plan.position import ResumeState
 from fkat_data.plan.state import read, unsealed
-from fkat_data.wording import counted
+from fkat_data.runtime.interruption import genuine
 
 _ANY = "any number of ranks"
 

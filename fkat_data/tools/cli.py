@@ -15,9 +15,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fkat_data import __version__, arguments
-from fkat_data.errors import ConfigurationError
-from fkat_data.location import machine_path
+from fkat_data import __version__
+from fkat_data.errors import ConfigurationError, arguments
+from fkat_data.storage.location import machine_path
 from fkat_data.streaming.audit import Coverage
 from fkat_data.tools.checkpoint_position import CheckpointPosition, positions_in, read_checkpoint
 from fkat_data.tools.console import exit_on, exit_on_failure, long_work, printable, progress_bar, say, terminal

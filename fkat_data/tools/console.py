@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from fkat_data.wording import notes_of
+from fkat_data.errors.wording import notes_of
 
 _NOT_DONE = 2
 _BROKEN_PIPE = 141

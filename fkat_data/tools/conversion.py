@@ -8,18 +8,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias, Unpack, get_args
 
-from fkat_data import arguments
 from fkat_data.datasets import TarDataset
-from fkat_data.errors import ConfigurationError, SampleError, ShardNotFoundError
+from fkat_data.errors import ConfigurationError, SampleError, ShardNotFoundError, arguments
 from fkat_data.files.formats import FORMATS
 from fkat_data.files.index import INDEX_NAME
 from fkat_data.files.signatures import COMPRESSED_SUFFIXES, REFUSED_SUFFIXES
 from fkat_data.files.stored import named
 from fkat_data.files.tar import DecoderName
-from fkat_data.folders import data_names, files_below, sample_names, say_partitions
-from fkat_data.interruption import genuine
-from fkat_data.location import machine_path
-from fkat_data.patterns import compiled, literal_where, may_be_above, unescaped, wildcard_at
+from fkat_data.runtime.interruption import genuine
+from fkat_data.storage.folders import data_names, files_below, sample_names, say_partitions
+from fkat_data.storage.location import machine_path
+from fkat_data.storage.patterns import compiled, literal_where, may_be_above, unescaped, wildcard_at
 from fkat_data.streaming.writing import IndexLocation, MDSWriter, WriterSettings, natural_key, write_parallel
 from fkat_data.tools.conversion_columns import EncodedColumn, FoundColumns
 from fkat_data.tools.conversion_texts import JsonLinesSource, RowSource, SeparatedSource

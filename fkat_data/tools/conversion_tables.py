@@ -17,6 +17,7 @@ from uuid import UUID
 import numpy as np
 
 from fkat_data.errors import ConfigurationError, FkatDataError, SampleError
+from fkat_data.errors.wording import made_from_text
 from fkat_data.files.arrow import ArrowColumn, ArrowValues
 from fkat_data.files.arrow_extensions import ExtensionCheck, TensorShape, extensions_of
 from fkat_data.files.arrow_times import is_beyond_nanoseconds, is_restored, known_type
@@ -26,10 +27,9 @@ from fkat_data.files.parquet import WholeFile
 from fkat_data.files.row_groups import unreadable
 from fkat_data.files.sample_types import NUMBERS, SampleType, joined, of_several_types
 from fkat_data.files.signatures import START_BYTES, check_kind
-from fkat_data.machine import required
+from fkat_data.runtime.machine import required
 from fkat_data.tools.conversion_columns import FoundColumn, FoundColumns, number_encoding, one_encoding
 from fkat_data.tools.conversion_texts import RowSource
-from fkat_data.wording import made_from_text
 
 # pyarrow ships no types: required() returns Any.
 _arrow = required("pyarrow", "parquet")

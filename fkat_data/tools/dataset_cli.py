@@ -18,6 +18,7 @@ from rich.table import Table
 
 from fkat_data.datasets import JsonDataset, count_parallel, write_lengths
 from fkat_data.errors import ConfigurationError, ShardNotFoundError
+from fkat_data.errors.wording import readable_bytes
 from fkat_data.files.formats import listed_format
 from fkat_data.files.opening import RangedFile, changed
 from fkat_data.files.shard import ShardEntry
@@ -32,13 +33,12 @@ from fkat_data.files.verification import (
     verify_dataset,
     verify_lines,
 )
-from fkat_data.folders import without_sidecars
-from fkat_data.location import machine_path
+from fkat_data.storage.folders import without_sidecars
+from fkat_data.storage.location import machine_path
 from fkat_data.streaming.reading import NO_DATASET, Stream, no_stream, sources_of
 from fkat_data.streaming.writing import IndexLocation, merge_index
 from fkat_data.tools.console import exit_on_failure, long_work, printable, progress_bar, say, terminal
 from fkat_data.tools.conversion import KINDS, Kind, convert, files_of_lines
-from fkat_data.wording import readable_bytes
 
 _DAMAGED = 1
 #: Samples that are read together.

@@ -17,18 +17,18 @@ import torch
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from fkat_data.drop_in.data_loader import DataLoader
-from fkat_data.drop_in.engine_settings import forks_program
-from fkat_data.launch import ranks_on_this_node
-from fkat_data.loader.sharded import ShardedDataLoader
-from fkat_data.location import path_of
-from fkat_data.machine import num_usable_cpus, text_of
+from fkat_data.errors.wording import readable_bytes
+from fkat_data.loaders.data_loader import DataLoader
+from fkat_data.loaders.engine_settings import forks_program
+from fkat_data.loaders.sharded import ShardedDataLoader
+from fkat_data.runtime.launch import ranks_on_this_node
+from fkat_data.runtime.machine import num_usable_cpus, text_of
+from fkat_data.storage.location import path_of
 from fkat_data.streaming.cache import file_system_of, is_node_local
 from fkat_data.streaming.dataset import StreamingDataset
 from fkat_data.transport.definitions import largest_part
 from fkat_data.transport.memory_limit import WorkerMemory, available_bytes, default_limit, group_bytes
 from fkat_data.transport.segment import SegmentPool
-from fkat_data.wording import readable_bytes
 
 
 class Level(StrEnum):

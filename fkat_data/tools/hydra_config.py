@@ -15,7 +15,7 @@ from yaml import YAMLError
 
 from fkat_data.configuration import instantiate, register_resolvers
 from fkat_data.errors import ConfigurationError
-from fkat_data.location import machine_path
+from fkat_data.storage.location import machine_path
 from fkat_data.streaming.dataset import StreamingDataset
 
 _EXPECTED = "a YAML file"

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fkat_data.errors.wording import readable_bytes, readable_duration, readable_share
 from fkat_data.observe.durations import BUCKETS_PER_DOUBLING, SHORTEST_S, Durations
 from fkat_data.tools.traced_run import Sample, Span, TracedRun, Track
-from fkat_data.wording import readable_bytes, readable_duration, readable_share
 
 _NUM_PIECES = 160
 _NUM_IN_EXCERPT = 24

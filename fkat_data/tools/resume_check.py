@@ -16,10 +16,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from fkat_data import arguments
+from fkat_data.errors import arguments
+from fkat_data.errors.wording import counted
 from fkat_data.tools.resume_diagnosis import Diagnosis, InexactCause, diagnose
 from fkat_data.tools.resume_record import Divergence, RecordedRun, RunRecorder, Setting
-from fkat_data.wording import counted
 
 # The first run leaves time for the runs to compare with it.
 _SHARE_OF_FIRST_RUN: Final = 0.2

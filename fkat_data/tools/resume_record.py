@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 import torch
 
 from fkat_data.errors import ConfigurationError
-from fkat_data.loader.sharded import ShardedDataLoader
+from fkat_data.loaders.sharded import ShardedDataLoader
 from fkat_data.testing.content_digest import Difference, digest, first_difference
 from fkat_data.transport.codec import encode
 from fkat_data.types import Microbatch

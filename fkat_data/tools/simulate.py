@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fkat_data import arguments
-from fkat_data.errors import ConfigurationError
+from fkat_data.errors import ConfigurationError, arguments
 from fkat_data.streaming.audit import global_batches
 from fkat_data.streaming.dataset import StreamingDataset
 from fkat_data.streaming.epoch import ResumePoint

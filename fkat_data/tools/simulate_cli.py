@@ -10,14 +10,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fkat_data import arguments
-from fkat_data.arguments import size_bytes_of
-from fkat_data.errors import ConfigurationError
+from fkat_data.errors import ConfigurationError, arguments
+from fkat_data.errors.arguments import size_bytes_of
+from fkat_data.errors.wording import readable_bytes
 from fkat_data.files.index import INDEX_NAME
 from fkat_data.tools.console import exit_on_failure, long_work, say, terminal
 from fkat_data.tools.hydra_config import Config, Key, Nodes, Overrides, Ranks, streaming_dataset
 from fkat_data.tools.simulate import Simulation, simulate_dataset
-from fkat_data.wording import readable_bytes
 
 simulate_app: typer.Typer = typer.Typer()
 

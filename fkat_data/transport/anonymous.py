@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import Any
 
 from fkat_data.errors import MemoryLimitError
-from fkat_data.interruption import genuine, suppress
+from fkat_data.runtime.interruption import genuine, suppress
 from fkat_data.transport.memory_limit import available_bytes
 
 

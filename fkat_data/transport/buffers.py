@@ -15,8 +15,8 @@ from typing import IO, Any, NamedTuple, TypeAlias, cast
 import numpy as np
 import torch
 
-from fkat_data.interruption import suppress
-from fkat_data.machine import text_of
+from fkat_data.runtime.interruption import suppress
+from fkat_data.runtime.machine import text_of
 
 _LEAST_BYTES = 64 << 10
 _ALIGNMENT_BYTES = 64  # what pyarrow and vector instructions like

@@ -24,7 +24,7 @@ from contextlib import AbstractContextManager
 from typing import TypeAlias
 
 from fkat_data.errors import WorkerError
-from fkat_data.interruption import genuine, suppress
+from fkat_data.runtime.interruption import genuine, suppress
 from fkat_data.transport.ring import Frame, LimitBoard, RingReader, RingWriter, has_rings, new_ring
 
 CLOSE_ON_EXEC: int = getattr(socket, "MSG_CMSG_CLOEXEC", 0)

@@ -21,9 +21,9 @@ from typing import Any, NamedTuple, TypeAlias, cast
 import numpy as np
 import torch
 
-from fkat_data.interruption import genuine
-from fkat_data.lifetime import WeakTable
-from fkat_data.modes import is_any_autocast_enabled, num_dispatch_modes, num_function_modes, without_modes
+from fkat_data.runtime.interruption import genuine
+from fkat_data.runtime.lifetime import WeakTable
+from fkat_data.runtime.modes import is_any_autocast_enabled, num_dispatch_modes, num_function_modes, without_modes
 from fkat_data.transport.definitions import is_definition, is_importable, reduce_definition
 
 

@@ -23,9 +23,9 @@ from typing import IO, Any, NamedTuple, cast
 import cloudpickle
 import torch
 
-from fkat_data.interruption import genuine
-from fkat_data.lifetime import WeakTable
-from fkat_data.machine import call_in_forks
+from fkat_data.runtime.interruption import genuine
+from fkat_data.runtime.lifetime import WeakTable
+from fkat_data.runtime.machine import call_in_forks
 from fkat_data.transport.buffers import BufferReducer, BufferTable, Mappings, hashed_buffer
 
 #: The script that runs, as processes see it: multiprocessing calls it so in those that it spawns.

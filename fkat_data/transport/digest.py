@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 import torch
 
-from fkat_data.interruption import genuine
+from fkat_data.runtime.interruption import genuine
 
 _EDGE_BYTES = 2048
 _EDGE_ITEMS = 64

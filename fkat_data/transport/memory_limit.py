@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from fkat_data.machine import text_of
+from fkat_data.runtime.machine import text_of
 
 _MEBIBYTE = 1 << 20
 #: The least that a worker can work with.

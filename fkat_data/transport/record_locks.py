@@ -6,7 +6,7 @@ import os
 import struct
 import sys
 
-from fkat_data.interruption import suppress
+from fkat_data.runtime.interruption import suppress
 
 # Linux: type, what the start counts from, start, length, process id. macOS: start, length, process id, and these two.
 _LINUX, _DARWIN = struct.Struct("@hhqqi0q"), struct.Struct("@qqihh")

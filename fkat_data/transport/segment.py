@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fkat_data.errors import MemoryLimitError
-from fkat_data.interruption import suppress
+from fkat_data.runtime.interruption import suppress
 from fkat_data.transport.anonymous import anonymous_memory
 from fkat_data.transport.memory_limit import WorkerMemory, group_bytes, left_on_machine, sufficient_limit
 

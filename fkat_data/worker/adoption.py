@@ -18,9 +18,9 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from fkat_data import arguments
-from fkat_data.interruption import genuine
-from fkat_data.sample_errors import early_end
+from fkat_data.errors import arguments
+from fkat_data.errors.sample_errors import early_end
+from fkat_data.runtime.interruption import genuine
 from fkat_data.seeding import ShardRng, generator_states, has_made_generators
 from fkat_data.types import RandomAccess
 from fkat_data.worker.batches import NumberedBatches, SeededBatches, draw_batches

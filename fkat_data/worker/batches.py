@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Iterator
 from typing import Any, NamedTuple, cast
 
-from fkat_data.interruption import genuine, is_interruption
+from fkat_data.runtime.interruption import genuine, is_interruption
 from fkat_data.seeding import ShardRng, enter_rng_scope, seed_global_generators
 
 _LARGEST_CHUNK = 64

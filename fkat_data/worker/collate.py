@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch.utils import data as torch_data
 
-from fkat_data.interruption import genuine, suppress
-from fkat_data.sample_errors import collated
+from fkat_data.errors.sample_errors import collated
+from fkat_data.runtime.interruption import genuine, suppress
 from fkat_data.transport.codec import aligned
 
 Batch: TypeAlias = "list[Any] | tuple[Any, ...]"

@@ -15,8 +15,8 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data import dataloader as torch_dataloader
 
-from fkat_data.interruption import genuine, is_interruption
-from fkat_data.sample_errors import early_end, note_source_locations
+from fkat_data.errors.sample_errors import early_end, note_source_locations
+from fkat_data.runtime.interruption import genuine, is_interruption
 from fkat_data.seeding import enter_rng_scope, microbatch_seed, shares_generators
 from fkat_data.types import Prefetching
 

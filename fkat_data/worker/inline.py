@@ -11,19 +11,19 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-from fkat_data.interruption import genuine
-from fkat_data.modes import are_modes_of_a_worker, modes_of_a_worker
+from fkat_data.errors.tracebacks import hide_own_frames
+from fkat_data.errors.wording import shard_name
 from fkat_data.observe.durations import Durations
 from fkat_data.observe.progress import ReplayDisplay
 from fkat_data.observe.sink import EventSink
 from fkat_data.observe.stages import StageClock, StageTimes, new_page
 from fkat_data.plan.position import Task
+from fkat_data.runtime.interruption import genuine
+from fkat_data.runtime.modes import are_modes_of_a_worker, modes_of_a_worker
 from fkat_data.seeding import preserved_generators
-from fkat_data.tracebacks import hide_own_frames
 from fkat_data.transport.codec import copied
 from fkat_data.transport.digest import digest_of
 from fkat_data.types import Shard
-from fkat_data.wording import shard_name
 from fkat_data.worker.batches import draws_nothing, runs_no_user_code
 from fkat_data.worker.collate import FreshCollate
 from fkat_data.worker.messages import (

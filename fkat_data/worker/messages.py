@@ -8,13 +8,13 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 from fkat_data.errors import WorkerError
-from fkat_data.interruption import genuine
+from fkat_data.errors.tracebacks import OF_WORKER, shortened_text
+from fkat_data.errors.wording import add_note, made_from_text, notes_of
 from fkat_data.observe.stages import NUM_SLOTS, Page
 from fkat_data.plan.position import ShardFingerprint, Task
-from fkat_data.tracebacks import OF_WORKER, shortened_text
+from fkat_data.runtime.interruption import genuine
 from fkat_data.transport.codec import dumps, loads
 from fkat_data.transport.definitions import dump_shipment
-from fkat_data.wording import add_note, made_from_text, notes_of
 
 
 class Kind(IntEnum):

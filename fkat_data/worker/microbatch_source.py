@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 import torch
 
-from fkat_data.interruption import genuine
+from fkat_data.runtime.interruption import genuine
 from fkat_data.seeding import ShardRng, seed_generators
 from fkat_data.worker.batches import IndexBatch
 from fkat_data.worker.messages import ShardTrailer

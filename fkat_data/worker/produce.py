@@ -14,13 +14,13 @@ from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, IterableDataset
 
 from fkat_data.errors import ConfigurationError, ReplayMismatchError, StateMismatchError, WorkerError
-from fkat_data.interruption import genuine, suppress
+from fkat_data.errors.sample_errors import early_end
+from fkat_data.errors.wording import add_note, notes_of, shard_location, shard_name
 from fkat_data.plan.position import ShardFingerprint, Task
-from fkat_data.sample_errors import early_end
+from fkat_data.runtime.interruption import genuine, suppress
 from fkat_data.seeding import ShardRng
 from fkat_data.transport.digest import digest_of
 from fkat_data.types import Shard, stream_source_of
-from fkat_data.wording import add_note, notes_of, shard_location, shard_name
 from fkat_data.worker.adoption import OwnIterationSource, ShardCount, count_microbatches, is_product, source_of
 from fkat_data.worker.batches import NumberedBatches, draws_nothing
 from fkat_data.worker.fetch import num_prefetched

@@ -14,14 +14,14 @@ from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 
-from fkat_data.interruption import genuine
+from fkat_data.errors.tracebacks import hide_own_frames
+from fkat_data.errors.wording import add_note
 from fkat_data.observe.durations import Durations, added_durations
 from fkat_data.observe.sink import EventSink
 from fkat_data.observe.stages import StageClock, StageTimes, added_times
 from fkat_data.plan.position import ShardFingerprint, Task
-from fkat_data.tracebacks import hide_own_frames
+from fkat_data.runtime.interruption import genuine
 from fkat_data.transport.codec import decode
-from fkat_data.wording import add_note
 from fkat_data.worker.messages import End, Failure, Item, Message, WorkerGone, pack_task, unpack_failure
 from fkat_data.worker.produce import Producer, note_microbatch
 from fkat_data.worker.remote_maker import Begun, Failed, Made, Over, Replies, Reply

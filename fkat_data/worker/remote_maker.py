@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, TypeAlias, cast
 import numpy as np
 import torch
 
-from fkat_data.launch import adopt_group
 from fkat_data.plan.position import ShardFingerprint, Task
+from fkat_data.runtime.launch import adopt_group
 from fkat_data.transport.codec import encode, lies_at, write
 from fkat_data.transport.digest import digest_of
 from fkat_data.worker.collate import SegmentCollate

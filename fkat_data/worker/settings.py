@@ -8,7 +8,7 @@ import torch
 from torch.utils import data as torch_data
 
 from fkat_data.errors import ConfigurationError
-from fkat_data.registry import Registrations
+from fkat_data.runtime.registry import Registrations
 from fkat_data.transport.memory_limit import WorkerMemory
 from fkat_data.types import Profiler
 

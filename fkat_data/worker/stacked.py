@@ -6,7 +6,7 @@ from typing import Any, cast
 import torch
 from torch.utils.data import default_collate  # pyright: ignore[reportUnknownVariableType]  # torch leaves its elements open
 
-from fkat_data.sample_errors import note_source_locations
+from fkat_data.errors.sample_errors import note_source_locations
 from fkat_data.worker.batches import NumberedBatches
 from fkat_data.worker.collate import collates_as_known
 from fkat_data.worker.fetch import prefetch_items_of

@@ -24,13 +24,13 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 
 from fkat_data.errors import ConfigurationError
-from fkat_data.interruption import genuine
-from fkat_data.lifetime import on_collected
-from fkat_data.modes import modes_of_a_worker
+from fkat_data.errors.sample_errors import early_end
 from fkat_data.observe.sink import EventSink
 from fkat_data.observe.stages import StageClock, StageTimes, added_times, helping, new_page
 from fkat_data.plan.position import Task
-from fkat_data.sample_errors import early_end
+from fkat_data.runtime.interruption import genuine
+from fkat_data.runtime.lifetime import on_collected
+from fkat_data.runtime.modes import modes_of_a_worker
 from fkat_data.seeding import (
     enter_rng_scope,
     generator_states,

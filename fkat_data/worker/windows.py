@@ -14,12 +14,12 @@ from typing import Any, NamedTuple, TypeAlias, cast
 from torch.utils import data as torch_data
 
 from fkat_data.errors import CacheFullError, ConfigurationError, DownloadError, StateMismatchError, ValueLimitError
-from fkat_data.interruption import genuine, is_interruption
-from fkat_data.sample_errors import early_end, note_misfit, note_source_locations
+from fkat_data.errors.sample_errors import early_end, note_misfit, note_source_locations
+from fkat_data.errors.wording import add_note, notes_of
+from fkat_data.runtime.interruption import genuine, is_interruption
 from fkat_data.seeding import ShardRng, microbatch_seed, undoing_draws
 from fkat_data.transport.codec import dumps, loads
 from fkat_data.types import stream_source_of
-from fkat_data.wording import add_note, notes_of
 from fkat_data.worker.fetch import call_collate, gives_items_together, items_in_turn
 from fkat_data.worker.messages import ShardTrailer, WithPlanUpdate, content_of
 from fkat_data.worker.microbatch_source import Opening, SequentialSource, ShardProduct

@@ -10,8 +10,9 @@ import pytest
 from extension_examples import Backwards, Floats, Nothing, Reversed, Twice
 from torch.utils.data import DataLoader
 
-from fkat_data import ConfigurationError, DataLoaderFactory, SampleError, ShardCorruptError, ShardedDataLoader, registry
+from fkat_data import ConfigurationError, DataLoaderFactory, SampleError, ShardCorruptError, ShardedDataLoader
 from fkat_data.extensions import register_encoding, register_mover, register_shuffle, register_store, registered
+from fkat_data.runtime import registry
 from fkat_data.samplers import SequenceShardSampler
 from fkat_data.streaming import LocalDataset, MDSWriter, StreamingDataset, write_parallel
 from fkat_data.streaming.store import open_store

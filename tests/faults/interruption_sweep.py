@@ -24,9 +24,9 @@ from patience import Patience
 
 import fkat_data
 from fkat_data import ShardedDataLoader
-from fkat_data.worker import forkserver
-from fkat_data.worker.forkserver import find_template
-from fkat_data.worker.importer_process import end_importers
+from fkat_data.worker.process import forkserver
+from fkat_data.worker.process.forkserver import find_template
+from fkat_data.worker.process.importer_process import end_importers
 
 ROOT = str(Path(fkat_data.__file__).parent)
 #: A generator that is dropped is closed by Python: what is raised then is lost. Handlers run at these alone, and none is

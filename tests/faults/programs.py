@@ -28,7 +28,7 @@ class Program:
 
     def __init__(self, path, arguments=(), *, limits="", under=(), terminal=None):
         self.stderr_path = path.with_suffix(".stderr")
-        searched = [str(path) for path in (*sys.path, _TESTS / "loader", _TESTS / "faults") if str(path)]
+        searched = [str(path) for path in (*sys.path, _TESTS / "engine", _TESTS / "faults") if str(path)]
         command = [sys.executable, str(path), *map(str, arguments)]
         if limits:
             command = ["bash", "-c", f'{limits}; exec "$@"', "bash", *command]

@@ -8,7 +8,7 @@ import psutil
 import torch
 from torch.utils.data import Dataset
 from fkat_data import DataLoader
-from fkat_data.worker.lifeline import STACK_SIGNAL
+from fkat_data.worker.process.lifeline import STACK_SIGNAL
 
 name = sys.argv[1]
 left_alone = {signal.SIGKILL, signal.SIGSTOP}  # and what says that the process has failed

@@ -11,8 +11,8 @@ from accelerate import Accelerator, PartialState
 from huggingface_examples import numbers
 
 from fkat_data import DataLoader
-from fkat_data.distributed import gather
 from fkat_data.huggingface import prepare
+from fkat_data.runtime.distributed import gather
 
 ROWS = [{"input_ids": torch.tensor([index])} for index in range(47)]
 

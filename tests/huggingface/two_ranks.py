@@ -22,8 +22,8 @@ from huggingface_examples import (
 from trainer_examples import check_resumed, trained, trainer, weights
 
 from fkat_data import ConfigurationError, DataLoader, RankMismatchError
-from fkat_data.distributed import gather
 from fkat_data.huggingface import prepare
+from fkat_data.runtime.distributed import gather
 
 
 def deliver_each_once(folder):

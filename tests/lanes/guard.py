@@ -10,7 +10,7 @@ __all__ = ["Guard"]
 
 _PROCESSES = {
     *("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"),
-    *("multiprocessing.util.spawnv_passfds", "fkat_data.worker.forkserver._Registry.find"),
+    *("multiprocessing.util.spawnv_passfds", "fkat_data.worker.process.forkserver._Registry.find"),
 }
 _MESSAGE = (
     "this test starts a {what} ({event}), which no test of the fast lane may do: use the fixture `processes`, "

@@ -19,8 +19,8 @@ class KeptTemplate:
     def renew(self):
         """Keep the template that a loader would use now; one of another environment ends."""
         from fkat_data import ShardedDataLoader
-        from fkat_data.worker import forkserver
-        from fkat_data.worker.forkserver import find_template, uses_template
+        from fkat_data.worker.process import forkserver
+        from fkat_data.worker.process.forkserver import find_template, uses_template
 
         if not self._is_watched:
             self._is_watched = True
@@ -36,7 +36,7 @@ class KeptTemplate:
     @staticmethod
     def end_others(kept=None):
         """End the templates that do not have these process ids; None: those that no test has shared."""
-        from fkat_data.worker import forkserver, importer_process
+        from fkat_data.worker.process import forkserver, importer_process
 
         importer_process.end_importers()
         templates = forkserver._registry.templates

@@ -9,8 +9,8 @@ import pytest
 import torch.distributed as dist
 from parquet_examples import write_both, write_parquet
 
-from fkat_data.distributed import gather
 from fkat_data.errors import RankMismatchError, StateMismatchError
+from fkat_data.runtime.distributed import gather
 from fkat_data.streaming import StreamingDataLoader, StreamingDataset
 
 pytest.importorskip("huggingface_hub")

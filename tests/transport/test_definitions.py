@@ -1,4 +1,4 @@
-"""Classes and functions that the other process cannot import; tests/loader/test_classes_of_main.py has whole scripts."""
+"""Classes and functions that the other process cannot import; tests/engine/test_classes_of_main.py has whole scripts."""
 
 import gc
 import inspect

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fkat_data.worker.claim_table import Claim, ClaimTable, Refusal
 from fkat_data.worker.messages import NUM_TASKS
+from fkat_data.worker.process.claim_table import Claim, ClaimTable, Refusal
 
 
 @pytest.fixture

@@ -10,16 +10,16 @@ from drop_in_examples import Counting, Drawing
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, default_collate
 
 from fkat_data.datasets import TokenWindows
-from fkat_data.drop_in.drawn_plan import DrawnBatches
-from fkat_data.drop_in.numbered_plan import SampleOrder
-from fkat_data.drop_in.worker_side import EpochFactory, EpochSpec, Strand
-from fkat_data.loader.factory import DataLoaderFactory
+from fkat_data.loaders.drawn_plan import DrawnBatches
+from fkat_data.loaders.factory import DataLoaderFactory
+from fkat_data.loaders.numbered_plan import SampleOrder
 from fkat_data.seeding import ShardRng, preserved_generators, seed_generators
 from fkat_data.streaming import MDSWriter, StreamingDataLoader, StreamingDataset
 from fkat_data.streaming.loader_plan import StreamPlan
 from fkat_data.streaming.user_iterator import UserIteratorPlan
 from fkat_data.worker.adoption import OwnIterationSource, source_of
 from fkat_data.worker.collate import FreshCollate
+from fkat_data.worker.epoch_factory import EpochFactory, EpochSpec, Strand
 from fkat_data.worker.messages import content_of
 from fkat_data.worker.microbatch_source import BulkSource, DrawnSource, NumberedSource, Opening, SequentialSource
 from fkat_data.worker.windows import Window

@@ -10,8 +10,8 @@ from own_workers import importer_pids, parent_pids, template_pids, worker_pids
 from walks import wait_until
 
 from fkat_data import DataLoader
-from fkat_data.worker import lifeline
-from fkat_data.worker.process_title import process_title, set_title
+from fkat_data.worker.process import lifeline
+from fkat_data.worker.process.process_title import process_title, set_title
 
 
 class Numbers(torch.utils.data.Dataset):

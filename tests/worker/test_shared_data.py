@@ -11,7 +11,7 @@ import torch
 from walks import begun, wait_until
 
 from fkat_data import DataLoader
-from fkat_data.worker import forkserver
+from fkat_data.worker.process import forkserver
 
 pytestmark = pytest.mark.usefixtures("processes")
 

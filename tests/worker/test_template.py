@@ -21,7 +21,7 @@ from programs import still_alive
 from walks import begun, wait_until
 
 from fkat_data import ShardedDataLoader, WorkerDiedError
-from fkat_data.worker import forkserver, importer_process
+from fkat_data.worker.process import forkserver, importer_process
 
 pytestmark = pytest.mark.usefixtures("own_template", "processes")
 

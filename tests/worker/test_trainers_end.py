@@ -3,7 +3,7 @@ import os
 import stat
 import threading
 
-from fkat_data.worker.monitor import new_lifeline
+from fkat_data.worker.process.monitor import new_lifeline
 
 
 def pipes_to_write_to():

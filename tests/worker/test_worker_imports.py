@@ -10,7 +10,7 @@ import sys, types
 package = types.ModuleType("fkat_data")
 package.__path__ = [sys.argv[1]]
 sys.modules["fkat_data"] = package
-import fkat_data.worker.main
+import fkat_data.worker.process.main
 import torch
 ours = sorted(name for name in sys.modules if name.startswith("fkat_data."))
 print(*ours)
@@ -21,5 +21,5 @@ print(torch.cuda.is_initialized())
     modules, cuda = done.stdout.splitlines()
     layers = {name.split(".")[1] for name in modules.split()}
     assert "worker" in layers
-    assert not layers & {"loader", "device", "configuration", "datasets", "streaming"}
+    assert not layers & {"engine", "loaders", "device", "integrations", "datasets", "streaming"}
     assert cuda == "False"

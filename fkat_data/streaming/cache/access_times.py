@@ -6,8 +6,8 @@ import time
 from hashlib import blake2b
 from pathlib import Path
 
-from fkat_data.interruption import suppress
-from fkat_data.lifetime import Descriptor
+from fkat_data.runtime.interruption import suppress
+from fkat_data.runtime.lifetime import Descriptor
 from fkat_data.streaming.cache.locks import LockFile
 from fkat_data.streaming.cache.paths import boot_id
 

@@ -11,9 +11,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import BinaryIO
 
-from fkat_data import arguments
-from fkat_data.errors import CacheFullError
-from fkat_data.interruption import genuine
+from fkat_data.errors import CacheFullError, arguments
+from fkat_data.runtime.interruption import genuine
 from fkat_data.streaming.cache.cache_budget import CacheBudget
 from fkat_data.streaming.cache.cache_directory import CLAIMS
 from fkat_data.streaming.cache.locks import Owned, pauses

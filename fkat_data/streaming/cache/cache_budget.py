@@ -8,9 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from fkat_data import arguments
-from fkat_data.errors import ConfigurationError
-from fkat_data.interruption import genuine
+from fkat_data.errors import ConfigurationError, arguments
+from fkat_data.runtime.interruption import genuine
 from fkat_data.streaming.cache.cache_directory import NOT_WRITABLE, CacheDirectory, Temporary
 from fkat_data.streaming.cache.locks import pauses
 from fkat_data.streaming.cache.mapped_files import give_back_idle_maps

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from fkat_data.errors import ConfigurationError, ShardCorruptError
-from fkat_data.interruption import genuine, suppress
+from fkat_data.runtime.interruption import genuine, suppress
 from fkat_data.streaming.cache.access_times import AccessTimes
 from fkat_data.streaming.cache.locks import SHORTEST_PAUSE_S, LockFile, Owned, locked
 from fkat_data.streaming.cache.mapped_files import MappedFiles

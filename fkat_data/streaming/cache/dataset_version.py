@@ -13,7 +13,7 @@ from typing import BinaryIO, NamedTuple
 
 from fkat_data.errors import ConfigurationError
 from fkat_data.files.index import INDEX_NAME
-from fkat_data.interruption import genuine, suppress
+from fkat_data.runtime.interruption import genuine, suppress
 from fkat_data.streaming.cache.cache_directory import NOT_WRITABLE, CacheDirectory, Temporary
 from fkat_data.streaming.cache.locks import LockFile
 from fkat_data.streaming.cache.paths import BOOKKEEPING

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Self, TypeVar
 
-from fkat_data.interruption import genuine, suppress
-from fkat_data.lifetime import WeakTable
+from fkat_data.runtime.interruption import genuine, suppress
+from fkat_data.runtime.lifetime import WeakTable
 
 SHORTEST_PAUSE_S = 0.001
 _LONGEST_PAUSE_S = 0.05

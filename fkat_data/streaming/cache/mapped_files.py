@@ -11,8 +11,8 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Protocol
 
-from fkat_data.interruption import genuine
-from fkat_data.lifetime import WeakTable, on_collected
+from fkat_data.runtime.interruption import genuine
+from fkat_data.runtime.lifetime import WeakTable, on_collected
 from fkat_data.streaming.cache.locks import LockFile
 from fkat_data.transport.record_locks import lock_byte
 

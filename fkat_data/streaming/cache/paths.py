@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fkat_data.errors import ShardCorruptError
-from fkat_data.interruption import genuine, suppress
-from fkat_data.machine import boot_text
+from fkat_data.runtime.interruption import genuine, suppress
+from fkat_data.runtime.machine import boot_text
 
 #: The folder in a cache's directory for what is not a shard.
 BOOKKEEPING = ".fkat_data"

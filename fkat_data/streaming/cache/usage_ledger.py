@@ -9,7 +9,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 
-from fkat_data.interruption import genuine, suppress
+from fkat_data.runtime.interruption import genuine, suppress
 from fkat_data.streaming.cache.locks import LockFile
 from fkat_data.streaming.cache.paths import boot_id
 

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import get_worker_info
 
-from fkat_data.arguments import check_version, integer, saved_integer
 from fkat_data.errors import ConfigurationError, StateMismatchError
+from fkat_data.errors.arguments import check_version, integer, saved_integer
 from fkat_data.streaming.epoch.shared_orders import shared_part
 from fkat_data.streaming.epoch.shared_resume import LARGEST_NUMBER, ResumePoint
 from fkat_data.streaming.epoch.world import World

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple, TypeAlias, cast
 import numpy as np
 import numpy.typing as npt
 
-from fkat_data.arguments import integer
 from fkat_data.errors import ConfigurationError
+from fkat_data.errors.arguments import integer
 from fkat_data.seeding import samples_seed
 from fkat_data.streaming.epoch.shared_resume import ResumePoint
 from fkat_data.streaming.order.epoch_order import Plan

@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fkat_data.interruption import genuine, suppress
-from fkat_data.lifetime import on_collected
-from fkat_data.machine import boot_text
+from fkat_data.runtime.interruption import genuine, suppress
+from fkat_data.runtime.lifetime import on_collected
+from fkat_data.runtime.machine import boot_text
 from fkat_data.streaming.cache.locks import LockFile, pauses
 from fkat_data.streaming.cache.paths import allocate
 from fkat_data.streaming.order.shuffle import OrderPart, in_memory

@@ -29,8 +29,8 @@ import numpy.typing as npt
 from torch.utils.data import dataloader, get_worker_info
 
 from fkat_data.errors import StaleIteratorError
-from fkat_data.lifetime import Descriptor
-from fkat_data.machine import started_at
+from fkat_data.runtime.lifetime import Descriptor
+from fkat_data.runtime.machine import started_at
 from fkat_data.streaming.order.partition import Grid
 from fkat_data.transport.anonymous import anonymous_file
 
@@ -95,7 +95,7 @@ def trainer_here() -> tuple[int, int]:
     """Return the process that iterates: this one, or the one whose DataLoader this one works for.
 
     Returns:
-        Its process id, and when it started (see ``fkat_data.machine.started_at``).
+        Its process id, and when it started (see ``fkat_data.runtime.machine.started_at``).
     """
     parent = multiprocessing.parent_process()
     is_worker = get_worker_info() is not None and parent is not None

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 
 from torch.utils.data import get_worker_info
 
-from fkat_data.arguments import integer
 from fkat_data.errors import ConfigurationError
-from fkat_data.launch import current_launch, launch_of
+from fkat_data.errors.arguments import integer
+from fkat_data.runtime.launch import current_launch, launch_of
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fkat_data.errors import ConfigurationError
-from fkat_data.registry import Registry
+from fkat_data.runtime.registry import Registry
 from fkat_data.streaming.order.shuffle import REFERENCE_SHUFFLES
 
 _Integers = npt.NDArray[np.int64]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fkat_data.arguments import integer
+from fkat_data.errors.arguments import integer
 from fkat_data.permutation import draws, keys_of, permutation, permuted
 
 _Integers = npt.NDArray[np.int64]

@@ -13,7 +13,7 @@ from fkat_data.files.index import INDEX_NAME, parse_index, read_index
 from fkat_data.files.shard import FileInfo, MapRegister, ShardEntry, is_part
 from fkat_data.files.stored import decompress_into, directory_key
 from fkat_data.files.token_shards import TokenWindowing
-from fkat_data.interruption import genuine
+from fkat_data.runtime.interruption import genuine
 from fkat_data.streaming.cache.cache import Cache
 from fkat_data.streaming.cache.cache_budget import CacheBudget
 from fkat_data.streaming.cache.cache_directory import NOT_WRITABLE

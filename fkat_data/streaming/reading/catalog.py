@@ -11,14 +11,15 @@ import numpy as np
 import numpy.typing as npt
 
 from fkat_data.errors import ConfigurationError, DownloadError, ShardError, ShardNotFoundError
+from fkat_data.errors.wording import add_note, redacted_location
 from fkat_data.files.formats import LISTED_SUFFIXES, check_safe
 from fkat_data.files.index import INDEX_NAME
 from fkat_data.files.shard import ShardEntry
 from fkat_data.files.stored import directory_key
 from fkat_data.files.tar import with_decoders
 from fkat_data.files.token_shards import WindowsOfPart, check_windowing
-from fkat_data.interruption import genuine, suppress
-from fkat_data.patterns import wildcard_at
+from fkat_data.runtime.interruption import genuine, suppress
+from fkat_data.storage.patterns import wildcard_at
 from fkat_data.streaming.cache.cache_budget import CacheBudget
 from fkat_data.streaming.cache.cache_directory import make_safe
 from fkat_data.streaming.order.spans import Spanner
@@ -29,7 +30,6 @@ from fkat_data.streaming.reading.in_place_source import DecompressedSource, Dire
 from fkat_data.streaming.reading.pinned_commits import PinnedCommit
 from fkat_data.streaming.reading.stream import Stream
 from fkat_data.streaming.store.store import open_store
-from fkat_data.wording import add_note, redacted_location
 
 #: Seconds after which a directory that is read in place does not answer.
 _LONGEST_LOOK_S = 60.0

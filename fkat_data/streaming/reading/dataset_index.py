@@ -9,7 +9,6 @@ from hashlib import blake2s
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fkat_data.background import BackgroundCall, in_parallel
 from fkat_data.errors import ConfigurationError, DownloadError, ShardCorruptError, ShardNotFoundError
 from fkat_data.files.formats import LISTED_SUFFIXES, describing, listed_format
 from fkat_data.files.index import INDEX_NAME, parse_index
@@ -17,10 +16,11 @@ from fkat_data.files.shard import DescribedFile, ShardEntry, version_prefix
 from fkat_data.files.signatures import START_BYTES, signature_of
 from fkat_data.files.stored import file_size
 from fkat_data.files.token_shards import TokenWindowing, check_windowing, index_of
-from fkat_data.folders import say_partitions
-from fkat_data.interruption import suppress
-from fkat_data.location import load_cached, save_cached, user_cache_file
+from fkat_data.runtime.background import BackgroundCall, in_parallel
+from fkat_data.runtime.interruption import suppress
 from fkat_data.storage.file_identity import FileIdentity
+from fkat_data.storage.folders import say_partitions
+from fkat_data.storage.location import load_cached, save_cached, user_cache_file
 from fkat_data.streaming.reading.file_pattern import FilePattern
 from fkat_data.streaming.store.client import ListedFile, moment_of
 from fkat_data.streaming.store.directory_client import version_of

@@ -7,8 +7,8 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 from fkat_data.files.formats import LISTED_SUFFIXES, listed_format
-from fkat_data.folders import is_shown
-from fkat_data.patterns import compiled, literal_where, may_be_above, unescaped, wildcard_at
+from fkat_data.storage.folders import is_shown
+from fkat_data.storage.patterns import compiled, literal_where, may_be_above, unescaped, wildcard_at
 
 #: For messages: why a directory is no dataset.
 NO_DATASET = (

@@ -10,7 +10,7 @@ from typing import BinaryIO
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
 from fkat_data.files.shard import FileInfo, MapRegister, ShardEntry
 from fkat_data.files.stored import decompress_into, validate_file
-from fkat_data.interruption import genuine, suppress
+from fkat_data.runtime.interruption import genuine, suppress
 from fkat_data.streaming.cache.cache import Cache
 from fkat_data.streaming.cache.cache_budget import CacheBudget
 from fkat_data.streaming.cache.cache_directory import CacheDirectory, make_safe

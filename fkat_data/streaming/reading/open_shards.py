@@ -16,15 +16,15 @@ from torch.utils import data
 
 import fkat_data.files.mds  # noqa: F401 # pyright: ignore[reportUnusedImport] - no first batch waits for it
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
+from fkat_data.errors.sample_errors import note_misfit
 from fkat_data.files.formats import DECODED_LIMIT_BYTES, open_shard
 from fkat_data.files.lru_cache import RowGroupCache
 from fkat_data.files.mapping import WatchedFiles, num_maps
 from fkat_data.files.shard import ShardReader
-from fkat_data.interruption import genuine
-from fkat_data.lifetime import on_collected
 from fkat_data.observe.stages import reading
-from fkat_data.registry import Registrations
-from fkat_data.sample_errors import note_misfit
+from fkat_data.runtime.interruption import genuine
+from fkat_data.runtime.lifetime import on_collected
+from fkat_data.runtime.registry import Registrations
 from fkat_data.streaming.cache.locks import pauses
 from fkat_data.streaming.cache.mapped_files import register_map_owner
 from fkat_data.streaming.reading.catalog import Catalog

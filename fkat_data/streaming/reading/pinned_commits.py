@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
-from fkat_data.distributed import first_value, rank_and_world_size
 from fkat_data.errors import RankMismatchError, StateMismatchError
-from fkat_data.interruption import genuine
+from fkat_data.runtime.distributed import first_value, rank_and_world_size
+from fkat_data.runtime.interruption import genuine
 
 _FIELD = "commits"
 _REMEDY = (

@@ -10,17 +10,16 @@ from hashlib import blake2s
 from pathlib import Path
 from typing import Any, Self, cast
 
-from fkat_data import arguments
-from fkat_data.errors import ConfigurationError
+from fkat_data.errors import ConfigurationError, arguments
+from fkat_data.errors.wording import Described, redacted_location
 from fkat_data.files.stored import is_same_path
 from fkat_data.files.tar import DecoderName, checked_decode
 from fkat_data.files.token_shards import TokenWindowing, checked_windowing
-from fkat_data.location import path_of, resolved
-from fkat_data.patterns import literal_where
+from fkat_data.storage.location import path_of, resolved
+from fkat_data.storage.patterns import literal_where
 from fkat_data.streaming.order.weights import StreamWeight
 from fkat_data.streaming.reading.file_pattern import FilePattern, split_location
 from fkat_data.streaming.store.store import open_store
-from fkat_data.wording import Described, redacted_location
 
 _DEFAULTS = {
     "split": None,

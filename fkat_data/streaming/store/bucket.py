@@ -6,9 +6,9 @@ from typing import Any
 
 import fsspec
 
-from fkat_data.background import in_loop
-from fkat_data.interruption import genuine
-from fkat_data.machine import required
+from fkat_data.runtime.background import in_loop
+from fkat_data.runtime.interruption import genuine
+from fkat_data.runtime.machine import required
 from fkat_data.storage.attempts import ChangedError
 from fkat_data.streaming.store.client import LONGEST_SILENCE_S, ListedFile, content_range, joined_version, range_header
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import NamedTuple, Protocol, TypeVar
 
-from fkat_data.interruption import genuine
+from fkat_data.runtime.interruption import genuine
 from fkat_data.storage.attempts import ContentError, TransferError
 
 

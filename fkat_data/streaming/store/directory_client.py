@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from fkat_data.background import in_thread
 from fkat_data.files.stored import file_size
-from fkat_data.folders import files_of_folders
-from fkat_data.interruption import genuine, suppress
+from fkat_data.runtime.background import in_thread
+from fkat_data.runtime.interruption import genuine, suppress
 from fkat_data.storage.file_identity import FileIdentity
+from fkat_data.storage.folders import files_of_folders
 from fkat_data.streaming.store.client import ListedFile, joined_version
 
 _PIECE_BYTES = 1 << 20

@@ -11,10 +11,10 @@ from hashlib import blake2s
 from typing import Any, NamedTuple, cast
 from urllib.parse import quote, unquote, urljoin, urlsplit, urlunsplit
 
-from fkat_data.background import in_loop
-from fkat_data.distributed import RankValue, first_value, known_value
 from fkat_data.errors import ConfigurationError
-from fkat_data.machine import required
+from fkat_data.runtime.background import in_loop
+from fkat_data.runtime.distributed import RankValue, first_value, known_value
+from fkat_data.runtime.machine import required
 from fkat_data.storage.attempts import ChangedError, StatusError, TransferError
 from fkat_data.streaming.store.client import Body, ListedFile, joined_version, range_header
 from fkat_data.streaming.store.web import WebBody, WebSession

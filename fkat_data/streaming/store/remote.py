@@ -10,11 +10,11 @@ from typing import Any
 import fsspec
 from fsspec.registry import known_implementations
 
-from fkat_data.background import in_thread
 from fkat_data.errors import ConfigurationError
-from fkat_data.location import file_system_of, found_below, is_chain
+from fkat_data.runtime.background import in_thread
 from fkat_data.storage.attempts import ChangedError, ContentError, Redaction
 from fkat_data.storage.file_identity import content_of, time_of
+from fkat_data.storage.location import file_system_of, found_below, is_chain
 from fkat_data.streaming.store.bucket import BucketClient
 from fkat_data.streaming.store.client import Client, ListedFile, joined_version
 from fkat_data.streaming.store.hub import HubOpener, hub_location

@@ -9,14 +9,13 @@ from functools import partial
 from typing import Any, BinaryIO, cast
 from urllib.parse import urlsplit
 
-from fkat_data import arguments
-from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
+from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError, arguments
 from fkat_data.files.shard import FileInfo, Origin
-from fkat_data.folders import marks_of_folders
-from fkat_data.interruption import genuine
-from fkat_data.location import is_chain, path_of, resolved
-from fkat_data.registry import Registry
+from fkat_data.runtime.interruption import genuine
+from fkat_data.runtime.registry import Registry
 from fkat_data.storage.attempts import ContentError, FinalError, Redaction, TransferError, with_attempts
+from fkat_data.storage.folders import marks_of_folders
+from fkat_data.storage.location import is_chain, path_of, resolved
 from fkat_data.streaming.store.client import Client, ListedFile
 from fkat_data.streaming.store.directory_client import DirectoryClient
 from fkat_data.streaming.store.transfer import Transfer

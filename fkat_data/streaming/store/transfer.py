@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, BinaryIO
 
 from fkat_data.files.stored import new_hash
-from fkat_data.interruption import genuine
+from fkat_data.runtime.interruption import genuine
 from fkat_data.storage.attempts import ChangedError, ContentError, FinalError, TransferError
 from fkat_data.streaming.store.client import Body, Client, TransferClock
 

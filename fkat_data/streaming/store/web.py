@@ -7,13 +7,13 @@ from urllib.parse import quote, urlsplit, urlunsplit
 
 import fsspec
 
-from fkat_data.background import in_loop
 from fkat_data.errors import ConfigurationError
-from fkat_data.interruption import genuine
-from fkat_data.machine import required
+from fkat_data.errors.wording import without_secrets
+from fkat_data.runtime.background import in_loop
+from fkat_data.runtime.interruption import genuine
+from fkat_data.runtime.machine import required
 from fkat_data.storage.attempts import ChangedError, StatusError, TransferError
 from fkat_data.streaming.store.client import LONGEST_SILENCE_S, ListedFile, content_range, joined_version, range_header
-from fkat_data.wording import without_secrets
 
 #: The most bytes that are lost when a connection breaks.
 _BUFFER_BYTES = 128 << 10

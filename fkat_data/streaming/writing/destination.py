@@ -17,8 +17,8 @@ from typing import Any, Self, cast
 from fkat_data.errors import ConfigurationError
 from fkat_data.files.index import INDEX_NAME
 from fkat_data.files.stored import is_same_path
-from fkat_data.interruption import suppress
-from fkat_data.location import is_url, resolved
+from fkat_data.runtime.interruption import suppress
+from fkat_data.storage.location import is_url, resolved
 from fkat_data.streaming.cache.locks import LockFile, Owned
 from fkat_data.streaming.writing.directories import (
     Directory,

@@ -15,13 +15,13 @@ from typing import Any, TypeAlias, cast
 from urllib.parse import urlsplit
 
 from fkat_data.errors import ConfigurationError, ShardError
+from fkat_data.errors.wording import add_note
 from fkat_data.files.index import INDEX_FORMATS, INDEX_NAME, parse_index
 from fkat_data.files.stored import FAMILIES
-from fkat_data.interruption import genuine, suppress
-from fkat_data.location import file_system_of, found_below, is_chain, path_of, replacing
+from fkat_data.runtime.interruption import genuine, suppress
 from fkat_data.storage.attempts import Redaction
+from fkat_data.storage.location import file_system_of, found_below, is_chain, path_of, replacing
 from fkat_data.streaming.store.store import given_options
-from fkat_data.wording import add_note
 
 
 class LocalDirectory:

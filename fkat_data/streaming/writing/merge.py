@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, TypeAlias, cast, overload
 
-from fkat_data import arguments
-from fkat_data.errors import ConfigurationError, ShardNotFoundError
+from fkat_data.errors import ConfigurationError, ShardNotFoundError, arguments
 from fkat_data.files.index import INDEX_NAME, parse_index
-from fkat_data.location import is_url, replacing
+from fkat_data.storage.location import is_url, replacing
 from fkat_data.streaming.writing.destination import local_and_remote
 from fkat_data.streaming.writing.directories import RemoteDirectory
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from fkat_data.background import AnyExecutor, results_of
 from fkat_data.errors import ConfigurationError, SampleError
 from fkat_data.files.index import INDEX_NAME
-from fkat_data.registry import Registrations
+from fkat_data.runtime.background import AnyExecutor, results_of
+from fkat_data.runtime.registry import Registrations
 from fkat_data.streaming.writing.destination import cleared_for_parts
 from fkat_data.streaming.writing.directories import (
     Directory,

@@ -14,16 +14,15 @@ from typing import Any, ClassVar, NamedTuple, Self, TypedDict, Unpack, cast
 
 import numpy as np
 
-from fkat_data import arguments
-from fkat_data.arguments import size_bytes_of
-from fkat_data.errors import ConfigurationError, SampleError
+from fkat_data.errors import ConfigurationError, SampleError, arguments
+from fkat_data.errors.arguments import size_bytes_of
+from fkat_data.errors.wording import Described, redacted_location
 from fkat_data.files.encoding import Encoding, EncodingError
 from fkat_data.files.encodings import encoding_of
 from fkat_data.files.index import TEXT_ENCODINGS
 from fkat_data.files.stored import HASHES, checked_compression, compress, extension_of, hash_of
-from fkat_data.machine import required
+from fkat_data.runtime.machine import required
 from fkat_data.streaming.writing.destination import Destination
-from fkat_data.wording import Described, redacted_location
 
 DEFAULT_SIZE_LIMIT = 1 << 26
 

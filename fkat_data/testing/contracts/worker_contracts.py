@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 import torch
 from torch.utils import data as torch_data
 
-from fkat_data.drop_in.data_loader import DataLoader
 from fkat_data.errors import WorkerDiedError, WorkerStalledError
-from fkat_data.loader.sharded import ShardedDataLoader
+from fkat_data.loaders.data_loader import DataLoader
+from fkat_data.loaders.sharded import ShardedDataLoader
 from fkat_data.seeding import item_generators
 from fkat_data.testing.contracts.expectation import expect, expect_error, expect_same
 

@@ -6,8 +6,9 @@ from urllib.parse import quote
 
 import pytest
 
-from fkat_data import DownloadError, registry
+from fkat_data import DownloadError
 from fkat_data.extensions import ListedFile, register_store
+from fkat_data.runtime import registry
 from fkat_data.testing.contracts import StoreContract
 
 EXAMPLE = Path(__file__).parents[3] / "docs" / "examples" / "store" / "sqlite_store.py"

@@ -1,0 +1,1 @@
+"""Exact resume where accelerate or transformers drives the loop: behind ``fkat_data.huggingface``."""

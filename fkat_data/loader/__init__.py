@@ -1,6 +1,0 @@
-"""The engine under every loader, and the first of its faces; public names are in ``fkat_data``.
-
-A plan's tasks go by ``prefetch`` to workers of the ``worker_pool``; what they make comes back through ``delivery``, which
-moves it to the device, hands it to the caller and counts it: the position is all that a state says. ``recovery`` decides
-about workers that die or stall, ``agreement`` whether ranks are one run. Begin with the constructor of ``engine.Engine``.
-"""

@@ -1,0 +1,145 @@
+"""What a DataLoader asks of the plan of its epochs, whatever its dataset is."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from fkat_data.errors import StateMismatchError
+from fkat_data.loaders.states import state_at_epoch
+from fkat_data.plan.position import START, Position, ResumeState
+from fkat_data.plan.shard_plan import Plan
+
+OTHER_LENGTH = (
+    "the dataset has another length now: finish the epoch with the one that began it. To begin an epoch with this one, make "
+    "the loader with the saved seed and call set_epoch(), instead of loading the state"
+)
+
+
+class Provenance(NamedTuple):
+    """What a microbatch, or a part of it, was made of.
+
+    Attributes:
+        samples: Indices of the samples, in order, without those that were left out; of a stream, their numbers.
+        locations: Where the dataset has each of them from: file, row, key; None where it does not say.
+        window: The number of the window whose samples they are; None: the loader cuts none.
+        rows: The first of the window's rows in the microbatch, and their end; None for the end: all that follow.
+    """
+
+    samples: list[Any]
+    locations: list[str | None]
+    window: int | None = None
+    rows: tuple[int, int | None] | None = None
+
+
+class LoaderPlan(Plan):
+    """The plan of a DataLoader's epochs, and the part of a state that is the plan's."""
+
+    takes_updates = True
+    has_parts: bool = False
+    """Whether an epoch has several tasks, the next of which can be made ahead."""
+    num_tasks_ahead: int = 1
+    """Tasks in work ahead of the current one, where there are several."""
+    has_windows: bool = False
+    """Whether each task is a window, which one worker makes."""
+    beginning: Any = None
+    """Where an iteration begins that ``begin`` has begun and the caller does not have yet; None: there is none."""
+    counts_all_ranks: bool = False
+    """Whether workers are counted over all ranks."""
+    num_strands: int | None = None
+    """Tasks that take turns, one for each worker; 0: the only one belongs to no worker; None: they do not take turns."""
+
+    def first(self) -> Position:
+        """Return the position of a loader that was not iterated."""
+        return START
+
+    def begin(self, position: Position) -> ResumeState | None:
+        """Begin an iteration; return where it begins if the plan decides on that, not the engine.
+
+        Args:
+            position: Where the iteration before was left.
+        """
+        del position
+        return None
+
+    def watched(self, take: Callable[[], Any], engine: Any) -> Callable[[], Any]:
+        """Return what an iteration of an engine takes its microbatches by, instead of ``take``."""
+        del engine
+        return take
+
+    def epoch_and_step(self, position: Position) -> tuple[int, int]:
+        """Return epoch and step of a position, as a state says them."""
+        return position.epoch, position.step
+
+    def made_of(self, position: Position) -> list[Provenance]:
+        """Return what the microbatch at a position that was delivered is made of, without locations; none: it is not known."""
+        del position
+        return []
+
+    @abstractmethod
+    def saved(self, position: Position) -> dict[str, Any]:
+        """Return what a state says of a position, beside its epoch and step."""
+
+    @abstractmethod
+    def read_state(self, state: Mapping[str, Any]) -> ResumeState:
+        """Return where an engine goes on after a state.
+
+        Raises:
+            StateMismatchError: The state is damaged.
+        """
+
+    @abstractmethod
+    def num_batches(self, epoch: int) -> int:
+        """Return the microbatches of an epoch, with those that other ranks had before.
+
+        Raises:
+            TypeError: That is not known.
+        """
+
+    def epoch_again(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the start of a state's epoch, in the same order; the state itself where that start is not known."""
+        return state_at_epoch(state, state["epoch"])
+
+    def num_tasks(self, epoch: int) -> int | None:
+        """Return None: nothing asks for it."""
+        del epoch
+
+
+class IndexPlan(LoaderPlan):
+    """The plan of a map-style dataset: batches of indices."""
+
+    # The epoch that was begun, -1 for none, and that of a loaded state with what it says of the order.
+    _epoch: int = -1
+    _loaded: tuple[int, Mapping[str, Any]] | None = None
+
+    def load_plan_state(self, epoch: int, state: Mapping[str, Any] | None) -> None:
+        """Begin this epoch again, as a state says; None: as any other one."""
+        self._loaded = None if state is None else (epoch, state)
+        self._epoch = -1
+
+    def _loaded_at(self, epoch: int) -> Mapping[str, Any]:
+        """Return what a loaded state says of an epoch; nothing if it is of another one."""
+        return self._loaded[1] if self._loaded is not None and self._loaded[0] == epoch else {}
+
+    def _check_length(self, epoch: int, num_samples: int) -> None:
+        """Raise if the dataset has another length than when the loaded state of an epoch was saved."""
+        saved = self._loaded_at(epoch).get("num_samples", num_samples)
+        if saved != num_samples:
+            raise StateMismatchError("num_samples", saved, num_samples, OTHER_LENGTH)
+
+    @abstractmethod
+    def state_at(self, epoch: int, step: int) -> dict[str, Any]:
+        """Return what the order of the rest of an epoch depends on."""
+
+    def saved(self, position: Position) -> dict[str, Any]:
+        """Return what a state says of a position, beside its epoch and step."""
+        return {"sampler": self.state_at(position.epoch, position.step)}
+
+    def first_microbatch(self, state: Mapping[str, Any]) -> int:
+        """Return where a saved position is in the plan's first task: at its beginning, if each part is a task."""
+        del state
+        return 0
+
+    def read_state(self, state: Mapping[str, Any]) -> ResumeState:
+        """Return where an engine goes on after a state."""
+        position = Position(state["epoch"], 0, self.first_microbatch(state), state["step"])
+        return ResumeState(position, sampler=dict(state["sampler"]))

@@ -1,0 +1,159 @@
+"""From a saved state to a position: the one that a rank had, or its share of what other ranks had left."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fkat_data.engine.agreement import Identity
+from fkat_data.errors import StateMismatchError
+from fkat_data.plan.position import Position, ResumeState, with_reshard
+from fkat_data.plan.shard_plan import ElasticShardPlan, Plan
+from fkat_data.plan.state import is_reported, read, verify
+from fkat_data.runtime.distributed import rank_and_world_size
+
+_logger = logging.getLogger(__name__)
+
+
+def with_fingerprint(resume_state: ResumeState, plan: Plan, identity: Identity) -> ResumeState:
+    """Return a state with the fingerprint of its plan."""
+    epoch = resume_state.position.epoch
+    is_elastic = isinstance(plan, ElasticShardPlan)
+    return resume_state._replace(
+        seed=identity.seed,
+        dp_rank=identity.dp_rank,
+        num_shards=plan.num_tasks(epoch),
+        shards=plan.digest(epoch),
+        sampler=plan.plan_state(epoch),
+        dp_size=plan.dp_size if is_elastic else None,
+        reshards=plan.reshards if is_elastic else (),
+        batching=identity.batching or resume_state.batching,
+    )
+
+
+def resume(state_dict: Mapping[str, Any], plan: Plan, identity: Identity) -> ResumeState:
+    """Return where a loader goes on after a state; changes nothing.
+
+    Raises:
+        StateMismatchError: It is no state, or belongs to another plan, or to another number of ranks and cannot be
+            split again: this sampler does not split, or a rank's state is missing.
+    """
+    ranks = read(state_dict)
+    saved_size = _saved_size(ranks)
+    if isinstance(plan, ElasticShardPlan):
+        if saved_size != plan.dp_size:
+            has_steps = "step" in state_dict or "all_rank_steps" in state_dict
+            return _reshard(ranks, saved_size, plan, identity, has_steps=has_steps)
+    elif ranks[0].reshards or (ranks[0].dp_size or 1) > 1:
+        hint = "the present sampler does not split its shards: use DistributedDataParallelShardSampler, for 1 rank too"
+        raise StateMismatchError("dp_size", saved_size, "<not split>", hint)
+    saved = _own_rank(ranks, identity.dp_rank)
+    epoch = saved.position.epoch
+    present = plan
+    if isinstance(plan, ElasticShardPlan) and saved.reshards != plan.reshards:
+        present = plan.for_rank(plan.dp_size, identity.dp_rank, epoch, saved.reshards)
+    verify(saved, _first_state(epoch, present, identity))
+    num_shards = present.num_tasks(epoch)
+    # A share of an epoch that had no shards from the start is not over before it was iterated.
+    is_over = num_shards is not None and saved.position.task_index >= max(1, num_shards)
+    if is_over:
+        return ResumeState(saved.position.after_epoch(), identity.dp_rank, saved.reshards, saved.sampler)
+    return saved._replace(dp_rank=identity.dp_rank, batching=_reported(saved))
+
+
+def _first_state(epoch: int, plan: Plan, identity: Identity) -> ResumeState:
+    return with_fingerprint(ResumeState(Position(epoch, 0, 0, 0)), plan, identity)
+
+
+def _saved_size(ranks: Sequence[ResumeState]) -> int:
+    """Return how many data-parallel ranks saved a state; several ranks may share one dp_rank."""
+    if ranks[0].dp_size is not None:
+        return ranks[0].dp_size
+    dp_ranks = {rank.dp_rank for rank in ranks}
+    return len(ranks) if None in dp_ranks else len(dp_ranks)
+
+
+def _own_rank(ranks: Sequence[ResumeState], dp_rank: int) -> ResumeState:
+    rank, world_size = rank_and_world_size()
+    if len(ranks) == 1 and (world_size == 1 or ranks[0].dp_rank == dp_rank):
+        return ranks[0]
+    if len(ranks) == world_size:
+        return ranks[rank]
+    if ranks[0].dp_size is not None:
+        return _one_of_each(ranks, ranks[0].dp_size)[dp_rank]
+    if world_size == 1 and dp_rank < len(ranks):  # ranks unknown to torch.distributed
+        return ranks[dp_rank]
+    raise StateMismatchError("dp_size", len(ranks), world_size, "resume with the ranks that saved it")
+
+
+def _reshard(
+    ranks: Sequence[ResumeState], saved_size: int, plan: ElasticShardPlan, identity: Identity, *, has_steps: bool
+) -> ResumeState:
+    before = _one_of_each(ranks, saved_size)
+    positions: dict[int, Position] = {}
+    num_left = num_begun = 0
+    # By epoch: a sampler that shuffles for all ranks then shuffles once.
+    for dp_rank, saved in sorted(enumerate(before), key=lambda item: item[1].position.epoch):
+        position = saved.position
+        saved_plan = plan.for_rank(saved_size, dp_rank, position.epoch, saved.reshards)
+        verify(saved, _first_state(position.epoch, saved_plan, identity._replace(dp_rank=dp_rank)))
+        while position.task_index >= (num_shards := saved_plan.num_tasks(position.epoch) or 0):
+            position = position.after_epoch()
+        positions[dp_rank] = position
+        num_left += num_shards - position.task_index
+        num_begun += position.microbatch > 0
+    if has_steps and not any(position.step for position in positions.values()):
+        # No rank has delivered anything of the epoch: the shards that were passed had no microbatches.
+        positions = {dp_rank: Position(position.epoch, 0, 0, 0) for dp_rank, position in positions.items()}
+    reshards, epoch = with_reshard(before[0].reshards, tuple(positions[dp_rank] for dp_rank in range(saved_size)))
+    _check_dp_rank(plan, identity, epoch)
+    _logger.info(
+        "state of %d data-parallel ranks split again over %d, from epoch %d on: %d shards left, %d of them begun",
+        saved_size,
+        plan.dp_size,
+        epoch,
+        num_left,
+        num_begun,
+    )
+    step = max(position.step for position in positions.values() if position.epoch == epoch)
+    # After an earlier split, a shard may have been begun by a rank that has another one now.
+    begun = {_reported(state) for dp_rank, state in enumerate(before) if positions[dp_rank].microbatch}
+    batching = begun.pop() if len(begun) == 1 and not before[0].reshards else None
+    # What all have left out counts against the bounds of all.
+    num_left_out = sum(state.num_left_out for state in before if state.position.epoch == epoch)
+    num_own = (num_left_out + identity.dp_rank) // plan.dp_size
+    # Not of its files: each of those shards has others.
+    position = Position(epoch, 0, 0, step)
+    return ResumeState(position, identity.dp_rank, reshards, num_left_out=num_own, batching=batching)
+
+
+def _reported(saved: ResumeState) -> str | None:
+    """Return how a worker has reported that a begun shard is batched; None: it has not."""
+    return saved.batching if is_reported(saved.batching) else None
+
+
+def _one_of_each(ranks: Sequence[ResumeState], dp_size: int) -> list[ResumeState]:
+    """Return the state of each data-parallel rank, once all of its replicas agree."""
+    found: dict[int, tuple[int, ResumeState]] = {}
+    for rank, state in enumerate(ranks):
+        dp_rank = rank if state.dp_rank is None else state.dp_rank
+        first_rank, first = found.setdefault(dp_rank, (rank, state))
+        if first.position != state.position:
+            positions = f"<rank {first_rank} at {first.position[:4]}, rank {rank} at {state.position[:4]}>"
+            expected = f"<one position for data-parallel rank {dp_rank}>"
+            raise StateMismatchError("all_rank_indices", positions, expected, "its replicas are not in step")
+    if set(found) != set(range(dp_size)):
+        hint = "a new split needs every rank's position: merge_state_dicts makes one state of all local ones"
+        raise StateMismatchError("fingerprint.all_rank_dp_ranks", sorted(found), f"<all of {dp_size} ranks>", hint)
+    return [found[dp_rank][1] for dp_rank in range(dp_size)]
+
+
+def _check_dp_rank(plan: ElasticShardPlan, identity: Identity, epoch: int) -> None:
+    """Raise unless the loader and its sampler are of one rank: else two ranks would take one part."""
+    if identity.dp_rank >= plan.dp_size:
+        raise StateMismatchError("dp_size", f"<data-parallel rank {identity.dp_rank}>", plan.dp_size, _RANK_HINT)
+    own = plan.for_rank(plan.dp_size, identity.dp_rank, epoch).digest(epoch)
+    if own != plan.own.digest(epoch):
+        raise StateMismatchError("dp_rank", identity.dp_rank, "<another rank's shards>", _RANK_HINT)
+
+
+_RANK_HINT = "give the loader the dp_rank that its sampler has"

@@ -1,0 +1,458 @@
+"""A state as it is saved and checked, and from that of some ranks to the position of one: its own, or its part of the rest."""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
+
+from fkat_data.errors import StateMismatchError
+from fkat_data.errors.arguments import STATE_VERSION, check_version, saved_integer
+from fkat_data.loaders.checked_order import checks_in, without_order
+from fkat_data.loaders.reshards import first_step, reshards_field, reshards_in, with_reshard
+from fkat_data.loaders.window_states import is_of_windows, windows_at_start, windows_of_rest
+
+DealtBy: TypeAlias = Literal["loader", "sampler", "order"]
+"""Who deals an epoch out to ranks: ``deal_out()``; a ``DistributedSampler``; a dataset or a batch sampler by itself."""
+
+_logger = logging.getLogger(__name__)
+
+# The field of a state that is of all ranks, which were in step.
+_GATHERED = "gathered"
+# What says that ranks are at one position, and in one order.
+_POSITION_FIELDS = ("seed", "epoch", "step", "resplits", "num_ranks", "even_batches", "split_batches")
+_UNGATHERED = (
+    "the state of one rank does not say where the others were. Save what state_dict() returns on every rank, where "
+    "torch.distributed is initialised, or what merge_state_dicts() makes of each rank's local_state_dict(): any number of "
+    "ranks loads it"
+)
+_OF_EACH = (
+    "save state_dict() on every rank and load each rank's own, or load on all what merge_state_dicts([...]) makes of the "
+    "local_state_dict() of each"
+)
+
+
+class Layout(NamedTuple):
+    """The ranks that a loader's samples are dealt out to, which of them it is, and in batches of which size.
+
+    Attributes:
+        batch_size: Samples of a batch; None: they are single samples, or batches of any size.
+        num_ranks: How many.
+        rank: This one.
+        fields: What a state says of them.
+        dealt_by: Who deals out; None: there is one rank, of a dataset or a batch sampler that can.
+        has_seed: Whether the loader was given a seed, so that all ranks have the same.
+    """
+
+    batch_size: int | None
+    num_ranks: int = 1
+    rank: int = 0
+    fields: Mapping[str, Any] = {}
+    dealt_by: DealtBy | None = "loader"
+    has_seed: bool = True
+
+
+def merged_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return one state for all ranks, from each rank's in their order.
+
+    Raises:
+        StateMismatchError: There are none, or they are of a stream at several positions.
+    """
+    if not states:
+        raise StateMismatchError("local_state_dicts", 0, "<one for each rank>")
+    if "stream" in states[0]:
+        other = next((state for state in states if state.get("stream") != states[0]["stream"]), None)
+        if other is not None:
+            hint = "ranks of a stream have one state: save it where all have taken equally many microbatches"
+            raise StateMismatchError("stream", other.get("stream"), states[0]["stream"], hint)
+        return dict(states[0])
+    states = [{name: value for name, value in state.items() if name != "rank"} for state in states]
+    if len(states) == 1:
+        return states[0]
+    if 1 < states[0].get("num_ranks", 1) <= len(states) and len({_position_key(state) for state in states}) == 1:
+        return {**states[0], _GATHERED: True}
+    return {"version": STATE_VERSION, "all_rank_states": [dict(state) for state in states]}
+
+
+def _position_key(state: Mapping[str, Any]) -> str:
+    rows = [state["sampler"].get(field) for field in ("window", "row", "left_out", "num_skipped")]
+    return repr([*(state.get(field) for field in _POSITION_FIELDS), checks_in(state["sampler"]), *rows])
+
+
+def own_state(
+    state_dict: Any, layout: Layout | None, check: Callable[[object], dict[str, Any]], rank: int, world_size: int
+) -> dict[str, Any]:
+    """Return where a rank goes on.
+
+    Args:
+        state_dict: A state, of one rank or of several.
+        layout: The ranks that there are now; None: each has samplers or a dataset that no other process can ask.
+        check: Returns the state of one rank after a look at each field.
+        rank: This process's rank in the job.
+        world_size: The job's ranks.
+
+    Raises:
+        StateMismatchError: It is no such state; or of other ranks, and what they had left is not known.
+    """
+    found = entries_of(state_dict)
+    is_merged = found is not None
+    found = [state_dict] if found is None else found
+    if layout is None:
+        return check(found[_index_in_job(found, rank, world_size)] if is_merged else found[0])
+    states = [check(each) for each in found]
+    if not is_merged:
+        _check_stands_for_all(states[0], layout)
+    num_ranks = _num_ranks(states[0])
+    # Of other kinds of samplers, the first iteration says so: Lightning may give the loader another one until then.
+    is_same_kind = (layout.dealt_by == "sampler") == _is_samplers(states[0])
+    is_as_before = _check_dealing(states, layout) if is_same_kind else True
+    is_as_before &= not any(is_of_other_size(state, layout.batch_size) for state in states)
+    if is_as_before and (not is_same_kind or num_ranks == layout.num_ranks or (is_merged and num_ranks == 1)):
+        own = states[_own_index(states, layout, rank, world_size) if is_merged else 0]
+        own.pop(_GATHERED, None)
+        return _as_of_rank(own, layout)
+    return _reshard(states, num_ranks, layout)
+
+
+def _check_stands_for_all(state: Mapping[str, Any], layout: Layout) -> None:
+    """Return if one rank's state says where the others were.
+
+    Raises:
+        StateMismatchError: Each rank has shuffled its own part by a seed that it drew: no other process knows it.
+    """
+    num_ranks, rank = _num_by_order(state), state.get("dealt_rank", layout.rank)
+    is_of_other = num_ranks > 1 and (num_ranks, rank) != (layout.num_ranks, layout.rank)
+    if is_of_other and state["step"] and state["sampler"].get("shuffle") and not layout.has_seed:
+        hint = f"pass the loader of each rank the same seed=, or {_OF_EACH}"
+        raise StateMismatchError("seed", state["seed"], "<given, the same on all ranks>", hint)
+
+
+def _as_of_rank(state: dict[str, Any], layout: Layout) -> dict[str, Any]:
+    """Return a state that may be another rank's as this one's, which is at the same step of its own order."""
+    sampler: dict[str, Any] = state["sampler"]
+    if layout.dealt_by == "sampler" and _is_samplers(state):
+        of_rank = {"distributed": {**sampler["distributed"], "rank": layout.rank}}
+        is_own = sampler["distributed"]["rank"] == layout.rank
+    else:
+        of_rank, is_own = {}, state.get("dealt_rank", layout.rank) == layout.rank
+    if is_own:
+        return state
+    if "num_samples" not in sampler:  # the digest is of the other rank's batches
+        of_rank |= {"step": state["step"], "orders": []}
+        sampler = without_order(sampler)
+    return {**state, **layout.fields, "sampler": {**sampler, **of_rank}}
+
+
+def check_saver(state: Mapping[str, Any], saver: tuple[int, int | None] | None, *, is_iterable: bool) -> None:
+    """Return if a state was not saved by another rank, whose order only that rank knows.
+
+    Args:
+        state: One rank's state.
+        saver: The present rank, and of how many; None: this is not known.
+        is_iterable: Whether the dataset is iterable.
+
+    Raises:
+        StateMismatchError: It was; the epoch has begun, or the state has the state of a sampler or of a dataset.
+    """
+    saved: Any = state.get("saved_by")
+    if saved is None or saver is None:
+        return
+    is_same = all(None in numbers or len(set(numbers)) == 1 for numbers in zip(saved, saver, strict=True))
+    if is_same or (not state["step"] and not _has_states(state)):
+        return
+    whose, here = (f"rank {rank}{'' if size is None else f' of {size}'}" for rank, size in (saved, saver))
+    has_other_number = None not in (saved[1], saver[1]) and saved[1] != saver[1]
+    remedy = "resume with the number of ranks that saved, or finish the epoch with it" if has_other_number else _OF_EACH
+    other, what = "or use torch's DistributedSampler or deal_out(), with which one state is of all ranks", "its sampler"
+    if is_iterable:
+        other, what = "or pass the same dp_rank= on ranks that share their data", "its dataset"
+        if has_other_number:
+            other = (
+                "or set counts_workers_of_all_ranks = True on the dataset, whose merged state any number of ranks loads"
+            )
+    hint = f"this is the state of {whose}, and this process is {here}: only each rank knows where {what} is. So {remedy}; {other}"
+    raise StateMismatchError("saved_by", f"<{whose}>", f"<{here}>", hint)
+
+
+def _has_states(state: Mapping[str, Any]) -> bool:
+    """Return whether a state has that of a sampler, a generator or a dataset."""
+    sampler: Mapping[str, Any] = state.get("sampler", {})
+    found = [*sampler.get("generators", ()), *sampler.get("samplers", ())]
+    found += [strand.get("snapshot") for strand in state.get("strands", ())]
+    return any(each is not None for each in found)
+
+
+def is_of_other_size(state: Mapping[str, Any], batch_size: int | None) -> bool:
+    """Return whether what is left of an epoch is to come in batches of another size; rows of windows come in any."""
+    return state["step"] > 0 and state["batch_size"] != batch_size and not is_of_windows(state)
+
+
+def entries_of(state_dict: object) -> list[Any] | None:
+    """Return the states of ranks that are not in step; None: it is one state."""
+    if not isinstance(state_dict, Mapping) or "all_rank_states" not in state_dict:
+        return None
+    state = cast("Mapping[str, Any]", state_dict)
+    check_version(state, STATE_VERSION)
+    found = state["all_rank_states"]
+    if not isinstance(found, (list, tuple)) or not found:
+        raise StateMismatchError("all_rank_states", cast("object", found), "<a state for each rank>")
+    return list(cast("Sequence[Any]", found))
+
+
+def _index_in_job(states: Sequence[object], rank: int, world_size: int) -> int:
+    if len(states) != world_size:
+        hint = (
+            "resume with the number of ranks that saved, finish the epoch with it, or deal out by deal_out() or a "
+            "DistributedSampler: a sampler that knows its rank cannot be asked for another rank's, nor an iterable dataset "
+            "that does not say counts_workers_of_all_ranks = True"
+        )
+        raise StateMismatchError("all_rank_states", f"<{len(states)} ranks>", f"<{world_size} ranks>", hint)
+    return rank
+
+
+def _own_index(states: Sequence[Mapping[str, Any]], layout: Layout, rank: int, world_size: int) -> int:
+    """Return which of several states is this rank's."""
+    if layout.dealt_by == "sampler":
+        ranks = [state["sampler"].get("distributed", {}).get("rank") for state in states]
+        if layout.rank in ranks:
+            return ranks.index(layout.rank)
+    if len(states) != world_size and len(states) == layout.num_ranks > 1:
+        return layout.rank  # ranks unknown to torch.distributed
+    return _index_in_job(states, rank, world_size)
+
+
+def _num_ranks(state: Mapping[str, Any]) -> int:
+    """Return how many ranks the samples of a state's epoch were dealt out to."""
+    order_fields: Mapping[str, Any] = state.get("sampler", {}).get("distributed", {})
+    return cast("int", state.get("num_ranks", order_fields.get("num_replicas", _num_by_order(state))))
+
+
+def _num_by_order(state: Mapping[str, Any]) -> int:
+    """Return how many ranks a dataset or a batch sampler has dealt itself out to."""
+    # The older states that do not say it are of an epoch that no other ranks had begun.
+    found = (each.get("world_size") for each in state.get("sampler", {}).get("samplers", ()) if each)
+    batches = next((number for number in found if isinstance(number, int)), 1)
+    return cast("int", state.get("dealt_ranks", state.get("dataset_ranks", batches)))
+
+
+def _dealt_by(state: Mapping[str, Any]) -> DealtBy | None:
+    """Return who has dealt out what was delivered of a state's epoch; None: there was one rank."""
+    if state.get("num_ranks", 1) > 1:
+        return "loader"
+    if _num_by_order(state) > 1:
+        return "order"
+    reshards = reshards_in(state)
+    return ("order" if reshards[-1].is_by_order else "loader") if reshards else None
+
+
+def _check_dealing(states: Sequence[Mapping[str, Any]], layout: Layout) -> bool:
+    """Return whether the present ranks are dealt to by whom the saved ones were.
+
+    Raises:
+        StateMismatchError: They are not, and the epoch has begun: another one would give what is left in another order.
+    """
+    saved = _dealt_by(states[0])
+    if saved is None or layout.dealt_by in (None, saved, "sampler"):
+        return True
+    if any(state["step"] for state in states):
+        hint = "finish the epoch as it was dealt out when it began, or begin the next epoch"
+        names = {"loader": "<deal_out()>", "order": "<rank= and world_size= of the dataset or the batch sampler>"}
+        raise StateMismatchError("dealt_by", names[saved], names[layout.dealt_by], hint)
+    return False
+
+
+def _is_samplers(state: Mapping[str, Any]) -> bool:
+    return "distributed" in state.get("sampler", {})
+
+
+def _reshard(states: Sequence[dict[str, Any]], num_ranks: int, layout: Layout) -> dict[str, Any]:
+    """Return where a rank begins with what other ranks have left."""
+    of_ranks = _one_of_each(states, num_ranks)
+    epoch = min(state["epoch"] for state in of_ranks)
+    base = next(state for state in of_ranks if state["epoch"] == epoch)
+    if is_of_windows(base):
+        step = max(state["step"] for state in of_ranks if state["epoch"] == epoch)
+        rest = windows_of_rest(of_ranks, epoch)
+        own = {name: value for name, value in base.items() if name not in (*_POSITION_FIELDS, _GATHERED)}
+        return {**own, "seed": base["seed"], "epoch": epoch, "step": step, **layout.fields, "sampler": rest}
+    positions = [(state["epoch"], state["step"]) for state in of_ranks]
+    is_by_order = "order" in (_dealt_by(base), layout.dealt_by)
+    is_split = bool(base.get("split_batches", False))
+    how = {"is_split": is_split, "is_by_order": is_by_order}
+    reshards, epoch, step = with_reshard(reshards_in(base), positions, base["batch_size"], **how)
+    if is_by_order and base["sampler"].get("shuffle"):
+        _check_seeds(of_ranks)
+    own = {name: value for name, value in base.items() if name not in (*_POSITION_FIELDS, _GATHERED)}
+    own |= {"seed": base["seed"], "epoch": epoch, "step": step, **layout.fields, **reshards_field(reshards, epoch)}
+    own["batch_size"] = layout.batch_size
+    own["sampler"] = _sampler_of_rest(of_ranks, base, step, layout, is_by_order=is_by_order)
+    _logger.info(
+        "state of %d ranks%s split again over %d: they go on in epoch %d at step %d",
+        num_ranks,
+        ", which were in step," if len(states) == 1 and num_ranks > 1 else "",
+        layout.num_ranks,
+        epoch,
+        step,
+    )
+    return own
+
+
+def _sampler_of_rest(
+    of_ranks: Sequence[Mapping[str, Any]], base: Mapping[str, Any], step: int, layout: Layout, *, is_by_order: bool
+) -> dict[str, Any]:
+    sampler: dict[str, Any] = base["sampler"]
+    if "num_samples" in sampler:  # the order is arithmetic
+        return sampler
+    if is_by_order:  # what is left follows from the state of the sampler
+        return {**without_order(sampler), "step": step, "orders": []}
+    if layout.dealt_by == "sampler":
+        order_fields = {**sampler["distributed"], "num_replicas": layout.num_ranks, "rank": layout.rank}
+        return {**without_order(sampler), "distributed": order_fields, "step": step, "orders": []}
+    # Single batches, whose digests no number of ranks changes.
+    in_epoch = [state["sampler"] for state in of_ranks if state["epoch"] == base["epoch"]]
+    checks = {check for own in in_epoch for check in checks_in(own)}
+    return {**without_order(sampler), "step": step, "orders": [list(check) for check in sorted(checks)]}
+
+
+def _check_seeds(of_ranks: Sequence[Mapping[str, Any]]) -> None:
+    """Raise if ranks have shuffled their own parts by other seeds: no other process knows all of their orders."""
+    seeds = [state["seed"] for state in of_ranks if state["step"]]
+    if len(set(seeds)) > 1:
+        hint = "pass the loader of each rank the same seed; this epoch needs the number of ranks that saved"
+        raise StateMismatchError("seed", seeds, "<the same on all ranks>", hint)
+
+
+def _one_of_each(states: Sequence[dict[str, Any]], num_ranks: int) -> list[dict[str, Any]]:
+    """Return the state of each rank that the samples were dealt out to.
+
+    Raises:
+        StateMismatchError: Those of some are not there.
+    """
+    # A DistributedSampler gives all ranks equally many microbatches, and DDP keeps them in step.
+    is_at_start = not states[0]["step"] and _dealt_by(states[0]) == "order"
+    is_of_all = states[0].get(_GATHERED) or _is_samplers(states[0]) or is_at_start
+    if num_ranks == 1 or (len(states) == 1 and is_of_all):
+        return [dict(states[0]) for _ in range(num_ranks)]
+    by_rank = {state.get("dealt_rank", index): state for index, state in enumerate(states)}
+    if _is_samplers(states[0]):
+        by_rank = {state["sampler"]["distributed"]["rank"]: state for state in states}
+    if len(states) == 1 or set(by_rank) != set(range(num_ranks)):
+        present = f"<{len(states)} of {num_ranks} ranks>" if len(states) <= num_ranks else f"<{len(states)} states>"
+        raise StateMismatchError("num_ranks", present, f"<all of {num_ranks} ranks>", _UNGATHERED)
+    return [dict(by_rank[rank]) for rank in range(num_ranks)]
+
+
+_KINDS = {
+    "sampler": "<of a dataset with indices>",
+    "strands": "<of an iterable dataset>",
+    "stream": "<of a streaming dataset>",
+}
+_NOT_A_STATE = "this is not a state of a fkat_data.DataLoader"
+
+
+def state_at_epoch(
+    state: Mapping[str, Any], epoch: int, snapshots: Sequence[dict[str, Any] | None] | None = None
+) -> dict[str, Any]:
+    """Return the state of the same loader at an epoch's start, for an order that depends on nothing but the epoch.
+
+    Where other ranks had begun the epoch, that is where this one began with what they had left.
+
+    Args:
+        state: The state.
+        epoch: The epoch.
+        snapshots: For an iterable dataset, its state at that start, for each strand; None: it begins as it is.
+    """
+    step = first_step(reshards_in(state), epoch)
+    begun = {**state, "epoch": epoch, "step": step}
+    if "strands" in state:
+        begun.pop("taken_over", None)
+        snapshots = snapshots or [None] * len(state["strands"])
+        begins = {"epoch": epoch, "step": 0, "delivered": 0}
+        return {**begun, "strands": [{**begins, "snapshot": snapshot} for snapshot in snapshots]}
+    if is_of_windows(state):
+        return {**begun, "sampler": windows_at_start(state["sampler"])}
+    if "num_samples" in state["sampler"]:
+        return begun
+    order: dict[str, Any] = {"step": step, "orders": []} if step else {"step": 0, "order": 0}
+    return {**begun, "sampler": {**without_order(state["sampler"]), **order}}
+
+
+def checked_loader_state(state_dict: object, present: Mapping[str, Any], seed: int | None, kind: str) -> dict[str, Any]:
+    """Return a saved state, after a look at each field.
+
+    Args:
+        state_dict: The state.
+        present: What the loader that is to load it has in the fields that must be the same.
+        seed: The seed that the user has given to the loader; None: none.
+        kind: The field that its plan has in a state: ``"sampler"``, ``"strands"`` or ``"stream"``.
+
+    Raises:
+        StateMismatchError: It is no such state, or one of another loader; the error names the first field.
+    """
+    if not isinstance(state_dict, Mapping):
+        raise StateMismatchError("state_dict", type(state_dict).__name__, "<a mapping>", _NOT_A_STATE)
+    state = dict(cast("Mapping[str, Any]", state_dict))
+    check_version(state, STATE_VERSION)
+    for field in ("seed", "epoch", "step"):
+        _check_count(state, field)
+    if seed is not None and state["seed"] != seed:
+        raise StateMismatchError("seed", state["seed"], seed, "pass the loader the seed that the state was saved with")
+    saved = next((field for field in _KINDS if field in state), None)
+    if saved is None:
+        raise StateMismatchError("sampler", "<missing>", "<a state>", _NOT_A_STATE)
+    if saved == "strands":
+        _check_strands(state)
+    if saved != kind:
+        hint = "the state was saved with another kind of dataset"
+        field = "stream" if "stream" in (saved, kind) else "strands"
+        raise StateMismatchError(field, _KINDS[saved], _KINDS[kind], hint)
+    if (is_of_windows(state) or "window_fn" in state) and "window_fn" not in present:
+        hint = (
+            "pass the window_fn, or the on_sample_error, of the run that saved: a step counts microbatches of its rows"
+        )
+        raise StateMismatchError("window_fn", state.get("window_fn"), None, hint)
+    fixed = {name: value for name, value in present.items() if name != "batch_size" or name not in state}
+    for field, value in fixed.items():
+        if state.get(field, "<missing>") != value:
+            hint = "the state was saved with another argument"
+            raise StateMismatchError(field, state.get(field, "<missing>"), value, hint)
+    return state
+
+
+def is_saved_without_drop_last(state: object) -> bool:
+    """Return whether a state says that the last batch was not left out."""
+    return isinstance(state, Mapping) and cast("Mapping[str, Any]", state).get("drop_last") is False
+
+
+def check_order(state: Mapping[str, Any] | None, present: Mapping[str, Any] | None) -> None:
+    """Return if a dataset's order is the one of the epoch that a loaded state goes on with.
+
+    Args:
+        state: The state; None: none was loaded.
+        present: What the order depends on; None: nothing that can be compared.
+
+    Raises:
+        StateMismatchError: It is another order.
+    """
+    saved = None if state is None or not state["step"] else state.get("dataset_order")
+    if saved is None or present is None or saved == present:
+        return
+    field = next(name for name in ("epoch", "shuffle") if saved.get(name) != present[name])
+    hint = "pass the dataset's shuffle() the seed of the run that saved: without a seed, each process draws its own"
+    if field == "epoch":
+        hint = f"call dataset.set_epoch({saved.get(field)}) before the resumed epoch, as the run that saved had"
+    raise StateMismatchError(f"dataset_order.{field}", saved.get(field), present[field], hint)
+
+
+def _check_strands(state: Mapping[str, Any]) -> None:
+    _check_count(state, "num_strands")
+    strands: Any = state["strands"]
+    num_strands = max(1, state["num_strands"])
+    if not isinstance(strands, list) or len(cast("list[Any]", strands)) != num_strands:
+        raise StateMismatchError("strands", cast("object", strands), f"<{num_strands} strands>", _NOT_A_STATE)
+    for strand in cast("list[Mapping[str, Any]]", strands):
+        for field in ("epoch", "step"):
+            _check_count(strand, field)
+
+
+def _check_count(state: Mapping[str, Any], field: str) -> None:
+    minimum = None if field == "seed" else 0
+    saved_integer(field, state.get(field, "<missing>"), minimum=minimum, hint=_NOT_A_STATE)
