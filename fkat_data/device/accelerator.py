@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
-from fkat_data.device.copier import DirectCopier, StreamCopier, Ticket, copier_for
+from fkat_data.device.copier import CopyEvents, DirectCopier, StreamCopier, copier_for
 from fkat_data.device.host import HostMover, Mover, map_tensors
 from fkat_data.errors import ConfigurationError
 from fkat_data.observe.sink import EventSink
@@ -30,16 +30,16 @@ class Moving(NamedTuple):
     """A microbatch on its way.
 
     Attributes:
-        microbatch: The copy on the device; to be used after the ticket's copies.
-        ticket: Says when they are complete; None if they already are.
+        microbatch: The copy on the device; to be used once it is complete.
+        events: Of the copies; None: they are complete.
     """
 
     microbatch: Any
-    ticket: Ticket | None
+    events: CopyEvents | None
 
 
 class _Source(NamedTuple):
-    ticket: Ticket
+    events: CopyEvents
     issued_s: float
     kept: Any
 
@@ -92,7 +92,7 @@ class AcceleratorMover:
         # By name: an object that moves itself may drop them while they are being read.
         sources = tensors_in(microbatch)
         self._copier.prepare(sources)
-        ticket: Ticket | None = None
+        events: CopyEvents | None = None
         copies: dict[int, tuple[Any, Any]] = {}
 
         def copied(value: Any) -> Any:
@@ -109,44 +109,44 @@ class AcceleratorMover:
                 moved = map_tensors(copied, microbatch)
             finally:
                 # If the device has no room for one tensor, those before it are already being read.
-                ticket = self._copier.issued()
-                if ticket is not None:
+                events = self._copier.issued()
+                if events is not None:
                     self._num_issued += 1
-                    self._sources[self._num_issued] = _Source(ticket, issued_s, (microbatch, sources))
+                    self._sources[self._num_issued] = _Source(events, issued_s, (microbatch, sources))
         self._issuing = None
-        return Moving(moved, ticket)
+        return Moving(moved, events)
 
     def finish(self, moving: Moving) -> Any:
         """Return the copy, ordered before everything that the caller's current stream does next."""
-        if moving.ticket is not None:
-            self._copier.hand_over(moving.ticket, tensors_in(moving.microbatch))
+        if moving.events is not None:
+            self._copier.hand_over(moving.events, tensors_in(moving.microbatch))
         return moving.microbatch
 
     def wait(self) -> None:
         """Wait until all copies are complete, and release what they read."""
         if self._issuing is not None:
-            ticket = self._copier.issued()
-            if ticket is not None:
-                ticket.wait()
+            events = self._copier.issued()
+            if events is not None:
+                events.wait()
             self._issuing = None
         for source in list(self._sources.values()):
-            source.ticket.wait()
+            source.events.wait()
         self._release_read()
 
     def _wait_for_room(self) -> None:
         oldest = next(iter(list(self._sources.values())), None)
-        if oldest is not None and len(self._sources) >= _MOST_IN_FLIGHT and not oldest.ticket.is_done():
+        if oldest is not None and len(self._sources) >= _MOST_IN_FLIGHT and not oldest.events.is_done():
             began_s = time.perf_counter()
-            oldest.ticket.wait()
+            oldest.events.wait()
             self._sink.waited(began_s, time.perf_counter())
 
     def _release_read(self) -> None:
         for number, source in list(self._sources.items()):
-            if not source.ticket.is_done():
+            if not source.events.is_done():
                 return
             if self._sources.pop(number, None) is None:  # a signal handler has asked for statistics in between
                 continue
-            duration_s = source.ticket.duration_s()
+            duration_s = source.events.duration_s()
             self._copied_s += duration_s
             # In sequence: a copy begins when it is issued, or when the one before it has ended.
             began_s = max(source.issued_s, self._last_ended_s)
@@ -157,7 +157,7 @@ class AcceleratorMover:
 def _wait_for_all(sources: dict[int, _Source]) -> None:
     """Keep what the copies read until they are complete, when the mover is gone."""
     for source in list(sources.values()):
-        source.ticket.wait()
+        source.events.wait()
     sources.clear()
 
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:  # it locks shared memory, which Windows has none of
 _SMALL_BYTES = 1 << 16
 
 
-class Ticket(NamedTuple):
-    """The copies issued on a stream up to a moment."""
+class CopyEvents(NamedTuple):
+    """Events of a CUDA stream before and after the copies that were issued up to a moment."""
 
     module: Any
     began: Any
@@ -61,7 +61,7 @@ class DirectCopier:
     def issued(self) -> None:
         """Return None: all copies are complete."""
 
-    def hand_over(self, ticket: Ticket, tensors: list[torch.Tensor]) -> None:
+    def hand_over(self, events: CopyEvents, tensors: list[torch.Tensor]) -> None:
         """Do nothing."""
 
 
@@ -105,16 +105,16 @@ class StreamCopier:
                 value = torch.empty_like(value, pin_memory=True).copy_(value)
         return value.to(self.device, non_blocking=True)
 
-    def issued(self) -> Ticket:
-        """Return a ticket of events on the side stream."""
+    def issued(self) -> CopyEvents:
+        """Return a events of events on the side stream."""
         ended = self._module.Event(enable_timing=True)
         ended.record(self._stream)
-        return Ticket(self._module, self._began, ended)
+        return CopyEvents(self._module, self._began, ended)
 
-    def hand_over(self, ticket: Ticket, tensors: list[torch.Tensor]) -> None:
+    def hand_over(self, events: CopyEvents, tensors: list[torch.Tensor]) -> None:
         """Make the caller's stream wait for the event, and report that stream to the allocator."""
         stream = self._module.current_stream(self.device)
-        stream.wait_event(ticket.ended)
+        stream.wait_event(events.ended)
         for tensor in tensors:
             # The allocator must not use the memory again while the caller's stream still reads it.
             if tensor.device == self.device:

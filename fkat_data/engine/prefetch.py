@@ -146,9 +146,9 @@ class InFlightTask:
         if limit > self.limit or is_new:
             self.limit = limit
             if is_ahead:
-                self.group.allow(self.task.ticket, limit, is_ahead=True)
+                self.group.allow(self.task.task_id, limit, is_ahead=True)
             else:
-                self.message_source.allow(self.task.ticket, limit)
+                self.message_source.allow(self.task.task_id, limit)
 
     def append(self, message: Item | End | Failure | MicrobatchChunk) -> Item | End | Failure:
         """Append what has arrived to what waits to be handed out; return the first message of it."""
@@ -229,7 +229,7 @@ class Prefetcher:
         if num_microbatches_ahead == NO_LIMIT:
             self._look_ahead = LookAhead(max(group.size for group in groups))
             self._num_microbatches_ahead = self._look_ahead.size
-        self._ticket = 0
+        self._task_id = 0
         self.has_chunk: bool = False
         """Whether ``take_chunk`` may have something to return."""
         self._has_leftover_rows = plan.has_leftover_rows
@@ -272,7 +272,7 @@ class Prefetcher:
         self._is_exhausted = False
         self._startup.leave()
         for group in self._groups:
-            group.cancel(self._ticket)
+            group.cancel(self._task_id)
         position = self._plan.begin_at(position)
         self._leftover_rows = b""
         self._position, self._next_task_index, self._num_extra = position, position.task_index, 0
@@ -310,7 +310,7 @@ class Prefetcher:
     def _keep_fingerprint(self) -> None:
         if self._work and not self._is_stale and not self._is_interleaved:
             task = self._work[0].task
-            fingerprint = self._work[0].group.fingerprint(task.ticket) or self._startup.fingerprint(task.ticket)
+            fingerprint = self._work[0].group.fingerprint(task.task_id) or self._startup.fingerprint(task.task_id)
             if fingerprint is not None:
                 self._fingerprint = (task.epoch, task.task_index), fingerprint
 
@@ -353,7 +353,7 @@ class Prefetcher:
     def reset(self) -> None:
         """Forget what an interrupted call has left of the groups; their workers are replaced after this."""
         self._keep_fingerprint()
-        self._ticket += NUM_TASKS  # what was under way has a ticket below that
+        self._task_id += NUM_TASKS  # what was under way has an id below that
         self._work.clear()
         self._startup.leave()
         for group in self._groups:
@@ -477,14 +477,14 @@ class Prefetcher:
         Its worker says it before the first microbatch, so that the next one's worker goes on while those are delivered.
         """
         task = work.task
-        leftover_rows = work.group.take_leftover_rows(task.ticket)
+        leftover_rows = work.group.take_leftover_rows(task.task_id)
         if leftover_rows is None:
             return
         if work.leftover_rows is not None:
             if leftover_rows != work.leftover_rows:  # the successor of a dead worker says it again
                 error = ReplayMismatchError(task.payload, task.epoch, work.next_index)
                 work.arrived.clear()
-                work.arrived.append(Failure(task.ticket, error, work.next_index))
+                work.arrived.append(Failure(task.task_id, error, work.next_index))
             return
         work.leftover_rows = leftover_rows
         if len(self._work) == 1:
@@ -492,7 +492,7 @@ class Prefetcher:
             return
         behind = self._work[1]
         behind.task = behind.task._replace(leftover_rows=leftover_rows)
-        behind.group.give_leftover_rows(behind.task.ticket, leftover_rows)
+        behind.group.give_leftover_rows(behind.task.task_id, leftover_rows)
 
     def _end(self, work: InFlightTask, num_microbatches: int, *, is_whole: bool = True) -> Position:
         """Go on to the next task; return the position behind the one that ended."""
@@ -538,7 +538,7 @@ class Prefetcher:
             first_microbatch += origin.first_microbatch
             fingerprint = fingerprint or (self._fingerprint_of_origins if origin.first_microbatch else None)
             left_out = origin.left_out + left_out
-        group = self._groups[self._ticket % len(self._groups)]
+        group = self._groups[self._task_id % len(self._groups)]
         self._assign(payload, index, first_microbatch, group, origin, fingerprint, left_out)
         self._next_task_index += 1
 
@@ -555,7 +555,7 @@ class Prefetcher:
         leftover_rows = self._leftover_rows
         if self._has_leftover_rows:
             self._leftover_rows = None
-        numbers = self._ticket, self._position.epoch, index
+        numbers = self._task_id, self._position.epoch, index
         task = Task(
             *numbers,
             payload,
@@ -568,7 +568,7 @@ class Prefetcher:
         limit = self._initial_limit(first_microbatch)
         group.assign(task, limit)
         self._work.append(InFlightTask(task, group, limit))
-        self._ticket += 1
+        self._task_id += 1
 
     def _plan_payload(self, index: int) -> Any:
         """Return the payload at an index of this epoch, or None if that is past its end, or the sampler has failed."""
@@ -609,7 +609,7 @@ class Prefetcher:
 
     def _receive(self, work: InFlightTask, *, block: bool) -> Item | End | Failure | Raised | None:
         """Return a task's next message, and keep it as the last that has arrived."""
-        ticket = work.task.ticket
+        task_id = work.task.task_id
         num_expected = work.next_index + len(work.arrived)
         if block and num_expected >= work.limit:
             # The worker must make what the trainer waits for, even beyond the bound.
@@ -622,7 +622,7 @@ class Prefetcher:
             else:
                 if message is None or isinstance(message, Raised):
                     return message
-                if self._startup.newest_ticket >= ticket and _comes_again(message, num_expected):
+                if self._startup.newest_task_id >= task_id and _comes_again(message, num_expected):
                     continue
                 if self._shortages.newest is not None:
                     self._shortages.forget()
@@ -640,7 +640,7 @@ class Prefetcher:
             message = self._received_or_made(work, num_expected, block=block)
         if isinstance(message, MemoryShortage):
             self._shortages.record(message)
-        elif message is not None and message.ticket >= work.task.ticket:
+        elif message is not None and message.task_id >= work.task.task_id:
             return message
         elif block and self._look_ahead is not None:
             self._look_further(work, self._look_ahead)
@@ -649,7 +649,7 @@ class Prefetcher:
     def _received_or_made(self, work: InFlightTask, num_expected: int, *, block: bool) -> Message | None:
         """Return the task's next message, if it has come, or if the caller is to make it."""
         message = cast("Message | None", work.message_source.receive(timeout_s=0))
-        if isinstance(message, MemoryShortage) or (message is not None and message.ticket >= work.task.ticket):
+        if isinstance(message, MemoryShortage) or (message is not None and message.task_id >= work.task.task_id):
             return message
         return self._startup.make(work.group, work.task, num_expected) if block else None
 
@@ -667,12 +667,12 @@ class Prefetcher:
                 if isinstance(message, MemoryShortage):
                     self._shortages.record(message)
                 elif message is not None:
-                    if message.ticket >= task.ticket:  # a smaller one was cancelled after the worker had sent it
+                    if message.task_id >= task.task_id:  # a smaller one was cancelled after the worker had sent it
                         return message
                 elif not block:
                     return None
                 elif self._shortages.newest is not None:
-                    worker = group.maker(task.ticket, num_expected)
+                    worker = group.maker(task.task_id, num_expected)
                     waited_s = time.monotonic() - began_s
                     error = self._shortages.error(worker, waited_s, has_arrived=bool(work.arrived))
                     if error is not None:
@@ -680,7 +680,7 @@ class Prefetcher:
                     self._shortages.forget()
                 else:
                     clock = clock or self._recovery.wait_clock()
-                    clock.advance(group.maker(task.ticket, num_expected), task, num_expected, len(self._work))
+                    clock.advance(group.maker(task.task_id, num_expected), task, num_expected, len(self._work))
                     if self._leave_hung_workers():
                         raise HungStartError
                     interval_s = clock.interval_s

@@ -102,7 +102,7 @@ class WaitClock:
             shard_name(task.payload),
             shard_location(task.payload, task.epoch, task.task_index),
             worker.pid,
-            "is working on" if worker.has_begun(task.ticket) else "has not begun",
+            "is working on" if worker.has_begun(task.task_id) else "has not begun",
             num_in_work,
             _earlier(worker),
             stack,
@@ -120,7 +120,7 @@ def activity_of(worker: Worker, task: Task) -> Activity:
     times = worker.times()
     shard = shard_name(task.payload)
     is_starting = worker.started_s == math.inf
-    if is_starting or not worker.has_begun(task.ticket):
+    if is_starting or not worker.has_begun(task.task_id):
         is_new = is_starting or (not times.stage and not times.produced)
         return Activity("the worker is starting" if is_new else f"the worker has not begun {shard} yet")
     match times.stage:

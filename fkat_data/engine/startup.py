@@ -93,10 +93,10 @@ class _OpenedSettings:
         Raises:
             Exception: What opening it raises, or that its microbatches are not made by their numbers.
         """
-        if self._shard is None or self._shard[0] != task.ticket:
+        if self._shard is None or self._shard[0] != task.task_id:
             self._shard = None
             begun = task._replace(first_microbatch=index, digest=None)
-            self._shard = task.ticket, OpenShard(begun, self._producer, is_shared=True, check=_refuse_in_order)
+            self._shard = task.task_id, OpenShard(begun, self._producer, is_shared=True, check=_refuse_in_order)
         return self._shard[1]
 
     def make(self, shard: OpenShard, task: Task, index: int) -> Item | End:
@@ -107,7 +107,7 @@ class _OpenedSettings:
         """
         produced = shard.make(index)
         if produced is None:
-            return End(task.ticket, index)
+            return End(task.task_id, index)
         item = item_of(task, *produced, self._collate, self._enter_stage, bytes_of, self._is_digested)
         _refuse_graphs(item.microbatch)
         return item
@@ -168,7 +168,7 @@ class StartupMaker:
         self._is_wanted = is_wanted
         self.is_over: bool = True
         """Whether the caller makes nothing."""
-        self.newest_ticket: int = -1
+        self.newest_task_id: int = -1
         """The newest task that the caller has made something of."""
         self.num_made: int = 0
         """Microbatches that the caller has made."""
@@ -212,8 +212,8 @@ class StartupMaker:
         if not self._is_making:
             return False
         if self._claim is not None:
-            group, ticket, index = self._claim
-            group.leave_to_caller(ticket, index)
+            group, task_id, index = self._claim
+            group.leave_to_caller(task_id, index)
             if self._has_any_started():
                 self._is_making = False  # first, as this call may be interrupted, too
                 self.end()
@@ -225,9 +225,9 @@ class StartupMaker:
         """Return how the time was spent, if it was."""
         return [] if self._clock is None else [self._clock.times()]
 
-    def fingerprint(self, ticket: int) -> ShardFingerprint | None:
+    def fingerprint(self, task_id: int) -> ShardFingerprint | None:
         """Return what was found out of a task's payload; None: nothing."""
-        return self._fingerprints.get(ticket)
+        return self._fingerprints.get(task_id)
 
     def make(self, group: WorkerGroup, task: Task, index: int) -> Item | End | Failure | None:
         """Make the next microbatch of a task; return None, and make nothing any more, where workers make it.
@@ -261,9 +261,9 @@ class StartupMaker:
         return group.take_made(message)
 
     def _count(self, group: WorkerGroup, item: Item) -> None:
-        group.leave_to_caller(item.ticket, item.microbatch_index + 1)
+        group.leave_to_caller(item.task_id, item.microbatch_index + 1)
         self._has_made = True
-        self.newest_ticket = item.ticket
+        self.newest_task_id = item.task_id
         self.num_made += 1
         if self._clock is not None:
             self._clock.count()
@@ -289,8 +289,8 @@ class StartupMaker:
                 if self._has_made:
                     # Workers that begin meanwhile go on behind it. Not with the first one: it may be what only another
                     # process can make.
-                    self._claim = group, task.ticket, index
-                    group.leave_to_caller(task.ticket, index + 1)
+                    self._claim = group, task.task_id, index
+                    group.leave_to_caller(task.task_id, index + 1)
                 return opened.make(shard, task, index)
             finally:
                 self._info = worker_info()
@@ -305,7 +305,7 @@ class StartupMaker:
         """Leave a microbatch to the workers, unless one of them may have begun behind it."""
         failure: Failure | None = None
         if self._claim is not None:
-            group.leave_to_caller(task.ticket, index)
+            group.leave_to_caller(task.task_id, index)
             if self._has_any_started():
                 failure = failure_of(task, error, index)
                 # As of a worker: another object.
@@ -320,8 +320,8 @@ class StartupMaker:
         _forget_tracebacks(error)
         return failure
 
-    def _report(self, ticket: int, fingerprint: ShardFingerprint) -> None:
-        remember_fingerprint(self._fingerprints, ticket, fingerprint)
+    def _report(self, task_id: int, fingerprint: ShardFingerprint) -> None:
+        remember_fingerprint(self._fingerprints, task_id, fingerprint)
 
     def _clock_here(self) -> StageClock:
         if self._clock is None:

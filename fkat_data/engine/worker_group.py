@@ -72,22 +72,22 @@ class WorkerGroup:
         self._is_polling = False
         self._tasks: deque[Task] = deque()
         self._next_index = 0
-        # What came before its turn, by ticket and index; who waits for memory.
+        # What came before its turn, by task and index; who waits for memory.
         self._early: dict[int, dict[int, Item | End | Failure]] = {}
         self._shortages: dict[Worker, MemoryShortage] = {}
         # The newest limit, if it was not sent, and what was sent last.
         self._unsent: tuple[int, int] | None = None
-        self._sent_ticket = -1
+        self._sent_task_id = -1
         self._sent_limit = 0
         self._gone: set[Worker] = set()
         self._failures: dict[int, Failure] = {}
-        self._ticket_of_caller = -1
+        self._task_id_of_caller = -1
 
     def reset(self) -> None:
         """Forget everything: the workers are replaced by others."""
         self._poll = self._unsent = None
         self._is_polling = False
-        self._sent_ticket = -1
+        self._sent_task_id = -1
         for kept in (self._tasks, self._early, self._shortages, self._gone, self._failures):
             kept.clear()
 
@@ -150,28 +150,28 @@ class WorkerGroup:
         """Workers of the group."""
         return self._size
 
-    def maker(self, ticket: int, index: int) -> Worker:
+    def maker(self, task_id: int, index: int) -> Worker:
         """Return the worker that makes a microbatch; if none does yet, the one that may hold up the others."""
         members = self.members
         if self._size == 1:
             return members[0]
-        worker = self._known_maker(ticket, index)
+        worker = self._known_maker(task_id, index)
         if worker is not None:
             return worker
         holder = self._claim_table().holder_pid()  # it may be stopped, with the lock that the others wait for
         return next((worker for worker in members if worker.pid == holder), members[0])
 
-    def _known_maker(self, ticket: int, index: int) -> "Worker | None":
+    def _known_maker(self, task_id: int, index: int) -> "Worker | None":
         claim_table = self._claim_table()
-        sole_worker = claim_table.sole_worker(ticket)
+        sole_worker = claim_table.sole_worker(task_id)
         if sole_worker is not None:
             return self.members[sole_worker]
         found = (
             worker
             for member_index, worker in enumerate(self.members)
-            if claim_table.claim_of(member_index) == (ticket, index)
+            if claim_table.claim_of(member_index) == (task_id, index)
         )
-        later = claim_table.reserved_by(ticket, index)
+        later = claim_table.reserved_by(task_id, index)
         return next(found, None if later is None else self.members[later])
 
     def assign(self, task: Task, limit: int) -> None:
@@ -183,65 +183,65 @@ class WorkerGroup:
         for worker in self.members:
             worker.assign(task, limit)
 
-    def fingerprint(self, ticket: int) -> ShardFingerprint | None:
+    def fingerprint(self, task_id: int) -> ShardFingerprint | None:
         """Return what a worker has reported of a task's payload; None: nothing."""
-        return next((found for worker in self.members if (found := worker.fingerprint(ticket)) is not None), None)
+        return next((found for worker in self.members if (found := worker.fingerprint(task_id)) is not None), None)
 
-    def take_leftover_rows(self, ticket: int) -> bytes | None:
+    def take_leftover_rows(self, task_id: int) -> bytes | None:
         """Return, once, what a task has left for the one behind it; None: that is not known yet. For a group of one."""
-        return self._workers[self._first].take_leftover_rows(ticket)
+        return self._workers[self._first].take_leftover_rows(task_id)
 
-    def give_leftover_rows(self, ticket: int, leftover_rows: bytes) -> None:
+    def give_leftover_rows(self, task_id: int, leftover_rows: bytes) -> None:
         """Give a task that was assigned without it what the one before has left. For a group of one."""
-        self._workers[self._first].give_leftover_rows(ticket, leftover_rows)
+        self._workers[self._first].give_leftover_rows(task_id, leftover_rows)
 
-    def allow(self, ticket: int, limit: int, *, is_ahead: bool = False) -> None:
+    def allow(self, task_id: int, limit: int, *, is_ahead: bool = False) -> None:
         """Let the task be produced up to ``limit`` microbatches; ``is_ahead``: of a later task than the current one."""
         if self._size == 1 or is_ahead:
             for worker in self.members:
-                worker.allow(ticket, limit, is_ahead=is_ahead)
+                worker.allow(task_id, limit, is_ahead=is_ahead)
             return
         # A message for each worker: one for every half of what may lie ready, or when the trainer waits.
-        self._unsent = ticket, limit
-        sent = self._sent_limit if self._sent_ticket == ticket else 0
+        self._unsent = task_id, limit
+        sent = self._sent_limit if self._sent_task_id == task_id else 0
         if 2 * (limit - sent) >= limit - self._next_index:
             self._send_limit()
 
     def _send_limit(self) -> None:
         if self._unsent is None:
             return
-        (self._sent_ticket, self._sent_limit), self._unsent = self._unsent, None
+        (self._sent_task_id, self._sent_limit), self._unsent = self._unsent, None
         for worker in self.members:
-            worker.allow(self._sent_ticket, self._sent_limit)
+            worker.allow(self._sent_task_id, self._sent_limit)
 
-    def cancel(self, ticket: int) -> None:
-        """Drop every task with a ticket below this one."""
+    def cancel(self, task_id: int) -> None:
+        """Drop every task with an id below this one."""
         self._failures.clear()
         # A worker that is gone is reported again to the next who waits.
         self._gone.clear()
         self._poll = self._unsent = None
-        while self._tasks and self._tasks[0].ticket < ticket:
-            self._early.pop(self._tasks.popleft().ticket, None)
+        while self._tasks and self._tasks[0].task_id < task_id:
+            self._early.pop(self._tasks.popleft().task_id, None)
         if self._tasks:
             self._next_index = self._tasks[0].first_microbatch
         for worker in self.members:
-            worker.cancel(ticket)
+            worker.cancel(task_id)
 
-    def leave_to_caller(self, ticket: int, index: int) -> None:
+    def leave_to_caller(self, task_id: int, index: int) -> None:
         """Let workers that begin a task from here on begin it at a microbatch: the caller makes those before."""
         for worker in self.members:
-            worker.begin_behind(ticket, index)
+            worker.begin_behind(task_id, index)
 
     def take_made(self, message: Item | End | Failure) -> Item | End | Failure | None:
         """Return the next message of the current task, which the caller has made, as one of a worker."""
         if self._size > 1:
             index = message.num_microbatches if isinstance(message, End) else message.microbatch_index
-            self._ticket_of_caller = message.ticket
-            self._early.setdefault(message.ticket, {})[index] = message
+            self._task_id_of_caller = message.task_id
+            self._early.setdefault(message.task_id, {})[index] = message
             return self._take()
         if not isinstance(message, Item) or message.is_last:
             for worker in self.members:
-                worker.cancel(message.ticket + 1)
+                worker.cancel(message.task_id + 1)
         return message
 
     def receive(self, *, timeout_s: float | None) -> Message | None:
@@ -286,7 +286,7 @@ class WorkerGroup:
         if self._size == 1:
             worker = self._workers[self._first]
             self._gone.add(worker)
-            return Loss(task, index, worker.has_begun(task.ticket))
+            return Loss(task, index, worker.has_begun(task.task_id))
         lost = None
         for member_index, worker in enumerate(self.members):
             if worker.pid == pid:
@@ -296,12 +296,12 @@ class WorkerGroup:
 
     def fail(self, loss: Loss, error: BaseException) -> None:
         """Return this error where the turn of a lost microbatch comes."""
-        ticket, index = loss.task.ticket, loss.microbatch_index
-        failure = Failure(ticket, error, index)
+        task_id, index = loss.task.task_id, loss.microbatch_index
+        failure = Failure(task_id, error, index)
         if self._size == 1:
-            self._failures[ticket] = failure
+            self._failures[task_id] = failure
         else:
-            self._early.setdefault(ticket, {})[index] = failure
+            self._early.setdefault(task_id, {})[index] = failure
 
     def resume(
         self,
@@ -335,18 +335,18 @@ class WorkerGroup:
                 resumed = task
                 if self._size == 1 and task is current:
                     resumed = task._replace(first_microbatch=index, digest=digest, left_out=left_out)
-                elif lost is not None and lost.task.ticket == task.ticket:
+                elif lost is not None and lost.task.task_id == task.task_id:
                     last_digest = digest if task is current else None
                     resumed = self._resumed(task, lost.microbatch_index, last_digest, left_out)
                 worker.assign(resumed, limit)
 
     def _resumed(self, task: Task, index: int, last_digest: int | None, left_out: tuple[int, ...]) -> Task:
-        early = self._early.get(task.ticket, {})
+        early = self._early.get(task.task_id, {})
         before = early.get(index - 1)
         digest = before.digest if isinstance(before, Item) else None
-        if digest is None and index == self._next_index and self._tasks and self._tasks[0].ticket == task.ticket:
+        if digest is None and index == self._next_index and self._tasks and self._tasks[0].task_id == task.task_id:
             digest = last_digest
-        if self._claim_table().sole_worker(task.ticket) is not None:
+        if self._claim_table().sole_worker(task.task_id) is not None:
             left_out = sum(map(left_out_before, early.values()), left_out)
             return task._replace(first_microbatch=index, digest=digest, left_out=left_out)
         return task._replace(lost_microbatch=index, digest=digest)
@@ -355,20 +355,20 @@ class WorkerGroup:
         """Return the microbatch that a dead worker has not sent; None: it had nothing to make."""
         claim_table = self._claim_table()
         claim = claim_table.claim_of(member_index)
-        task = next((task for task in self._tasks if claim is not None and task.ticket == claim.ticket), None)
+        task = next((task for task in self._tasks if claim is not None and task.task_id == claim.task_id), None)
         if claim is None or task is None:
             return None
-        early = self._early.get(task.ticket, {})
+        early = self._early.get(task.task_id, {})
         # A successor that dies before it begins has its predecessor's claim.
-        has_begun = self.members[member_index].has_begun(task.ticket)
+        has_begun = self.members[member_index].has_begun(task.task_id)
         first = self._next_index if task is self._tasks[0] else task.first_microbatch
-        if claim_table.sole_worker(task.ticket) == member_index:
+        if claim_table.sole_worker(task.task_id) == member_index:
             index = first
             while index in early:
                 index += 1
             return None if isinstance(early.get(index - 1), (End, Failure)) else Loss(task, index, has_begun)
         index = claim.microbatch_index
-        if index < first or index in early or index >= claim_table.next_index(task.ticket):
+        if index < first or index in early or index >= claim_table.next_index(task.task_id):
             return None
         return Loss(task, index, has_begun)
 
@@ -377,18 +377,18 @@ class WorkerGroup:
         if not self._tasks:
             return None
         task = self._tasks[0]
-        message = self._early.get(task.ticket, {}).pop(self._next_index, None)
+        message = self._early.get(task.task_id, {}).pop(self._next_index, None)
         if message is None:
             return None
         self._next_index += 1
         if not isinstance(message, Item) or message.is_last:
             self._tasks.popleft()
-            self._early.pop(task.ticket, None)
+            self._early.pop(task.task_id, None)
             if self._tasks:
                 self._next_index = self._tasks[0].first_microbatch
             # Who still waits for a limit to make more of it waits in vain.
             for worker in self.members:
-                worker.cancel(task.ticket + 1)
+                worker.cancel(task.task_id + 1)
         return message
 
     def _shortage(self) -> MemoryShortage | None:
@@ -396,7 +396,7 @@ class WorkerGroup:
         if not self._shortages or not self._tasks:
             return None
         # A worker that only looks ahead may be short because of what waits here for its turn: the caller holds nothing.
-        maker = self._known_maker(self._tasks[0].ticket, self._next_index)
+        maker = self._known_maker(self._tasks[0].task_id, self._next_index)
         return None if maker is None else self._shortages.pop(maker, None)
 
     def _hear(self, timeout_s: float | None) -> bool:
@@ -444,18 +444,18 @@ class WorkerGroup:
 
     def _keep(self, message: Item | End | Failure) -> None:
         """Keep a message for its turn, unless it is of no task in work, or a second one for the same microbatch."""
-        task = next((task for task in self._tasks if task.ticket == message.ticket), None)
+        task = next((task for task in self._tasks if task.task_id == message.task_id), None)
         index = message.num_microbatches if isinstance(message, End) else message.microbatch_index
-        if isinstance(message, Failure) and message.ticket == self._ticket_of_caller:
+        if isinstance(message, Failure) and message.task_id == self._task_id_of_caller:
             # Of what the caller has made as well; yet it ends what this worker makes of the task.
             index = max(index, self._next_index)
         if task is None or (task is self._tasks[0] and index < self._next_index):
             return
-        self._early.setdefault(message.ticket, {}).setdefault(index, message)
+        self._early.setdefault(message.task_id, {}).setdefault(index, message)
 
     def _report_alone(self, message: SingleWorkerShard) -> None:
         for task in self._tasks:
-            if task.ticket == message.ticket:
+            if task.task_id == message.task_id:
                 self._sink.made_alone(task.payload, message.kind, self._size)
 
     def _polled(self) -> _Polled:

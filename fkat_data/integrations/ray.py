@@ -144,14 +144,14 @@ class _Maker(RemoteMaker):
         """Show that this actor is there, while another call runs."""
 
     @_RAY.method(concurrency_group="beside")
-    def made(self, ticket: int, first: int, num_known: int) -> list[Reply]:
+    def made(self, task_id: int, first: int, num_known: int) -> list[Reply]:
         """Return what the call that runs has made so far."""
-        return super().made(ticket, first, num_known)
+        return super().made(task_id, first, num_known)
 
     @_RAY.method(concurrency_group="beside")
-    def give_leftover_rows(self, ticket: int, leftover_rows: bytes) -> None:
+    def give_leftover_rows(self, task_id: int, leftover_rows: bytes) -> None:
         """Give a task what the one before has left, while another call waits for it."""
-        super().give_leftover_rows(ticket, leftover_rows)
+        super().give_leftover_rows(task_id, leftover_rows)
 
     @_RAY.method(concurrency_group="beside")
     def stack(self) -> str:

@@ -227,5 +227,5 @@ def _key(epoch: int, entry: _EpochShard) -> tuple[int, TaskOrigin | None, int]:
     return epoch, entry.origin, entry.shard_index
 
 
-def _task(ticket: int, epoch: int, entry: _EpochShard) -> Task:
-    return Task(ticket, epoch, entry.shard_index, entry.shard, 0, entry.origin, is_counted=True)
+def _task(task_id: int, epoch: int, entry: _EpochShard) -> Task:
+    return Task(task_id, epoch, entry.shard_index, entry.shard, 0, entry.origin, is_counted=True)

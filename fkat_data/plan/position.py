@@ -197,7 +197,7 @@ class Task(NamedTuple):
     """Work for one worker, or for one group of workers: microbatches from one payload.
 
     Attributes:
-        ticket: Number of the task in its loader; the workers of group ``ticket % num_groups`` produce it.
+        task_id: Number of the task in its loader; the workers of group ``task_id % num_groups`` produce it.
         epoch: The epoch.
         task_index: Index of the task in this rank's order of the epoch.
         payload: What the worker passes to the factory: of a ``ShardedDataLoader`` a shard, else what the loader's plan
@@ -214,7 +214,7 @@ class Task(NamedTuple):
         left_out: Samples of the task that were left out before the first microbatch, by their offsets in its order.
     """
 
-    ticket: int
+    task_id: int
     epoch: int
     task_index: int
     payload: Any

@@ -34,7 +34,7 @@ _SKIP = 0xFFFFFFFF
 # Offsets of the numbers, each in a cache line of its writer's.
 _WRITTEN, _READ, _WAIT, _BOARD = 0, 8, 16, 24
 # And on the board: two are the trainer's; two, in another cache line, are the worker's.
-_TICKET, _LIMIT, _WANTED, _SLEEP = 0, 1, 8, 9
+_TASK_ID, _LIMIT, _WANTED, _SLEEP = 0, 1, 8, 9
 
 
 class Frame(NamedTuple):
@@ -78,12 +78,12 @@ class LimitBoard:
         # To take a lock keeps a processor from reading ahead of what it has written.
         self._fence = threading.Lock()
 
-    def publish(self, ticket: int, limit: int) -> bool:
+    def publish(self, task_id: int, limit: int) -> bool:
         """Set a task's limit, on the trainer's side; return whether to wake the worker now."""
         numbers = self._numbers
-        if numbers[_TICKET] != ticket + 1:
-            numbers[_LIMIT] = 0  # the worker never reads the old task's beside the new ticket
-            numbers[_TICKET] = ticket + 1
+        if numbers[_TASK_ID] != task_id + 1:
+            numbers[_LIMIT] = 0  # the worker never reads the old task's beside the new id
+            numbers[_TASK_ID] = task_id + 1
         numbers[_LIMIT] = limit
         with self._fence:
             pass
@@ -101,10 +101,10 @@ class LimitBoard:
         self._woken_from = self._numbers[_SLEEP]
         return True
 
-    def limit(self, ticket: int) -> int:
+    def limit(self, task_id: int) -> int:
         """Return a task's limit, on the worker's side; 0 if none was set."""
         numbers = self._numbers
-        return numbers[_LIMIT] if numbers[_TICKET] == ticket + 1 else 0
+        return numbers[_LIMIT] if numbers[_TASK_ID] == task_id + 1 else 0
 
     def sleep(self, wanted: int) -> None:
         """Ask to be woken from a limit on, on the worker's side; look at the limit once more after that."""

@@ -70,7 +70,7 @@ class WorkerOfThisProcess(TaskReports):
     def flush(self) -> None:
         """Do nothing: there is no pipe."""
 
-    def begin_behind(self, ticket: int, index: int) -> None:
+    def begin_behind(self, task_id: int, index: int) -> None:
         """Do nothing: the caller's thread makes all there is."""
 
     def allow_memory(self, size_bytes: int) -> None:
@@ -135,13 +135,13 @@ class InlineWorker(WorkerOfThisProcess):
         """Return how the time was spent, without the time between microbatches."""
         return self._clock.times()
 
-    def give_leftover_rows(self, ticket: int, leftover_rows: bytes) -> None:
+    def give_leftover_rows(self, task_id: int, leftover_rows: bytes) -> None:
         """Give a task that was assigned without it what the one before has left."""
-        self._leftover_rows_in[ticket] = leftover_rows
+        self._leftover_rows_in[task_id] = leftover_rows
 
-    def has_begun(self, ticket: int) -> bool:
+    def has_begun(self, task_id: int) -> bool:
         """Return whether the task is in work."""
-        return bool(self._tasks) and self._tasks[0].ticket == ticket and self._production is not None
+        return bool(self._tasks) and self._tasks[0].task_id == task_id and self._production is not None
 
     def stack(self) -> str:
         """Return nothing: the thread that asks is the one that works."""
@@ -152,12 +152,12 @@ class InlineWorker(WorkerOfThisProcess):
         del limit
         self._tasks.append(task)
 
-    def allow(self, ticket: int, limit: int, *, is_ahead: bool = False) -> None:
+    def allow(self, task_id: int, limit: int, *, is_ahead: bool = False) -> None:
         """Do nothing: a microbatch is produced when the caller asks for it."""
 
-    def cancel(self, ticket: int) -> None:
-        """Drop every task with a ticket below this one."""
-        while self._tasks and self._tasks[0].ticket < ticket:
+    def cancel(self, task_id: int) -> None:
+        """Drop every task with an id below this one."""
+        while self._tasks and self._tasks[0].task_id < task_id:
             self._end_task(self._tasks[0])
 
     def receive(self, *, timeout_s: float | None) -> Message | None:
@@ -196,7 +196,7 @@ class InlineWorker(WorkerOfThisProcess):
         try:
             produced = next(self._production, None)
             if produced is None:
-                return End(task.ticket, index)
+                return End(task.task_id, index)
             self._next_index = produced.microbatch_index + 1
             return item_of(task, *produced, self._collate, self._enter_and_show, None, self._is_digested)
         except genuine(Exception) as error:
@@ -270,7 +270,7 @@ def _entering(enter_stage: Callable[[str, int, str], None], replay: ReplayDispla
 
 
 def _leftover_rows_of(leftover_rows: dict[int, bytes], task: Task) -> bytes:
-    return leftover_rows.pop(task.ticket)
+    return leftover_rows.pop(task.task_id)
 
 
 def item_of(
@@ -302,7 +302,7 @@ def item_of(
         enter_stage("encode", index)
         microbatch, size_bytes = copied(microbatch)
     digest = digest_of(content_of(microbatch)) if is_digested else 0
-    return Item(task.ticket, index, is_last, microbatch, size_bytes, digest)
+    return Item(task.task_id, index, is_last, microbatch, size_bytes, digest)
 
 
 def bytes_of(value: Any) -> int:
@@ -327,12 +327,12 @@ def made_together(task: Task, producer: Producer, *, is_digested: bool) -> Micro
         behind = failure_of(task, error, task.first_microbatch + len(made))
     digests = [digest_of(microbatch) for microbatch in made] if is_digested else [0] * len(made)
     if behind is None:
-        behind = Item(task.ticket, last_index, True, made.pop(), 0, digests.pop())
-    return MicrobatchChunk(task.ticket, task.first_microbatch, made, digests, behind)
+        behind = Item(task.task_id, last_index, True, made.pop(), 0, digests.pop())
+    return MicrobatchChunk(task.task_id, task.first_microbatch, made, digests, behind)
 
 
 def failure_of(task: Task, error: BaseException, index: int) -> Failure:
     """Return the message of an error, which says where it was raised."""
     note_microbatch(error, task, index, is_open=True)  # unless the production has done so
     hide_own_frames(error)
-    return Failure(task.ticket, error, index)  # it comes in its place in the order
+    return Failure(task.task_id, error, index)  # it comes in its place in the order

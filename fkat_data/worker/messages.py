@@ -43,30 +43,30 @@ class Kind(IntEnum):
     LEFTOVER_ROWS_OUT = 26
 
 
-# ticket, microbatch index, is last (-1: not known), segment index, envelope in segment, parts, envelope bytes,
+# task_id, microbatch index, is last (-1: not known), segment index, envelope in segment, parts, envelope bytes,
 # bytes of the parts, digest
 ITEM = struct.Struct("<QQbi?IQQI")
 NO_SEGMENT = -1
-# ticket, number of microbatches
+# task_id, number of microbatches
 END = struct.Struct("<QQ")
 # segment index
 CREDIT = struct.Struct("<i")
 # segment index, size in bytes
 SEGMENT = struct.Struct("<iQ")
-# ticket, microbatches that may be produced (-1: all)
+# task_id, microbatches that may be produced (-1: all)
 LIMIT = struct.Struct("<Qq")
 NO_LIMIT = -1
 # tasks that a group of workers may have in work at once
 NUM_TASKS = 4096
-# tickets below this one
-TICKET = struct.Struct("<Q")
-# ticket, microbatch index; the packed failure follows
+# ids below this one
+TASK_ID = struct.Struct("<Q")
+# task_id, microbatch index; the packed failure follows
 FAILURE = struct.Struct("<QQ")
 # workers of the group, the worker's index among them; the table's descriptor comes along
 CLAIM_TABLE = struct.Struct("<II")
-# behind a worker's stages: the ticket + 1 of a task that the caller makes itself, and its first microbatch that the caller
+# behind a worker's stages: the task's id + 1 of a task that the caller makes itself, and its first microbatch that the caller
 # does not make
-_MADE_TICKET, _MADE_INDEX = NUM_SLOTS, NUM_SLOTS + 1
+_MADE_TASK_ID, _MADE_INDEX = NUM_SLOTS, NUM_SLOTS + 1
 # where a worker reports its stages (see fkat_data.observe.stages): whole pages of the system, mostly one
 PAGE_BYTES = -(-8 * (NUM_SLOTS + 2) // mmap.PAGESIZE) * mmap.PAGESIZE
 # bytes needed, bytes held, bytes that are allowed, limit in bytes, bytes that are left (-1: enough)
@@ -79,7 +79,7 @@ class Item(NamedTuple):
     """One microbatch has been produced.
 
     Attributes:
-        ticket: The task it belongs to.
+        task_id: The task it belongs to.
         microbatch_index: Its index in the shard.
         is_last: Whether the shard ends with it; None if only the next message says so.
         microbatch: What the user's DataLoader yielded.
@@ -87,7 +87,7 @@ class Item(NamedTuple):
         digest: Of its content, by ``fkat_data.transport.digest``; 0 if the loader needs none.
     """
 
-    ticket: int
+    task_id: int
     microbatch_index: int
     is_last: bool | None
     microbatch: Any
@@ -99,11 +99,11 @@ class End(NamedTuple):
     """A shard has ended, after an item that was not marked as the last, or without any item.
 
     Attributes:
-        ticket: The task that has ended.
+        task_id: The task that has ended.
         num_microbatches: Microbatches of the shard, skipped ones included.
     """
 
-    ticket: int
+    task_id: int
     num_microbatches: int
 
 
@@ -140,12 +140,12 @@ class Failure(NamedTuple):
     """A shard cannot be produced any further.
 
     Attributes:
-        ticket: The task that failed.
+        task_id: The task that failed.
         error: What to raise in the trainer.
         microbatch_index: The index in the shard that has no microbatch for it.
     """
 
-    ticket: int
+    task_id: int
     error: BaseException
     microbatch_index: int
 
@@ -154,14 +154,14 @@ class MicrobatchChunk(NamedTuple):
     """Several consecutive microbatches of a task in one message, from a worker in the caller's own thread.
 
     Attributes:
-        ticket: The task.
+        task_id: The task.
         microbatch_index: The first one's index in the shard.
         microbatches: In order, none of them the task's last; perhaps none.
         digests: Of their content; 0 for each if the loader needs none.
         behind: What comes behind them.
     """
 
-    ticket: int
+    task_id: int
     microbatch_index: int
     microbatches: list[Any]
     digests: list[int]
@@ -176,7 +176,9 @@ class MicrobatchChunk(NamedTuple):
         return [*map(self._item, range(1, len(self.microbatches))), self.behind]
 
     def _item(self, index: int) -> "Item":
-        return Item(self.ticket, self.microbatch_index + index, False, self.microbatches[index], 0, self.digests[index])
+        return Item(
+            self.task_id, self.microbatch_index + index, False, self.microbatches[index], 0, self.digests[index]
+        )
 
 
 class MemoryShortage(NamedTuple):
@@ -226,18 +228,18 @@ class CallerProgress:
     def __init__(self, page: Page) -> None:
         self._page = page
 
-    def set(self, ticket: int, index: int) -> None:
+    def set(self, task_id: int, index: int) -> None:
         """Let the worker begin a task at a microbatch, unless it has begun it."""
         page = self._page
-        if page[_MADE_TICKET] != ticket + 1:
-            page[_MADE_TICKET] = 0
+        if page[_MADE_TASK_ID] != task_id + 1:
+            page[_MADE_TASK_ID] = 0
             page[_MADE_INDEX] = index
-            page[_MADE_TICKET] = ticket + 1
+            page[_MADE_TASK_ID] = task_id + 1
         page[_MADE_INDEX] = index
 
     def left_of(self, task: Task) -> Task:
         """Return a task that begins behind what the caller makes of it."""
-        if self._page[_MADE_TICKET] != task.ticket + 1 or task.lost_microbatch is not None:
+        if self._page[_MADE_TASK_ID] != task.task_id + 1 or task.lost_microbatch is not None:
             return task
         first = int(self._page[_MADE_INDEX])
         return task._replace(first_microbatch=first, digest=None) if first > task.first_microbatch else task
@@ -247,11 +249,11 @@ class SingleWorkerShard(NamedTuple):
     """A worker's message: it alone makes all microbatches of a shard, which has no random access.
 
     Attributes:
-        ticket: The task.
+        task_id: The task.
         kind: The name of the class of what the factory returned.
     """
 
-    ticket: int
+    task_id: int
     kind: str
 
 
@@ -265,31 +267,31 @@ class TaskReports:
         self._fingerprints: dict[int, ShardFingerprint] = {}
         self._leftover_rows: dict[int, bytes] = {}
 
-    def fingerprint(self, ticket: int) -> ShardFingerprint | None:
+    def fingerprint(self, task_id: int) -> ShardFingerprint | None:
         """Return what was reported of a task's shard; None: nothing."""
-        return self._fingerprints.get(ticket)
+        return self._fingerprints.get(task_id)
 
-    def take_leftover_rows(self, ticket: int) -> bytes | None:
+    def take_leftover_rows(self, task_id: int) -> bytes | None:
         """Return, once, what a task has left for the one behind it; None: that is not known yet."""
-        return self._leftover_rows.pop(ticket, None)
+        return self._leftover_rows.pop(task_id, None)
 
 
-def remember_fingerprint(reported: dict[int, ShardFingerprint], ticket: int, fingerprint: ShardFingerprint) -> None:
+def remember_fingerprint(reported: dict[int, ShardFingerprint], task_id: int, fingerprint: ShardFingerprint) -> None:
     """Remember what was reported of a task's shard, for as long as the task may be in work."""
-    reported[ticket] = fingerprint
+    reported[task_id] = fingerprint
     if len(reported) > NUM_TASKS:
         del reported[next(iter(reported))]
 
 
-def pack_fingerprint(ticket: int, fingerprint: ShardFingerprint) -> bytes:
+def pack_fingerprint(task_id: int, fingerprint: ShardFingerprint) -> bytes:
     """Return what a worker reports of a task's shard as bytes."""
-    return pickle.dumps((ticket, tuple(fingerprint)))
+    return pickle.dumps((task_id, tuple(fingerprint)))
 
 
 def unpack_fingerprint(body: bytes) -> tuple[int, ShardFingerprint]:
-    """Return the ticket and what is reported."""
-    ticket, fields = pickle.loads(body)
-    return ticket, ShardFingerprint(*fields)
+    """Return the task's id and what is reported."""
+    task_id, fields = pickle.loads(body)
+    return task_id, ShardFingerprint(*fields)
 
 
 def pack_task(task: Task, limit: int) -> bytes:

@@ -141,9 +141,9 @@ class Producer(NamedTuple):
         dp_rank: The loader's data-parallel rank.
         enter_stage: Called with one of ``fkat_data.observe.stages.STAGES`` when it begins, with "" when the last one ends.
         collate: Does what torch's ``default_collate`` does; used instead of it where that is possible.
-        report: Called with a task's ticket, and what is known of its shard's batches and files, before it is made.
+        report: Called with a task's id, and what is known of its shard's batches and files, before it is made.
         take_leftover_rows: Returns what the task before has left for a task that was assigned without it; waits for it.
-        give_leftover_rows: Called with a task's ticket, and what it has left for the task behind it.
+        give_leftover_rows: Called with a task's id, and what it has left for the task behind it.
         is_threaded: Whether threads make microbatches, which leave the global random generators alone.
     """
 
@@ -203,7 +203,7 @@ class OpenShard:
         if task.fingerprint is not None:
             check_fingerprint(task.fingerprint, fingerprint, product)
         if fingerprint != ShardFingerprint() and producer.report is not None:
-            producer.report(task.ticket, fingerprint)
+            producer.report(task.task_id, fingerprint)
         first = task.first_microbatch if task.lost_microbatch is None else task.lost_microbatch
         # The first, while what a dead worker has made before it is not compared; and where a sequential source has begun.
         self._first = first if task.digest is not None and first > 0 else None
@@ -318,7 +318,7 @@ class OpenShard:
             is_shared,
             producer.is_threaded,
             take and (lambda: take(task) if task.leftover_rows is None else task.leftover_rows),
-            give and functools.partial(give, task.ticket),
+            give and functools.partial(give, task.task_id),
         )
         with _no_early_end():
             return source_of(product, opening)

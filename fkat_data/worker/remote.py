@@ -99,8 +99,8 @@ class _RemoteThreads(Threads):
 
     Args:
         handles: Of the workers.
-        report: Called with a ticket and the fingerprint of its shard.
-        give_leftover_rows: Called with a ticket, and what the task leaves for the one behind it.
+        report: Called with an id and the fingerprint of its shard.
+        give_leftover_rows: Called with an id, and what the task leaves for the one behind it.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class _RemoteThreads(Threads):
         self._turns = [threading.Lock() for _ in handles]
         self._has_turn = [False] * (CALLS_PER_ACTOR * len(handles))
         self.asked: list[tuple[int, int] | None] = [None] * (CALLS_PER_ACTOR * len(handles))
-        """Ticket and number of what each thread waits for."""
+        """Task and index of what each thread waits for."""
         self.lost: set[int] = set()
         """Indices of the workers that are gone."""
         self.num_together: int = 1
@@ -154,17 +154,17 @@ class _RemoteThreads(Threads):
 
     def begin(self, work: ThreadTask) -> None:
         """Open a task, and go on with it where one worker makes all of its microbatches."""
-        ticket, index = work.task.ticket, work.task.first_microbatch
+        task_id, index = work.task.task_id, work.task.first_microbatch
         began_s = time.perf_counter()
         begun: Begun | None = self._asked(work, "begin")
         if begun is None:
             return
         self.here.clock.shift("build", begun.build_s)
         if begun.fingerprint != ShardFingerprint():
-            self._report(ticket, begun.fingerprint)
+            self._report(task_id, begun.fingerprint)
         if begun.leftover_rows is not None:
-            self._give_leftover_rows(ticket, begun.leftover_rows)
-        self.results.put((ticket, index, cast("Any", begun._replace(first=cast("Any", None)))))
+            self._give_leftover_rows(task_id, begun.leftover_rows)
+        self.results.put((task_id, index, cast("Any", begun._replace(first=cast("Any", None)))))
         message = self._sent(work, index, begun.first, began_s + begun.build_s)
         while not begun.is_for_several and isinstance(message, Item) and not message.is_last:
             index += 1
@@ -185,14 +185,14 @@ class _RemoteThreads(Threads):
     def _several(self, work: ThreadTask, method: str, first: int, count: int) -> tuple[int, Message] | None:
         """Ask for microbatches in one call; return the last one, and its index, or None if the worker is gone."""
         began_s = time.perf_counter()
-        handle, ticket = self._handles[self.here.number // CALLS_PER_ACTOR], work.task.ticket
+        handle, task_id = self._handles[self.here.number // CALLS_PER_ACTOR], work.task.task_id
         sent: list[Message] = []
 
         def send_ready() -> None:
             # What is quick does not wait for what is slow behind it, or hangs.
-            for reply in handle.ask("made", ticket, first, len(sent)) or ():
+            for reply in handle.ask("made", task_id, first, len(sent)) or ():
                 message = self._message(work.task, reply)
-                self.results.put((ticket, first + len(sent), message))
+                self.results.put((task_id, first + len(sent), message))
                 sent.append(message)
 
         made: Replies | None = self._asked(work, method, first, count, meanwhile=send_ready if count > 1 else None)
@@ -224,14 +224,14 @@ class _RemoteThreads(Threads):
             clock.recorder.add("produce", now_s - spent_s, now_s, first)
         messages = [self._message(work.task, reply) for reply in made.replies[len(before) :]]
         for index, message in enumerate(messages, first + len(before)):
-            self.results.put((work.task.ticket, index, message))
+            self.results.put((work.task.task_id, index, message))
         return (messages or before)[-1]
 
     def _asked(self, work: ThreadTask, method: str, *numbers: int, meanwhile: Callable[[], None] | None = None) -> Any:
         thread, task = self.here.number, work.task
         worker = thread // CALLS_PER_ACTOR
         index = numbers[0] if numbers else task.first_microbatch
-        self.asked[thread] = task.ticket, index
+        self.asked[thread] = task.task_id, index
         # What its time was spent on shows with the reply.
         self.here.clock.enter_stage("", index)
         try:
@@ -244,24 +244,24 @@ class _RemoteThreads(Threads):
         except RemoteWorkerLost as error:
             self.lost.add(worker)
             if not self.is_closed:
-                self.results.put((task.ticket, -1, cast("Any", _Lost(*self.about[worker], str(error)))))
+                self.results.put((task.task_id, -1, cast("Any", _Lost(*self.about[worker], str(error)))))
             return None
         except BaseException as error:  # noqa: BLE001 - such as of a task that cannot be sent; raised in its turn
-            self.results.put((task.ticket, index, self.failed(task, index, error)))
+            self.results.put((task.task_id, index, self.failed(task, index, error)))
             return None
         finally:
             self.asked[thread] = None
 
     def _message(self, task: Task, reply: Reply) -> Message:
         if isinstance(reply, Over):
-            return End(task.ticket, reply.microbatch_index)
+            return End(task.task_id, reply.microbatch_index)
         try:
             if isinstance(reply, Failed):
                 error = unpack_failure(reply.error)
                 pid, host = self.about[self.here.number // CALLS_PER_ACTOR]
                 add_note(error, f"fkat_data: raised in process {pid} on {host}")
                 hide_own_frames(error)
-                return Failure(task.ticket, error, reply.microbatch_index)
+                return Failure(task.task_id, error, reply.microbatch_index)
             # What comes from a store of objects cannot be written to, and microbatches can.
             memory: Any = torch.empty(len(reply.content), dtype=torch.uint8, device="cpu").numpy()
             ctypes.memmove(memory.ctypes.data, reply.content.ctypes.data, len(reply.content))
@@ -269,8 +269,8 @@ class _RemoteThreads(Threads):
             microbatch = decode(reply.envelope, sizes, memory, 0)
         except genuine(Exception) as error:
             note_microbatch(error, task, reply.microbatch_index, is_open=True)
-            return Failure(task.ticket, error, reply.microbatch_index)
-        return Item(task.ticket, reply.microbatch_index, reply.is_last, microbatch, len(reply.content), reply.digest)
+            return Failure(task.task_id, error, reply.microbatch_index)
+        return Item(task.task_id, reply.microbatch_index, reply.is_last, microbatch, len(reply.content), reply.digest)
 
 
 class RemoteWorker(ThreadWorker):
@@ -337,9 +337,9 @@ class RemoteWorker(ThreadWorker):
         stage, index = ("produce", min(asked)) if asked else (super().times().stage, -1)
         return times._replace(seconds=(*times.seconds[:-1], self._idle_s), stage=stage, subject=index)
 
-    def give_leftover_rows(self, ticket: int, leftover_rows: bytes) -> None:
+    def give_leftover_rows(self, task_id: int, leftover_rows: bytes) -> None:
         """Give a task that was assigned without it what the one before has left. There is one worker then."""
-        self._handles[0].send("give_leftover_rows", ticket, leftover_rows)
+        self._handles[0].send("give_leftover_rows", task_id, leftover_rows)
 
     def stack(self) -> str:
         """Return the Python stacks of the workers."""
@@ -357,7 +357,7 @@ class RemoteWorker(ThreadWorker):
         asked = list(self._asking.asked)
         work = self._tasks[0] if self._tasks else None
         first = max(
-            (each for each in asked if work is not None and each and each <= (work.task.ticket, work.next_out)),
+            (each for each in asked if work is not None and each and each <= (work.task.task_id, work.next_out)),
             default=None,
         )
         found = {number // CALLS_PER_ACTOR for number, each in enumerate(asked) if each is not None and each == first}
@@ -394,17 +394,17 @@ class RemoteWorker(ThreadWorker):
             raise WorkerGone(self._lost.pid, None, self._lost.words, self._lost.host)
         return message
 
-    def _sort(self, ticket: int, index: int, message: Any) -> None:
+    def _sort(self, task_id: int, index: int, message: Any) -> None:
         if isinstance(message, _Lost):
             self._lost = message
         elif isinstance(message, Begun):
-            self._begun[ticket] = message
+            self._begun[task_id] = message
         else:
-            super()._sort(ticket, index, message)
+            super()._sort(task_id, index, message)
 
     def _end(self, work: ThreadTask) -> None:
         super()._end(work)
-        self._begun.pop(work.task.ticket, None)
+        self._begun.pop(work.task.task_id, None)
 
     def _look(self) -> None:
         return None  # the workers have generators of their own
@@ -415,7 +415,7 @@ class RemoteWorker(ThreadWorker):
         self._put(work, self._asking.begin, work)
 
     def _hand_out_of(self, work: ThreadTask) -> None:
-        begun, limit = self._begun.get(work.task.ticket), self._limit(work)
+        begun, limit = self._begun.get(work.task.task_id), self._limit(work)
         if begun is None or not begun.is_for_several:
             if limit > work.generator_limit:
                 work.generator_limit = limit

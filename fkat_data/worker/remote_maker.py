@@ -118,7 +118,7 @@ class RemoteMaker:
         # The task that is open, as it came, and the number of the last microbatch that was asked for.
         self._packed = b""
         self._newest = -1
-        # Of the call that runs: its ticket, its first microbatch, and what it has made so far.
+        # Of the call that runs: its task_id, its first microbatch, and what it has made so far.
         self._under_way = _IDLE
         self._shard: OpenShard | None = None
         self._generator: Generator[Produced] | None = None
@@ -173,14 +173,14 @@ class RemoteMaker:
         error = None if is_open else self._opened(task._replace(first_microbatch=first, digest=None), packed)
         return Replies([error], 0.0) if error else self._replies(task, first, count, self._next)
 
-    def made(self, ticket: int, first: int, num_known: int) -> list[Reply]:
+    def made(self, task_id: int, first: int, num_known: int) -> list[Reply]:
         """Return what the call that runs has made so far, without the first ``num_known``; nothing of another call."""
         running, index, replies = self._under_way
-        return replies[num_known:] if (running, index) == (ticket, first) else []
+        return replies[num_known:] if (running, index) == (task_id, first) else []
 
-    def give_leftover_rows(self, ticket: int, leftover_rows: bytes) -> None:
+    def give_leftover_rows(self, task_id: int, leftover_rows: bytes) -> None:
         """Give a task what the one before has left."""
-        self._queue(ticket).put(leftover_rows)
+        self._queue(task_id).put(leftover_rows)
 
     def stack(self) -> str:
         """Return the Python stacks of this process, but for the thread that asks."""
@@ -221,7 +221,7 @@ class RemoteMaker:
     def _replies(self, task: Task, first: int, count: int, make: Callable[[int], Produced | None]) -> Replies:
         began_s = time.perf_counter()
         replies: list[Reply] = []
-        self._under_way = task.ticket, first, replies
+        self._under_way = task.task_id, first, replies
         for index in range(first, first + count):
             self._newest = index
             replies.append(self._reply(task, index, make))
@@ -250,20 +250,20 @@ class RemoteMaker:
         self._collated = np.empty(size_bytes, np.uint8)
         return memoryview(self._collated)
 
-    def _report(self, ticket: int, fingerprint: ShardFingerprint) -> None:
-        del ticket
+    def _report(self, task_id: int, fingerprint: ShardFingerprint) -> None:
+        del task_id
         self._fingerprint = fingerprint
 
-    def _queue(self, ticket: int) -> "SimpleQueue[bytes]":
-        return self._leftover_queues.setdefault(ticket, SimpleQueue())
+    def _queue(self, task_id: int) -> "SimpleQueue[bytes]":
+        return self._leftover_queues.setdefault(task_id, SimpleQueue())
 
     def _take_leftover_rows(self, task: Task) -> bytes:
-        leftover_rows = self._queue(task.ticket).get()
-        self._leftover_queues.pop(task.ticket, None)
+        leftover_rows = self._queue(task.task_id).get()
+        self._leftover_queues.pop(task.task_id, None)
         return leftover_rows
 
-    def _give_leftover_rows(self, ticket: int, leftover_rows: bytes) -> None:
-        del ticket
+    def _give_leftover_rows(self, task_id: int, leftover_rows: bytes) -> None:
+        del task_id
         self._leftover_rows = leftover_rows
 
 

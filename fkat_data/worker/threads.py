@@ -72,7 +72,7 @@ class _Paused(NamedTuple):
 
 
 _ThreadResult: TypeAlias = "tuple[int, int, Message | _Paused]"
-"""A ticket, the index of a microbatch, and what has become of it."""
+"""A task_id, the index of a microbatch, and what has become of it."""
 
 
 class _Cancelled(BaseException):
@@ -243,7 +243,7 @@ class Threads:
             message = self.item(task, index, microbatch, part.is_last)
         except BaseException as error:  # noqa: BLE001 - raised where the microbatch's turn comes
             message = self.failed(task, index, error)
-        self.results.put((task.ticket, index, message))
+        self.results.put((task.task_id, index, message))
 
     def failed(self, task: Task, index: int, error: BaseException) -> Failure:
         """Return the message of an error."""
@@ -255,7 +255,7 @@ class Threads:
         index, task, clock = work.next_job, work.task, self.here.clock
         while not work.is_cancelled and not self.is_closed:
             if index >= work.generator_limit:
-                self.results.put((task.ticket, index, _Paused(index)))
+                self.results.put((task.task_id, index, _Paused(index)))
                 return
             try:
                 with helping() as times:
@@ -264,12 +264,12 @@ class Threads:
                 clock.shift("store", times.store_s)
                 if produced is None:
                     clock.enter_stage("")
-                message = End(task.ticket, index) if produced is None else self.item(task, *produced)
+                message = End(task.task_id, index) if produced is None else self.item(task, *produced)
             except _Cancelled:
                 break
             except BaseException as error:  # noqa: BLE001 - as above
                 message = self.failed(task, index, error)
-            self.results.put((task.ticket, index, message))
+            self.results.put((task.task_id, index, message))
             if not isinstance(message, Item) or message.is_last:
                 break
             index += 1
@@ -288,7 +288,7 @@ class Threads:
             message = made_together(work.task, producer, is_digested=self.is_digested)
             self.here.clock.enter_stage("")
             self.here.clock.count(len(message.microbatches) + isinstance(message.behind, Item))
-            self.results.put((work.task.ticket, work.task.first_microbatch, message))
+            self.results.put((work.task.task_id, work.task.first_microbatch, message))
 
 
 class ThreadWorker(WorkerOfThisProcess):
@@ -335,7 +335,7 @@ class ThreadWorker(WorkerOfThisProcess):
         self._inbox: deque[_ThreadResult] = deque()
         self._mean_bytes: float | None = None
         self._num_probes, self._more_probes = num_probes, _MORE_PROBES
-        # The ticket and the number of the one that is made alone, and what has moved in a wait for it.
+        # The task's id and the number of the one that is made alone, and what has moved in a wait for it.
         self._probe: tuple[int, int] | None = None
         self._has_moved = ""
         # Whether the caller waits in a call, so that it draws nothing itself.
@@ -389,14 +389,14 @@ class ThreadWorker(WorkerOfThisProcess):
         is_blocked = any(work.is_open and not work.is_exhausted for work in list(self._tasks))
         return added_times(several)._replace(stage="blocked" if is_blocked else "idle")
 
-    def give_leftover_rows(self, ticket: int, leftover_rows: bytes) -> None:
+    def give_leftover_rows(self, task_id: int, leftover_rows: bytes) -> None:
         """Give a task that was assigned without it what the one before has left."""
-        if ticket in self._leftover_rows_in:
-            self._leftover_rows_in[ticket].put(leftover_rows)
+        if task_id in self._leftover_rows_in:
+            self._leftover_rows_in[task_id].put(leftover_rows)
 
-    def has_begun(self, ticket: int) -> bool:
+    def has_begun(self, task_id: int) -> bool:
         """Return whether the task is in work."""
-        return any(work.task.ticket == ticket and work.is_open for work in self._tasks)
+        return any(work.task.task_id == task_id and work.is_open for work in self._tasks)
 
     def stack(self) -> str:
         """Return the Python stacks of the threads."""
@@ -405,21 +405,21 @@ class ThreadWorker(WorkerOfThisProcess):
     def assign(self, task: Task, limit: int) -> None:
         """Take a task, to be produced after those taken before, up to ``limit`` microbatches for now."""
         work = ThreadTask(task, limit)
-        self._leftover_rows_in[task.ticket] = work.leftover_rows
+        self._leftover_rows_in[task.task_id] = work.leftover_rows
         self._tasks.append(work)
         self._hand_out()
 
-    def allow(self, ticket: int, limit: int, *, is_ahead: bool = False) -> None:
+    def allow(self, task_id: int, limit: int, *, is_ahead: bool = False) -> None:
         """Let the task be produced up to ``limit`` microbatches."""
         del is_ahead
         for work in self._tasks:
-            if work.task.ticket == ticket:
+            if work.task.task_id == task_id:
                 work.limit = max(work.limit, limit)
         self._hand_out()
 
-    def cancel(self, ticket: int) -> None:
-        """Drop every task with a ticket below this one."""
-        while self._tasks and self._tasks[0].task.ticket < ticket:
+    def cancel(self, task_id: int) -> None:
+        """Drop every task with an id below this one."""
+        while self._tasks and self._tasks[0].task.task_id < task_id:
             self._end(self._tasks[0])
 
     def receive(self, *, timeout_s: float | None) -> Message | None:
@@ -527,11 +527,11 @@ class ThreadWorker(WorkerOfThisProcess):
     def _is_due(self) -> bool:
         return bool(self._tasks) and self._tasks[0].next_out in self._tasks[0].early
 
-    def _sort(self, ticket: int, index: int, message: "Message | _Paused") -> None:
-        work = next((work for work in self._tasks if work.task.ticket == ticket), None)
+    def _sort(self, task_id: int, index: int, message: "Message | _Paused") -> None:
+        work = next((work for work in self._tasks if work.task.task_id == task_id), None)
         if work is None:
             return
-        if self._probe == (ticket, index):
+        if self._probe == (task_id, index):
             message = self._probed(work.task, message)
         if isinstance(message, _Paused):
             work.is_busy, work.next_job = False, message.next_index
@@ -543,8 +543,8 @@ class ThreadWorker(WorkerOfThisProcess):
         work.early[index] = message
 
     def _end(self, work: ThreadTask) -> None:
-        self._leftover_rows_in.pop(work.task.ticket, None)
-        if self._probe is not None and self._probe[0] == work.task.ticket:
+        self._leftover_rows_in.pop(work.task.task_id, None)
+        if self._probe is not None and self._probe[0] == work.task.task_id:
             self._probe = None
         work.cancel()
         if work.shard is not None:
@@ -613,7 +613,7 @@ class ThreadWorker(WorkerOfThisProcess):
                 work.is_exhausted = True
                 return
             if part is None:
-                work.early[index] = End(task.ticket, index)
+                work.early[index] = End(task.task_id, index)
                 work.is_exhausted = True
                 return
             work.next_job, work.is_exhausted = index + 1, part.is_last
@@ -661,7 +661,7 @@ class ThreadWorker(WorkerOfThisProcess):
 
     def _begin_probe(self, work: ThreadTask, index: int, *, is_probed: bool) -> None:
         if is_probed:
-            self._probe, self._has_moved = (work.task.ticket, index), ""
+            self._probe, self._has_moved = (work.task.task_id, index), ""
             self._states = generator_states()
 
     def _probed(self, task: Task, message: "Message | _Paused") -> "Message | _Paused":
@@ -700,7 +700,7 @@ def _enter_stage(here: Here, stage: str, index: int = -1, label: str = "") -> No
 
 
 def _leftover_rows_of(queues: "dict[int, SimpleQueue[bytes | None]]", task: Task) -> bytes:
-    queue = queues.get(task.ticket)
+    queue = queues.get(task.task_id)
     leftover_rows = None if queue is None else queue.get()
     if leftover_rows is None:
         raise _Cancelled

@@ -89,15 +89,15 @@ class Worker(Protocol):
         """
         ...
 
-    def allow(self, ticket: int, limit: int, *, is_ahead: bool = False) -> None:
+    def allow(self, task_id: int, limit: int, *, is_ahead: bool = False) -> None:
         """Let a task be produced up to ``limit`` microbatches; ``is_ahead``: of a later task than the current one."""
         ...
 
-    def cancel(self, ticket: int) -> None:
-        """Drop every task with a ticket below this one."""
+    def cancel(self, task_id: int) -> None:
+        """Drop every task with an id below this one."""
         ...
 
-    def begin_behind(self, ticket: int, index: int) -> None:
+    def begin_behind(self, task_id: int, index: int) -> None:
         """Let a task begin at a microbatch, if it is not begun: the caller makes those before."""
         ...
 
@@ -117,19 +117,19 @@ class Worker(Protocol):
         """Record that an interrupted wait is over."""
         ...
 
-    def has_begun(self, ticket: int) -> bool:
+    def has_begun(self, task_id: int) -> bool:
         """Return whether the worker has reported that it works on a task."""
         ...
 
-    def fingerprint(self, ticket: int) -> ShardFingerprint | None:
+    def fingerprint(self, task_id: int) -> ShardFingerprint | None:
         """Return what the worker has reported of a task's shard; None: nothing."""
         ...
 
-    def take_leftover_rows(self, ticket: int) -> bytes | None:
+    def take_leftover_rows(self, task_id: int) -> bytes | None:
         """Return, once, what a task has left for the one behind it; None: that is not known yet."""
         ...
 
-    def give_leftover_rows(self, ticket: int, leftover_rows: bytes) -> None:
+    def give_leftover_rows(self, task_id: int, leftover_rows: bytes) -> None:
         """Give a task that was assigned without it what the one before has left."""
         ...
 

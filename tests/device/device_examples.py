@@ -6,7 +6,7 @@ from contextlib import nullcontext
 import torch
 
 
-class LateTicket:
+class LateCopyEvents:
     def __init__(self, engine, number):
         self.engine = engine
         self.number = number
@@ -51,10 +51,10 @@ class LateEngine:
 
     def issued(self):
         self.issued_copies.append([])
-        return LateTicket(self, len(self.issued_copies) - 2)
+        return LateCopyEvents(self, len(self.issued_copies) - 2)
 
-    def hand_over(self, ticket, tensors):
-        self.handed_over.append((ticket, tensors))
+    def hand_over(self, events, tensors):
+        self.handed_over.append((events, tensors))
 
     def run_until(self, number):
         while self.num_done <= number:

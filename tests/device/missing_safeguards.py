@@ -6,7 +6,7 @@ from fkat_data.device import AcceleratorMover
 class WithoutEvent:
     """Of an engine: the caller's stream does not wait for the copy."""
 
-    def hand_over(self, ticket, tensors):
+    def hand_over(self, events, tensors):
         for tensor in tensors:
             tensor.record_stream(self._module.current_stream(self.device))
 
@@ -14,8 +14,8 @@ class WithoutEvent:
 class WithoutRecord:
     """Of an engine: the allocator does not learn of the caller's stream."""
 
-    def hand_over(self, ticket, tensors):
-        super().hand_over(ticket, [])
+    def hand_over(self, events, tensors):
+        super().hand_over(events, [])
 
 
 class WithoutKeeping(AcceleratorMover):

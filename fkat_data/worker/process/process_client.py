@@ -37,7 +37,7 @@ from fkat_data.worker.messages import (
     NO_SEGMENT,
     PAGE_BYTES,
     SEGMENT,
-    TICKET,
+    TASK_ID,
     CallerProgress,
     End,
     Failure,
@@ -218,43 +218,43 @@ class ProcessWorker(TaskReports):
                 elif not self._channel.wait(max(0.0, deadline_s - time.monotonic())):
                     return
 
-    def has_begun(self, ticket: int) -> bool:
+    def has_begun(self, task_id: int) -> bool:
         """Return whether the worker has reported that it works on a task."""
-        return self._last_begun >= ticket
+        return self._last_begun >= task_id
 
     def stack(self) -> str:
         """Return the worker's Python stacks, taken from outside, and what may hold it up since its start."""
         return f"{self._process.stack()}{self._hazard}"
 
-    def give_leftover_rows(self, ticket: int, leftover_rows: bytes) -> None:
+    def give_leftover_rows(self, task_id: int, leftover_rows: bytes) -> None:
         """Give a task that was assigned without it what the one before has left."""
-        self._channel.post(Kind.LEFTOVER_ROWS_IN, TICKET.pack(ticket) + leftover_rows)
+        self._channel.post(Kind.LEFTOVER_ROWS_IN, TASK_ID.pack(task_id) + leftover_rows)
 
     def assign(self, task: Task, limit: int) -> None:
         """Take a task, to be produced after those taken before."""
         self._channel.post(Kind.ASSIGN, pack_task(task, limit))
 
-    def begin_behind(self, ticket: int, index: int) -> None:
+    def begin_behind(self, task_id: int, index: int) -> None:
         """Let the worker begin a task at a microbatch, if it has not begun it: the caller makes those before."""
-        self._caller_progress.set(ticket, index)
+        self._caller_progress.set(task_id, index)
 
-    def allow(self, ticket: int, limit: int, *, is_ahead: bool = False) -> None:
+    def allow(self, task_id: int, limit: int, *, is_ahead: bool = False) -> None:
         """Let the task be produced up to ``limit`` microbatches; ``is_ahead``: of a later task than the current one."""
         if is_ahead:
-            self._channel.post(Kind.ALLOW, LIMIT.pack(ticket, limit))
+            self._channel.post(Kind.ALLOW, LIMIT.pack(task_id, limit))
             return
-        self._allowed = ticket, limit
+        self._allowed = task_id, limit
         board = self._channel.board
-        if board is None or board.publish(ticket, limit):
-            self._channel.post(Kind.ALLOW, LIMIT.pack(ticket, limit))
+        if board is None or board.publish(task_id, limit):
+            self._channel.post(Kind.ALLOW, LIMIT.pack(task_id, limit))
 
     def allow_memory(self, size_bytes: int) -> None:
         """Let the worker's segments take so much together, within its limit."""
         self._channel.post(Kind.MEMORY, MEMORY.pack(size_bytes))
 
-    def cancel(self, ticket: int) -> None:
-        """Drop every task with a ticket below this one."""
-        self._channel.post(Kind.CANCEL, TICKET.pack(ticket))
+    def cancel(self, task_id: int) -> None:
+        """Drop every task with an id below this one."""
+        self._channel.post(Kind.CANCEL, TASK_ID.pack(task_id))
 
     def flush(self) -> None:
         """Send what was posted, if there is room for it; for a caller that waits for several workers."""
@@ -362,9 +362,9 @@ class ProcessWorker(TaskReports):
             case Kind.RETIRE:
                 self._leases.remove(CREDIT.unpack(body)[0])
             case Kind.BEGIN:
-                self._last_begun = TICKET.unpack(body)[0]
+                self._last_begun = TASK_ID.unpack(body)[0]
             case Kind.LEFTOVER_ROWS_OUT:
-                self._leftover_rows[TICKET.unpack_from(body)[0]] = bytes(body[TICKET.size :])
+                self._leftover_rows[TASK_ID.unpack_from(body)[0]] = bytes(body[TASK_ID.size :])
             case Kind.FINGERPRINT:
                 remember_fingerprint(self._fingerprints, *unpack_fingerprint(body))
             case Kind.MEMORY_SHORTAGE:
@@ -389,7 +389,7 @@ class ProcessWorker(TaskReports):
 
     def _item(self, body: bytes) -> Message:
         self.num_received += 1
-        ticket, index, is_last, segment, in_segment, num_parts, envelope_bytes, size_bytes, digest = ITEM.unpack_from(
+        task_id, index, is_last, segment, in_segment, num_parts, envelope_bytes, size_bytes, digest = ITEM.unpack_from(
             body
         )
         sizes: tuple[int, ...] = struct.unpack_from(f"<{num_parts}q", body, _ITEM_BYTES) if num_parts else ()
@@ -413,36 +413,38 @@ class ProcessWorker(TaskReports):
                 microbatch = decode(envelope, sizes, base, 0)
         except genuine(Exception) as error:
             # What rebuilding a user's class raises belongs in its place.
-            return _unbuilt(ticket, index, error)
+            return _unbuilt(task_id, index, error)
         except BaseException as error:
             # Raised again by what is rebuilt; what a signal has raised here is the caller's.
             try:
                 decode(envelope, sizes, base, 0)
             except BaseException as again:  # noqa: BLE001 - see above
                 if type(again) is type(error):
-                    return _unbuilt(ticket, index, reportable(error, f"rebuilding microbatch {index}"))
+                    return _unbuilt(task_id, index, reportable(error, f"rebuilding microbatch {index}"))
             raise
         # skips NamedTuple's Python `__new__`: twice as fast
         return tuple.__new__(
-            Item, (ticket, index, None if is_last < 0 else bool(is_last), microbatch, size_bytes, digest)
+            Item, (task_id, index, None if is_last < 0 else bool(is_last), microbatch, size_bytes, digest)
         )
 
 
-def _unbuilt(ticket: int, index: int, error: BaseException) -> Failure:
+def _unbuilt(task_id: int, index: int, error: BaseException) -> Failure:
     add_note(error, f"fkat_data: while rebuilding microbatch {index} in the trainer's process")
-    return Failure(ticket, error, index)
+    return Failure(task_id, error, index)
 
 
 def _failure(body: bytes) -> Failure:
-    ticket, index = FAILURE.unpack_from(body)
-    return Failure(ticket, unpack_failure(body[FAILURE.size :]), index)
+    task_id, index = FAILURE.unpack_from(body)
+    return Failure(task_id, unpack_failure(body[FAILURE.size :]), index)
 
 
 _ITEM_KIND, _ITEM_BYTES = int(Kind.ITEM), ITEM.size
 _READERS: dict[int, Callable[[bytes], Message | SingleWorkerShard]] = {
     Kind.END: lambda body: End(*END.unpack(body)),
     Kind.FAILURE: _failure,
-    Kind.SINGLE_WORKER_SHARD: lambda body: SingleWorkerShard(TICKET.unpack_from(body)[0], body[TICKET.size :].decode()),
+    Kind.SINGLE_WORKER_SHARD: lambda body: SingleWorkerShard(
+        TASK_ID.unpack_from(body)[0], body[TASK_ID.size :].decode()
+    ),
 }
 
 

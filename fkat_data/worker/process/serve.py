@@ -38,7 +38,7 @@ from fkat_data.worker.messages import (
     NO_LIMIT,
     NO_SEGMENT,
     SEGMENT,
-    TICKET,
+    TASK_ID,
     CallerProgress,
     Kind,
     MemoryShortage,
@@ -143,7 +143,7 @@ class Server:
                 if not self._tasks:
                     self._wait_for_task()
                 self._do(self._tasks[0])
-                self._limits.pop(self._tasks.popleft().ticket)
+                self._limits.pop(self._tasks.popleft().task_id)
         except ChannelClosed:
             pass
         finally:
@@ -152,10 +152,10 @@ class Server:
     def _do(self, task: Task) -> None:
         if self._claim_table is None:  # a trainer that waits for several workers waits for their sockets
             self._channel.open_ring()
-        self._channel.send(Kind.BEGIN, TICKET.pack(task.ticket))
+        self._channel.send(Kind.BEGIN, TASK_ID.pack(task.task_id))
         task = self._progress.left_of(task)
         try:
-            if self._claim_table is None or self._claim_table.sole_worker(task.ticket) == self._claim_table.worker:
+            if self._claim_table is None or self._claim_table.sole_worker(task.task_id) == self._claim_table.worker:
                 self._make_alone(task, produce(task, self._producer))
             else:
                 self._make_together(task, self._claim_table)
@@ -179,7 +179,7 @@ class Server:
                 self._wait_for_limit(task, index)
             if not is_last:
                 self._send_events()
-                self._channel.send(Kind.END, END.pack(task.ticket, index))
+                self._channel.send(Kind.END, END.pack(task.task_id, index))
         except (_CancelledError, ChannelClosed, TornFrameError, _UnheardError):
             raise
         except BaseException as raised:  # noqa: BLE001 - the trainer handles every exception of the user's
@@ -195,16 +195,16 @@ class Server:
             # Where the shard before had no random access, the whole shard is claimed before it is opened.
             if self._gave_random_access or task.lost_microbatch is not None:
                 index = self._claim(task, claim_table, None)
-            elif not claim_table.claim_all(task.ticket, task.first_microbatch):
+            elif not claim_table.claim_all(task.task_id, task.first_microbatch):
                 return
             if index is None:
                 return
             shard = OpenShard(task, self._producer, is_shared=True)
             self._gave_random_access = shard.is_random_access
-            if not shard.is_random_access or claim_table.sole_worker(task.ticket) is not None:
+            if not shard.is_random_access or claim_table.sole_worker(task.task_id) is not None:
                 # Only one worker can make it: this one, unless another does.
-                if claim_table.claim_all(task.ticket, task.first_microbatch):
-                    self._channel.send(Kind.SINGLE_WORKER_SHARD, TICKET.pack(task.ticket) + shard.kind.encode())
+                if claim_table.claim_all(task.task_id, task.first_microbatch):
+                    self._channel.send(Kind.SINGLE_WORKER_SHARD, TASK_ID.pack(task.task_id) + shard.kind.encode())
                     self._make_alone(task, shard.produce())
                 return
             while index is not None:
@@ -217,20 +217,20 @@ class Server:
             raise
         except BaseException as raised:  # noqa: BLE001 - the trainer handles every exception of the user's
             index = task.first_microbatch if index is None else index
-            claim_table.end(task.ticket, index)
+            claim_table.end(task.task_id, index)
             self._send_failure(task, index, raised, is_open=shard is not None)
 
     def _look_ahead(self, task: Task, claim_table: ClaimTable, shard: OpenShard, index: int) -> None:
         """Begin to read what is made now, and what this worker makes next, which no other worker claims from here on."""
         shard.prefetch(index)
         for _ in range(_CLAIMS_AT_ONCE):
-            if claim_table.num_reserved(task.ticket) >= shard.num_prefetched:
+            if claim_table.num_reserved(task.task_id) >= shard.num_prefetched:
                 return
-            reserved = claim_table.reserve(task.ticket)
+            reserved = claim_table.reserve(task.task_id)
             if reserved is None:
                 return
             if not shard.indexed.has(reserved):
-                claim_table.end(task.ticket, reserved)
+                claim_table.end(task.task_id, reserved)
                 return
             shard.prefetch(reserved)
 
@@ -239,12 +239,12 @@ class Server:
         self._agree(task, claim_table, shard, index)
         produced = shard.make(index)
         if produced is None or produced.is_last:
-            claim_table.end(task.ticket, index + (produced is not None))
+            claim_table.end(task.task_id, index + (produced is not None))
         if produced is not None:
             self._publish(task, produced)
         elif index == task.first_microbatch:
             self._send_events()
-            self._channel.send(Kind.END, END.pack(task.ticket, index))
+            self._channel.send(Kind.END, END.pack(task.task_id, index))
         return produced is not None
 
     def _agree(self, task: Task, claim_table: ClaimTable, shard: OpenShard, index: int) -> None:
@@ -253,8 +253,8 @@ class Server:
         Raises:
             WorkerError: They have drawn other batches, or another number of them.
         """
-        outline = shard.outline(index, max(1, self._bound) if self._limits[task.ticket] < sys.maxsize else _FAR)
-        if outline is not None and not claim_table.agrees(task.ticket, outline):
+        outline = shard.outline(index, max(1, self._bound) if self._limits[task.task_id] < sys.maxsize else _FAR)
+        if outline is not None and not claim_table.agrees(task.task_id, outline):
             raise WorkerError(
                 f"the workers that make {shard_name(task.payload)} in epoch {task.epoch} together do not draw the same batches, or "
                 f"not equally many: {outline.in_words} in one of them. Each draws all of its sampler: let that draw from the "
@@ -266,38 +266,38 @@ class Server:
         """Return the next microbatch of a shard for this worker; None: it has no other."""
         self._hear_at_times(task)
         if task.lost_microbatch is not None and shard is None:
-            claim_table.write_claim(task.ticket, task.lost_microbatch)
+            claim_table.write_claim(task.task_id, task.lost_microbatch)
             return task.lost_microbatch
-        ticket, first = task.ticket, task.first_microbatch
-        index = claim_table.claim(ticket, first, self._limits[ticket])
+        task_id, first = task.task_id, task.first_microbatch
+        index = claim_table.claim(task_id, first, self._limits[task_id])
         if index is Refusal.NOT_ALLOWED:
-            self._producer.enter_stage("blocked", claim_table.next_claim(ticket))
+            self._producer.enter_stage("blocked", claim_table.next_claim(task_id))
             while index is Refusal.NOT_ALLOWED:
-                if shard is not None and not shard.indexed.has(claim_table.next_claim(ticket)):
+                if shard is not None and not shard.indexed.has(claim_table.next_claim(task_id)):
                     return None  # no limit comes for what the shard does not have
                 self._hear_of(task, block=True)
-                index = claim_table.claim(ticket, first, self._limits[ticket])
+                index = claim_table.claim(task_id, first, self._limits[task_id])
             self._producer.enter_stage("")
         return index if isinstance(index, int) else None
 
-    def _report(self, ticket: int, fingerprint: ShardFingerprint) -> None:
-        self._channel.send(Kind.FINGERPRINT, pack_fingerprint(ticket, fingerprint))
+    def _report(self, task_id: int, fingerprint: ShardFingerprint) -> None:
+        self._channel.send(Kind.FINGERPRINT, pack_fingerprint(task_id, fingerprint))
 
     def _take_leftover_rows(self, task: Task) -> bytes:
         self._producer.enter_stage("blocked", task.first_microbatch)
-        while task.ticket not in self._leftover_rows:
+        while task.task_id not in self._leftover_rows:
             self._hear_of(task, block=True)
         self._producer.enter_stage("")
-        return self._leftover_rows.pop(task.ticket)
+        return self._leftover_rows.pop(task.task_id)
 
-    def _give_leftover_rows(self, ticket: int, leftover_rows: bytes) -> None:
-        self._channel.send(Kind.LEFTOVER_ROWS_OUT, TICKET.pack(ticket) + leftover_rows)
+    def _give_leftover_rows(self, task_id: int, leftover_rows: bytes) -> None:
+        self._channel.send(Kind.LEFTOVER_ROWS_OUT, TASK_ID.pack(task_id) + leftover_rows)
 
     def _send_failure(self, task: Task, index: int, raised: BaseException, *, is_open: bool) -> None:
         error = reportable(raised, "the dataset")
         note = note_microbatch(error, task, index, is_open=is_open)
         self._send_events()
-        self._channel.send(Kind.FAILURE, FAILURE.pack(task.ticket, index) + pack_failure(error, note))
+        self._channel.send(Kind.FAILURE, FAILURE.pack(task.task_id, index) + pack_failure(error, note))
 
     def _wait_for_task(self) -> None:
         self._producer.enter_stage("idle")
@@ -308,13 +308,13 @@ class Server:
 
     def _wait_for_limit(self, task: Task, index: int) -> None:
         self._hear_at_times(task)
-        if index >= self._limits[task.ticket] and index >= self._renewed_limit(task):
+        if index >= self._limits[task.task_id] and index >= self._renewed_limit(task):
             self._producer.enter_stage("blocked", index)
             self._sleep_until_allowed(task, index)
             self._producer.enter_stage("")
 
     def _hear_at_times(self, task: Task) -> None:
-        if task.ticket < self._cancelled_below:
+        if task.task_id < self._cancelled_below:
             raise _CancelledError
         # Receiving costs a system call: a fast producer does it every few microbatches, a slow one for each.
         self._num_unheard += 1
@@ -323,8 +323,8 @@ class Server:
 
     def _renewed_limit(self, task: Task) -> int:
         if self._channel.board is not None:
-            self._limits[task.ticket] = max(self._limits[task.ticket], self._channel.board.limit(task.ticket))
-        return self._limits[task.ticket]
+            self._limits[task.task_id] = max(self._limits[task.task_id], self._channel.board.limit(task.task_id))
+        return self._limits[task.task_id]
 
     def _sleep_until_allowed(self, task: Task, index: int) -> None:
         """Sleep until half of the bound is free, for a moment; then until anything is."""
@@ -364,7 +364,7 @@ class Server:
             segment_index = segment.index
         is_last = -1 if produced.is_last is None else int(produced.is_last)
         head = ITEM.pack(
-            task.ticket,
+            task.task_id,
             produced.microbatch_index,
             is_last,
             segment_index,
@@ -452,7 +452,7 @@ class Server:
     def _hear_of(self, task: Task, *, block: bool) -> None:
         """Act on the trainer's messages, and go on only with a task that it still wants."""
         self._receive_commands(block=block)
-        if task.ticket < self._cancelled_below:
+        if task.task_id < self._cancelled_below:
             raise _CancelledError
 
     def _receive_commands(self, *, block: bool) -> None:
@@ -489,29 +489,29 @@ class Server:
             case Kind.MEMORY:
                 self._pool.allow(MEMORY.unpack(body)[0])
             case Kind.ALLOW:
-                ticket, limit = LIMIT.unpack(body)
-                if ticket in self._limits:
-                    self._limits[ticket] = limit
+                task_id, limit = LIMIT.unpack(body)
+                if task_id in self._limits:
+                    self._limits[task_id] = limit
             case Kind.ASSIGN:
                 task, limit = unpack_task(body)
-                self._limits[task.ticket] = sys.maxsize if limit == NO_LIMIT else limit
+                self._limits[task.task_id] = sys.maxsize if limit == NO_LIMIT else limit
                 self._bound = limit - task.first_microbatch
                 self._tasks.append(task)
             case Kind.LEFTOVER_ROWS_IN:
-                self._leftover_rows[TICKET.unpack_from(body)[0]] = bytes(body[TICKET.size :])
+                self._leftover_rows[TASK_ID.unpack_from(body)[0]] = bytes(body[TASK_ID.size :])
             case Kind.CLAIM_TABLE:
                 num_workers, member_index = CLAIM_TABLE.unpack(body)
                 self._claim_table = ClaimTable(self._channel.take_descriptor(), num_workers, member_index)
             case Kind.CANCEL:
-                self._cancelled_below = TICKET.unpack(body)[0]
+                self._cancelled_below = TASK_ID.unpack(body)[0]
                 self._leftover_rows = {
-                    ticket: leftover_rows
-                    for ticket, leftover_rows in self._leftover_rows.items()
-                    if ticket >= self._cancelled_below
+                    task_id: leftover_rows
+                    for task_id, leftover_rows in self._leftover_rows.items()
+                    if task_id >= self._cancelled_below
                 }
                 # The first task is the one in work: it ends itself.
-                while len(self._tasks) > 1 and self._tasks[1].ticket < self._cancelled_below:
-                    self._limits.pop(self._tasks[1].ticket)
+                while len(self._tasks) > 1 and self._tasks[1].task_id < self._cancelled_below:
+                    self._limits.pop(self._tasks[1].task_id)
                     del self._tasks[1]
             case _:
                 raise ValueError(f"the trainer sent a message of unknown kind {kind}")
