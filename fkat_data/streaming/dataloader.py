@@ -17,6 +17,7 @@ from fkat_data.streaming.loader_plan import (
     num_wanted_batches,
     wanted_batches,
 )
+from fkat_data.streaming.reader import reader_of
 from fkat_data.streaming.reading.pinned_commits import check_merged
 from fkat_data.streaming.user_iterator import UserIteratorBatches, UserIteratorPlan
 from fkat_data.worker.adoption import adopt
@@ -130,9 +131,9 @@ class StreamingDataLoader(DataLoader[Any]):
         """
         if not self._is_of_batches or self._has_own_iter:
             raise AttributeError("num_microbatches")
-        dataset = cast("StreamingDataset", self.dataset)
-        point = dataset.next_point() if self._numbered_batches is None else self._numbered_batches.point
-        return num_wanted_batches(dataset, point, drop_last=self.drop_last)
+        reader = reader_of(self.dataset)
+        point = reader.next_point() if self._numbered_batches is None else self._numbered_batches.point
+        return num_wanted_batches(reader, point, drop_last=self.drop_last)
 
     def microbatch(self, index: int) -> Any:
         """Return one batch of the next epoch, by its index in it; fast where indices grow from call to call.
@@ -148,15 +149,16 @@ class StreamingDataLoader(DataLoader[Any]):
         if not isinstance(dataset, StreamingDataset):
             raise ConfigurationError("dataset", dataset, "a StreamingDataset")
         integer("index", index, minimum=0)
+        reader = reader_of(dataset)
         if self._numbered is None or index < self._next_numbered:
-            batches = self._numbered_batches = self._numbered_batches or dataset.rank_batches(dataset.begin_epoch())
-            wanted = wanted_batches(dataset, batches, index, drop_last=self.drop_last)
-            self._numbered = dataset.follow(in_groups(wanted, 1, 1), ids_of, is_opened=False)
+            batches = self._numbered_batches = self._numbered_batches or reader.rank_batches(reader.begin_epoch())
+            wanted = wanted_batches(reader, batches, index, drop_last=self.drop_last)
+            self._numbered = reader.follow(in_groups(wanted, 1, 1), ids_of, is_opened=False)
             self._next_numbered = index
         for _, (picks,) in self._numbered:
             self._next_numbered += 1
             if self._next_numbered == index + 1:
-                return next(iter(batch_maker(dataset, self._collate)([picks])))
+                return next(iter(batch_maker(reader, self._collate)([picks])))
         raise IndexError(f"the epoch has no batch {index}")
 
     def state_dict(self) -> dict[str, Any]:
@@ -192,17 +194,18 @@ class StreamingDataLoader(DataLoader[Any]):
 
     def _made_here(self, dataset: StreamingDataset, first: int) -> Iterator[Any]:
         """Yield the batches of the next epoch from one of them on, in this process, without moving the position."""
+        reader = reader_of(dataset)
         if self._has_own_iter:
-            plan = UserIteratorPlan(dataset, 0, num_workers=0, drop_last=self.drop_last, leaves_empty_rest=False)
+            plan = UserIteratorPlan(reader, 0, num_workers=0, drop_last=self.drop_last, leaves_empty_rest=False)
             plan.begin(plan.first())
-            yield from UserIteratorBatches(dataset, self._collate, plan.payload(0, 0))
+            yield from UserIteratorBatches(reader, self._collate, plan.payload(0, 0))
             return
-        batches = dataset.rank_batches(dataset.begin_epoch())
-        wanted = wanted_batches(dataset, batches, first, drop_last=self.drop_last)
-        together = batches_together(dataset, cast("int", self.batch_size))
-        make = batch_maker(dataset, self._collate)
+        batches = reader.rank_batches(reader.begin_epoch())
+        wanted = wanted_batches(reader, batches, first, drop_last=self.drop_last)
+        together = batches_together(reader, cast("int", self.batch_size))
+        make = batch_maker(reader, self._collate)
         # If shards come from a store, the first batch must not wait for those of the batches after it.
-        at_first = together if dataset.catalog.is_immediate else 1
-        num_together = None if dataset.cache_limit is None else dataset.num_together
-        for _, part in dataset.follow(in_groups(wanted, at_first, together, num_together), ids_of):
+        at_first = together if reader.catalog.is_immediate else 1
+        num_together = reader.fitting
+        for _, part in reader.follow(in_groups(wanted, at_first, together, num_together), ids_of):
             yield from make(part)

@@ -2,14 +2,12 @@
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
-import numpy as np
-import numpy.typing as npt
 from torch.utils.data import IterableDataset, get_worker_info
 
 from fkat_data.errors import ConfigurationError, StaleIteratorError, arguments
@@ -18,9 +16,10 @@ from fkat_data.errors.wording import Described
 from fkat_data.files.formats import DECODED_LIMIT_BYTES
 from fkat_data.files.tar import DecoderName
 from fkat_data.streaming.audit import Coverage, SampleRecord, coverage_of, records_of, where_is
+from fkat_data.streaming.epoch.delivery_tracker import DeliveryTracker
 from fkat_data.streaming.epoch.epochs import Epochs, WeightSchedule
 from fkat_data.streaming.epoch.rank_batches import PickedSamples, RankBatches, SampleSkips, joined
-from fkat_data.streaming.epoch.shared_resume import LARGEST_NUMBER, ResumePoint, iteration_here
+from fkat_data.streaming.epoch.shared_resume import LARGEST_NUMBER, ResumePoint
 from fkat_data.streaming.epoch.world import World
 from fkat_data.streaming.loader_source import DatasetSource
 from fkat_data.streaming.order.batching import BATCHING_METHODS, BatchingMethod
@@ -35,22 +34,18 @@ from fkat_data.streaming.order.epoch_order import (
 from fkat_data.streaming.order.partition import PARTITIONS, PartitionName
 from fkat_data.streaming.order.weights import StreamWeight
 from fkat_data.streaming.properties import DatasetProperties
+from fkat_data.streaming.reader import StreamReader, StreamState, reader_of
 from fkat_data.streaming.reading.catalog import Catalog
 from fkat_data.streaming.reading.open_shards import OpenShards
-from fkat_data.streaming.reading.pinned_commits import check_ranks, check_saved, saved_commits
+from fkat_data.streaming.reading.pinned_commits import check_saved
 from fkat_data.streaming.reading.stream import Stream, given_streams
-from fkat_data.streaming.sample_access import SampleAccess
-from fkat_data.streaming.user_iterator import DeliveryTracker
-from fkat_data.worker.produce import check_files, files_field
+from fkat_data.streaming.sample_access import SampleAccess, SampleMaker
+from fkat_data.worker.produce import check_files
 
 _logger = logging.getLogger(__name__)
 
 #: The number of samples that iterating the dataset itself reads together.
 _READ_TOGETHER = 64
-#: The default of what is fetched ahead.
-_READ_AHEAD_BYTES = 128 << 20
-
-_Part = TypeVar("_Part")
 
 
 class StreamingDataset(Described, DatasetProperties, SampleAccess, IterableDataset[Any]):
@@ -169,7 +164,7 @@ class StreamingDataset(Described, DatasetProperties, SampleAccess, IterableDatas
         )
         self.cache_limit: int | None = size_bytes_of("cache_limit", cache_limit) if cache_limit else None
         self.allow_unsafe_types: bool = arguments.boolean("allow_unsafe_types", allow_unsafe_types)
-        self._skips = SampleSkips(skip)
+        skips = SampleSkips(skip)
         self._transform = None if transform is None else arguments.function("transform", transform)
         settings = OrderSettings(
             (),
@@ -199,7 +194,7 @@ class StreamingDataset(Described, DatasetProperties, SampleAccess, IterableDatas
         catalog = Catalog(filled, allow_unsafe_types=self.allow_unsafe_types, cache_limit=self.cache_limit)
         if self.cache_limit is not None and catalog.cache_budget is None:
             _logger.warning("cache_limit has no effect: all data are read in place")
-        self._shards = OpenShards(
+        shards = OpenShards(
             catalog,
             allow_unsafe_types=self.allow_unsafe_types,
             arrays=arrays,
@@ -207,7 +202,7 @@ class StreamingDataset(Described, DatasetProperties, SampleAccess, IterableDatas
             decoded_limit_bytes=size_bytes_of("decoded_limit", decoded_limit) if decoded_limit else DECODED_LIMIT_BYTES,
             num_processes=partial(_num_processes, world),
         )
-        self._skips.check(catalog.num_samples)
+        skips.check(catalog.num_samples)
         weights = [stream.weight for stream in filled]
         size = arguments.integer("epoch_size", count_of("epoch_size", epoch_size), minimum=0) if epoch_size else 0
         epochs = Epochs(
@@ -229,60 +224,56 @@ class StreamingDataset(Described, DatasetProperties, SampleAccess, IterableDatas
         shares = epochs.shares(0)
         parts = zip(filled, shares.proportion, shares.repeat, shares.choose, strict=True)
         streams = [stream.weighted(proportion, repeat, choose) for stream, proportion, repeat, choose in parts]
-        super().__init__(streams, catalog, epochs)
-        self.delivery_tracker: DeliveryTracker | None = None
-        # While a loader's strand goes through the dataset's own __iter__: where its next epoch begins.
-        self.next_of_strand: ResumePoint | None = None
+        super().__init__(streams, StreamState(catalog, epochs, skips, shards))
 
     @property
     def _loader_source(self) -> DatasetSource:
-        return DatasetSource(self, has_own_iter=has_own_iter(self))
+        return DatasetSource(
+            StreamReader(self, self._stream_state, self._sample_maker), has_own_iter=has_own_iter(self)
+        )
 
     @property
-    def skips(self) -> SampleSkips:
-        """The batches and samples to skip, including the ``skip`` of a loaded state."""
-        return self._skips
+    def _sample_maker(self) -> SampleMaker:
+        return SampleMaker(self, self._stream_state.shards, self._transform)
 
     @property
     def next_epoch(self) -> int:
         """The epoch that the next ``iter`` begins or continues. After it is set, that epoch begins at its start."""
-        return self._resume_point.next().epoch
+        return self._stream_state.resume_point.next().epoch
 
     @next_epoch.setter
     def next_epoch(self, epoch: int) -> None:
         arguments.integer("next_epoch", epoch, minimum=0, maximum=LAST_EPOCH)
-        self._resume_point.go_to(replace(self._resume_point.next(), epoch=epoch, sample_in_epoch=0))
+        self._stream_state.resume_point.go_to(
+            replace(self._stream_state.resume_point.next(), epoch=epoch, sample_in_epoch=0)
+        )
 
     @property
     def batch_size(self) -> int | None:
         """Samples of a rank's batch."""
-        return self.epochs.batch_size
+        return self._stream_state.epochs.batch_size
 
     @batch_size.setter
     def batch_size(self, batch_size: int | None) -> None:
-        epochs = replace(self.epochs, batch_size=_number("batch_size", batch_size))
+        epochs = replace(self._stream_state.epochs, batch_size=_number("batch_size", batch_size))
         epochs.check()
-        self.epochs = epochs
-
-    @property
-    def num_ahead(self) -> int:
-        """The least number of samples whose shards are fetched ahead."""
-        if self.predownload is not None:
-            return self.predownload
-        return max(8 * (self.batch_size or 8), self.samples_in(_READ_AHEAD_BYTES))
+        self._stream_state.epochs = epochs
 
     def _repr_facts(self) -> Iterator[tuple[str, object]]:
-        yield "num_samples", self.catalog.num_samples
-        yield "num_shards", len(self.catalog.entries)
+        yield "num_samples", self._stream_state.catalog.num_samples
+        yield "num_shards", len(self._stream_state.catalog.entries)
         yield "num_streams", len(self.streams)
-        yield "batch_size", self.epochs.batch_size
-        yield "shuffle", self.epochs.settings.shuffle_algo if self.epochs.settings.shuffle else False
+        yield "batch_size", self._stream_state.epochs.batch_size
+        yield (
+            "shuffle",
+            self._stream_state.epochs.settings.shuffle_algo if self._stream_state.epochs.settings.shuffle else False,
+        )
 
     def __len__(self) -> int:
         """Return the number of samples that a rank gets in a whole epoch."""
         if self.batch_size is None:
-            return math.ceil(self.epoch_size / self.epochs.world_sizes().num_ranks)
-        batching = self.epochs.batching(ResumePoint())
+            return math.ceil(self.epoch_size / self._stream_state.epochs.world_sizes().num_ranks)
+        batching = self._stream_state.epochs.batching(ResumePoint())
         return batching.num_rank_samples(batching.num_even_batches)
 
     @property
@@ -304,7 +295,7 @@ class StreamingDataset(Described, DatasetProperties, SampleAccess, IterableDatas
         """
         error = future.exception()
         if error is not None:
-            self._shards.fail(error)
+            self._stream_state.shards.fail(error)
             raise error
 
     def __iter__(self) -> Iterator[Any]:
@@ -314,86 +305,37 @@ class StreamingDataset(Described, DatasetProperties, SampleAccess, IterableDatas
             ConfigurationError: ``batch_size`` is missing, or the position of a loaded state does not fit this world.
             StaleIteratorError: A later ``iter`` of this process has replaced this one.
         """
-        batches = self.rank_batches(self.begin_epoch())
-        world = self.epochs.world()
-        delivery_tracker = self.delivery_tracker = DeliveryTracker(
-            batches, world.worker_of_rank, world.workers_per_rank
-        )
-        return self._samples(batches, world, delivery_tracker)
+        reader = reader_of(self)
+        batches, world = reader.rank_batches(reader.begin_epoch()), reader.epochs.world()
+        delivery_tracker = DeliveryTracker(batches, world.worker_of_rank, world.workers_per_rank)
+        self._stream_state.delivery_tracker = delivery_tracker
+        return self._samples(reader, batches, world, delivery_tracker)
 
-    def _samples(self, batches: RankBatches, world: World, delivery_tracker: DeliveryTracker) -> Iterator[Any]:
+    def _samples(
+        self, reader: StreamReader, batches: RankBatches, world: World, delivery_tracker: DeliveryTracker
+    ) -> Iterator[Any]:
         def parts() -> Iterator[PickedSamples]:
-            together = _READ_TOGETHER if self.catalog.is_immediate else 1
+            together = _READ_TOGETHER if reader.catalog.is_immediate else 1
             own = {"part": world.worker_of_rank, "num_parts": world.workers_per_rank}
-            for indices, chunk in batches.picks(**own, with_positions=self.has_user_code):
+            for indices, chunk in batches.picks(**own, with_positions=reader.maker.has_user_code):
                 delivery_tracker.plan(indices.tolist(), [len(batch.ids) for batch in chunk])
                 rest = joined(chunk)
                 while len(rest.ids):
-                    part, rest = rest.split(self.num_together(rest.ids[:together]))
+                    part, rest = rest.split(reader.num_together(rest.ids[:together]))
                     yield part
                     together = min(2 * together, _READ_TOGETHER)
 
-        for part in self.follow(parts(), lambda part: part.ids):
-            for sample in self.picked(part):
-                if self.delivery_tracker is not delivery_tracker:
+        for part in reader.follow(parts(), lambda part: part.ids):
+            for sample in reader.maker.picked(part):
+                if self._stream_state.delivery_tracker is not delivery_tracker:
                     raise StaleIteratorError("a later iter() of this StreamingDataset has begun another epoch")
                 delivery_tracker.num_samples += 1
                 yield sample
 
-    def follow(
-        self, parts: Iterable[_Part], ids_of: Callable[[_Part], npt.NDArray[np.int64]], *, is_opened: bool = True
-    ) -> Iterator[_Part]:
-        """Yield parts of what will be read, while the shards of the parts that follow are fetched.
-
-        Args:
-            parts: What will be read.
-            ids_of: Maps a part to its samples.
-            is_opened: Whether this process will read the shards; if not, they are only fetched.
-
-        Raises:
-            Exception: Why a shard could not be fetched, when it is read.
-        """
-        if self.catalog.is_immediate:
-            return iter(parts)
-        return self._shards.follow(parts, ids_of, num_ahead=self.num_ahead, is_opened=is_opened)
-
-    def num_together(self, sample_ids: npt.NDArray[np.int64]) -> int:
-        """Return how many of the first samples to read together, so that a small cache holds the shards of all."""
-        return self._shards.num_together(sample_ids)
-
     def source_location(self, index: int) -> str:
         """Return the shard of a sample, and its row there."""
-        _, shard, row, _ = where_is(self.catalog, index)
+        _, shard, row, _ = where_is(self._stream_state.catalog, index)
         return f"row {row} of {shard}"
-
-    def begin_epoch(self) -> ResumePoint:
-        """Return the point where the next epoch of this process begins, with every setting filled in.
-
-        Raises:
-            RankMismatchError: Another rank reads another commit of the Hugging Face hub, with other data.
-        """
-        if self.next_of_strand is not None:
-            point = self.next_of_strand
-            self.next_of_strand = replace(point, epoch=point.epoch + 1, sample_in_epoch=0, initial_grid=None)
-            return point
-        check_ranks(self.catalog.commits)
-        is_order_needed = self.epochs.world().num_ranks > 1
-        return self.epochs.with_defaults(self._resume_point.begin(iteration_here(), is_order_needed=is_order_needed))
-
-    def rank_batches(self, point: ResumePoint) -> RankBatches:
-        """Return the batches of this rank from a point on."""
-        return RankBatches(self.epochs.plan(point), point, self.epochs.world().rank, self._skips)
-
-    def collated(self, batches: Sequence[npt.NDArray[np.int64]]) -> Iterable[Any]:
-        """Return batches of samples as torch's default collate makes them, read together, without user code.
-
-        If that fails, the batches before the faulty one still come first.
-        """
-        return self._shards.collated(batches)
-
-    def samples_in(self, size_bytes: int) -> int:
-        """Return the approximate number of samples in a number of bytes."""
-        return max(1, size_bytes * self.num_samples // max(self.catalog.raw_bytes, 1))
 
     def samples_of(self, step: int, epoch: int | None = None) -> list[SampleRecord]:
         """Return every sample of a global batch, of all ranks, recomputed from the order.
@@ -405,7 +347,7 @@ class StreamingDataset(Described, DatasetProperties, SampleAccess, IterableDatas
         Raises:
             ConfigurationError: The global batch does not exist.
         """
-        return records_of(self.epochs, self.catalog, self._skips, step, epoch)
+        return records_of(self._stream_state.epochs, self._stream_state.catalog, self._stream_state.skips, step, epoch)
 
     def coverage(self, epoch: int = 0, num_steps: int | None = None) -> Coverage:
         """Return what an epoch has shown after some global batches, recomputed from the order.
@@ -417,7 +359,9 @@ class StreamingDataset(Described, DatasetProperties, SampleAccess, IterableDatas
         Raises:
             ConfigurationError: The epoch has fewer global batches.
         """
-        return coverage_of(self.epochs, self.catalog, self._skips, epoch, num_steps)
+        return coverage_of(
+            self._stream_state.epochs, self._stream_state.catalog, self._stream_state.skips, epoch, num_steps
+        )
 
     def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, Any]:
         """Return the trainer's position as plain values; ``StreamingDataLoader.state_dict`` supplies the arguments.
@@ -428,17 +372,10 @@ class StreamingDataset(Described, DatasetProperties, SampleAccess, IterableDatas
         """
         arguments.integer("num_samples", num_samples, minimum=0)
         arguments.boolean("from_beginning", from_beginning)
-        point = self._resume_point.current() or self._resume_point.next()
+        point = self._stream_state.resume_point.current() or self._stream_state.resume_point.next()
         offset = 0 if from_beginning else point.sample_in_epoch
-        point = self.epochs.with_defaults(point)
-        return self.state_at(replace(point, sample_in_epoch=offset + num_samples))
-
-    def state_at(self, point: ResumePoint) -> dict[str, Any]:
-        """Return the state of which ``load_state_dict`` goes to a point."""
-        commits = saved_commits(self.catalog.commits)
-        state = {**self.epochs.state(self.epochs.with_defaults(point)), "skip": tuple(self._skips.plain())}
-        files = {name: tuple(value) for name, value in files_field(self.catalog).items()}
-        return {**state, **files, "commits": commits} if commits else {**state, **files}
+        point = self._stream_state.epochs.with_defaults(point)
+        return reader_of(self).state_at(replace(point, sample_in_epoch=offset + num_samples))
 
     def load_state_dict(self, obj: Mapping[str, Any]) -> None:
         """Continue with the next epoch where a state was taken, by this library or by the reference.
@@ -448,16 +385,16 @@ class StreamingDataset(Described, DatasetProperties, SampleAccess, IterableDatas
                 other data than at the commit that it was saved with, or a file of tokens has changed since.
             ConfigurationError: Its position does not fit this world.
         """
-        point = self.epochs.resume_point(obj)
-        check_saved(self.catalog.commits, obj)
-        check_files(obj.get("files") if point.sample_in_epoch else None, self.catalog)
-        skips = self._skips.also(SampleSkips(obj.get("skip")))
+        point = self._stream_state.epochs.resume_point(obj)
+        check_saved(self._stream_state.catalog.commits, obj)
+        check_files(obj.get("files") if point.sample_in_epoch else None, self._stream_state.catalog)
+        skips = self._stream_state.skips.also(SampleSkips(obj.get("skip")))
         skips.check(self.num_samples)
-        self._skips = skips
-        self._resume_point.go_to(point)
+        self._stream_state.skips = skips
+        self._stream_state.resume_point.go_to(point)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"delivery_tracker": None, "next_of_strand": None}
+        return self.__dict__ | {"_stream_state": self._stream_state.copied()}
 
 
 #: Before anybody patches it.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from torch.utils import data
@@ -24,6 +24,7 @@ from fkat_data.plan.position import Position, ResumeState, TaskOrigin
 from fkat_data.runtime.interruption import genuine
 from fkat_data.streaming.epoch.rank_batches import BatchGroup, PickedSamples, RankBatches, ids_of, in_groups
 from fkat_data.streaming.epoch.shared_resume import ResumePoint
+from fkat_data.streaming.reader import StreamReader
 from fkat_data.streaming.reading.catalog import COMMON_COLUMNS
 from fkat_data.streaming.reading.open_shards import own_array
 from fkat_data.streaming.reading.pinned_commits import check_saved, saved_commits
@@ -64,14 +65,14 @@ class StreamEpochs(LoaderPlan):
     Where the dataset's resume point says that the next epoch begins is read by ``begin``, and nowhere else.
 
     Args:
-        dataset: The ``StreamingDataset``.
+        reader: Of the ``StreamingDataset``.
         dp_rank: The loader's.
         drop_last: Whether a short batch at an epoch's end is left out.
         leaves_empty_rest: Whether a loaded position with nothing behind it counts as the next epoch's begin.
     """
 
-    def __init__(self, dataset: Any, dp_rank: int, *, drop_last: bool, leaves_empty_rest: bool) -> None:
-        self._dataset = dataset
+    def __init__(self, reader: StreamReader, dp_rank: int, *, drop_last: bool, leaves_empty_rest: bool) -> None:
+        self._reader = reader
         self._dp_rank = dp_rank
         self._drop_last = drop_last
         self._leaves_empty_rest = leaves_empty_rest
@@ -86,7 +87,7 @@ class StreamEpochs(LoaderPlan):
     def first(self) -> Position:
         """Return the position of a loader that was not iterated: where its first iteration begins."""
         point = self._loaded_point()
-        return Position(point.epoch, 0, 0, step_of(self._dataset, point))
+        return Position(point.epoch, 0, 0, step_of(self._reader, point))
 
     def upcoming(self, position: Position) -> ResumePoint:
         """Return where an iteration begins that begins now: the present one again, if nothing of it was delivered.
@@ -94,7 +95,7 @@ class StreamEpochs(LoaderPlan):
         Args:
             position: The loader's.
         """
-        following: ResumePoint = self._dataset.next_point()
+        following: ResumePoint = self._reader.next_point()
         if self._point is None or following != self._next_point:  # somebody has said where
             return self._loaded_point()
         if self._left_epoch is None and (position.epoch, position.step) == (self._point.epoch, self._first_step):
@@ -108,10 +109,10 @@ class StreamEpochs(LoaderPlan):
             position: Where the iteration before was left.
         """
         if self.beginning is not None:  # an interrupted call has begun it
-            self._dataset.begin_at(self.beginning)
+            self._reader.begin_at(self.beginning)
         self.beginning = self.upcoming(position)
-        self._dataset.begin_at(self.beginning)
-        self._go_to(self._dataset.begin_epoch())
+        self._reader.begin_at(self.beginning)
+        self._go_to(self._reader.begin_epoch())
         return ResumeState(Position(self._begun.epoch, 0, 0, self._first_step))
 
     def leave(self, position: Position) -> None:
@@ -121,14 +122,14 @@ class StreamEpochs(LoaderPlan):
     def saved(self, position: Position) -> dict[str, Any]:
         """Return what a state says of a position: the dataset's own state; None: no state can say it."""
         point = self._point_at(position)
-        return {"stream": None if point is None else self._dataset.state_at(point)}
+        return {"stream": None if point is None else self._reader.state_at(point)}
 
     def copied_dataset(self, position: Position) -> Any:
         """Return the dataset for a copy of the loader, which begins at the start of the epoch under way."""
-        if self._point is None or self._dataset.next_point() != self._next_point:
-            return self._dataset
+        if self._point is None or self._reader.next_point() != self._next_point:
+            return self._reader.dataset
         epoch, _ = self.epoch_and_step(position)
-        return self._dataset.beginning_at(replace(self._next_point, epoch=epoch))
+        return self._reader.dataset_at(replace(self._next_point, epoch=epoch))
 
     def read_state(self, state: Mapping[str, Any]) -> ResumeState:
         """Return where a state was taken; the dataset has loaded it, and ``begin`` goes there."""
@@ -141,7 +142,7 @@ class StreamEpochs(LoaderPlan):
             point = self._loaded_point()
         if point.epoch != epoch:
             point = replace(point, epoch=epoch, sample_in_epoch=0, initial_grid=None)
-        return step_of(self._dataset, point) + num_wanted_batches(self._dataset, point, drop_last=self._drop_last)
+        return step_of(self._reader, point) + num_wanted_batches(self._reader, point, drop_last=self._drop_last)
 
     def num_samples_before(self, position: Position) -> int:
         """Return the samples that the iteration under way has given before a position."""
@@ -172,9 +173,9 @@ class StreamEpochs(LoaderPlan):
 
     def _loaded_point(self) -> ResumePoint:
         """Return where an iteration begins that this one does not go on from."""
-        point: ResumePoint = self._dataset.next_point()
+        point: ResumePoint = self._reader.next_point()
         is_within = not self._leaves_empty_rest or not point.sample_in_epoch
-        if is_within or num_wanted_batches(self._dataset, point, drop_last=self._drop_last):
+        if is_within or num_wanted_batches(self._reader, point, drop_last=self._drop_last):
             return point
         return replace(point, epoch=point.epoch + 1, sample_in_epoch=0, initial_grid=None)
 
@@ -185,21 +186,21 @@ class StreamEpochs(LoaderPlan):
         return self._point
 
     def _go_to(self, point: ResumePoint) -> None:
-        self._point, self._next_point = point, self._dataset.next_point()
-        self._batches = self._dataset.rank_batches(point)
-        self._first_step = step_of(self._dataset, point)
+        self._point, self._next_point = point, self._reader.next_point()
+        self._batches = self._reader.rank_batches(point)
+        self._first_step = step_of(self._reader, point)
         self._left_epoch = None
 
     def _wanted_batches(self) -> Iterator[BatchGroup]:
         assert self._batches is not None  # noqa: S101 - an iteration has begun
-        return wanted_batches(self._dataset, self._batches, 0, drop_last=self._drop_last)
+        return wanted_batches(self._reader, self._batches, 0, drop_last=self._drop_last)
 
 
 class StreamPlan(StreamEpochs):
     """The plan of epochs whose batches are known by the numbers of their samples.
 
     Args:
-        dataset: As for ``StreamEpochs``, like the next three.
+        reader: As for ``StreamEpochs``, like the next three.
         dp_rank: The loader's.
         drop_last: Whether a short batch at an epoch's end is left out.
         leaves_empty_rest: Whether a loaded position with nothing behind it counts as the next epoch's begin.
@@ -209,10 +210,12 @@ class StreamPlan(StreamEpochs):
 
     has_parts = True
 
-    def __init__(self, dataset: Any, dp_rank: int, *, is_read_here: bool, collate_fn: Any, **settings: bool) -> None:
-        super().__init__(dataset, dp_rank, **settings)
+    def __init__(
+        self, reader: StreamReader, dp_rank: int, *, is_read_here: bool, collate_fn: Any, **settings: bool
+    ) -> None:
+        super().__init__(reader, dp_rank, **settings)
         self._is_read_here = is_read_here
-        self._runs_no_user_code = runs_no_user_code(dataset, collate_fn)
+        self._runs_no_user_code = runs_no_user_code(reader, collate_fn)
         self._has_begun = False
         self._parts: dict[int, StreamPart] = {}
         self._wanted: Iterator[BatchGroup] = iter(())
@@ -224,8 +227,8 @@ class StreamPlan(StreamEpochs):
     def begin(self, position: Position) -> ResumeState:
         """Begin an iteration; warn, once, if streams whose columns differ are mixed in batches."""
         begun = super().begin(position)
-        is_mixed = self._runs_no_user_code and self._dataset.mixes_streams and self._dataset.batch_size > 1
-        differing = self._dataset.catalog.differing_columns if is_mixed and not self._has_begun else None
+        is_mixed = self._runs_no_user_code and self._reader.dataset.mixes_streams and self._reader.batch_size > 1
+        differing = self._reader.catalog.differing_columns if is_mixed and not self._has_begun else None
         if differing is not None:
             _logger.warning("%s: a batch cannot have samples of both without %s", differing, COMMON_COLUMNS)
         self._has_begun = True
@@ -280,17 +283,17 @@ class StreamPlan(StreamEpochs):
 
     def _restart(self) -> None:
         """Plan the iteration's batches from the first on."""
-        dataset, wanted = self._dataset, self._wanted_batches()
+        reader, wanted = self._reader, self._wanted_batches()
         groups: Iterator[BatchGroup]
         if self._is_read_here:
-            together = batches_together(dataset, dataset.batch_size)
+            together = batches_together(reader, reader.batch_size)
             # If shards come from a store, the first batch must not wait for those of the batches after it.
-            first = min(together, _FIRST_TOGETHER) if dataset.catalog.is_immediate else 1
-            num_together = None if dataset.cache_limit is None else dataset.num_together
-            groups = dataset.follow(in_groups(wanted, first, together, num_together), ids_of)
+            first = min(together, _FIRST_TOGETHER) if reader.catalog.is_immediate else 1
+            num_together = reader.fitting
+            groups = reader.follow(in_groups(wanted, first, together, num_together), ids_of)
         else:
             # Workers share this node's cache and find there what this process fetches.
-            groups = dataset.follow(in_groups(wanted, _PART_SIZE, _PART_SIZE), ids_of, is_opened=False)
+            groups = reader.follow(in_groups(wanted, _PART_SIZE, _PART_SIZE), ids_of, is_opened=False)
         self._wanted = _without_gaps(groups)
         self._parts.clear()
         self._num_parts = self._num_drawn = self._num_samples = 0
@@ -347,61 +350,61 @@ class _KnownPart(NamedTuple):
         return self.num_before + sum(len(picks.ids) for picks in self.batches[: step - self.first_step])
 
 
-def step_of(dataset: Any, point: ResumePoint) -> int:
+def step_of(reader: StreamReader, point: ResumePoint) -> int:
     """Return the batches that a rank of the present world had of an epoch before a point."""
-    num_before, short = divmod(point.sample_in_epoch, dataset.epochs.grid().global_batch_size)
-    if short and not dataset.epochs.batching(point).num_even_batches:
+    num_before, short = divmod(point.sample_in_epoch, reader.epochs.grid().global_batch_size)
+    if short and not reader.epochs.batching(point).num_even_batches:
         num_before += 1  # the last batch of an epoch may be short
-    if not dataset.skips.has_samples:
+    if not reader.skips.has_samples:
         before = np.arange(num_before, dtype=np.int64)
-        return num_before - int(dataset.skips.is_skipped(point.epoch, before).sum())
-    return _num_kept(dataset, replace(point, sample_in_epoch=0), num_before) if num_before else 0
+        return num_before - int(reader.skips.is_skipped(point.epoch, before).sum())
+    return _num_kept(reader, replace(point, sample_in_epoch=0), num_before) if num_before else 0
 
 
-def num_wanted_batches(dataset: Any, point: ResumePoint, *, drop_last: bool) -> int:
+def num_wanted_batches(reader: StreamReader, point: ResumePoint, *, drop_last: bool) -> int:
     """Return how many batches a loader delivers of an epoch from a point on."""
-    batching = dataset.epochs.batching(point)
+    batching = reader.epochs.batching(point)
     num_batches: int = batching.num_even_batches
     if drop_last and num_batches:
         in_last = batching.num_rank_samples(num_batches) - batching.num_rank_samples(num_batches - 1)
-        num_batches -= in_last < dataset.batch_size
-    if dataset.skips.has_samples:
-        return _num_kept(dataset, point, num_batches)
-    numbers = point.sample_in_epoch // dataset.epochs.grid().global_batch_size + np.arange(num_batches)
-    return num_batches - int(dataset.skips.is_skipped(point.epoch, numbers).sum())
+        num_batches -= in_last < reader.batch_size
+    if reader.skips.has_samples:
+        return _num_kept(reader, point, num_batches)
+    numbers = point.sample_in_epoch // reader.epochs.grid().global_batch_size + np.arange(num_batches)
+    return num_batches - int(reader.skips.is_skipped(point.epoch, numbers).sum())
 
 
-def _num_kept(dataset: Any, point: ResumePoint, num_batches: int) -> int:
+def _num_kept(reader: StreamReader, point: ResumePoint, num_batches: int) -> int:
     """Return how many of the first batches from a point on have samples that are not skipped, on every rank."""
-    point = dataset.epochs.with_defaults(point)
+    point = reader.epochs.with_defaults(point)
 
     def count() -> int:
         found = 0
-        for numbers, _ in dataset.rank_batches(point).chunks():
+        for numbers, _ in reader.rank_batches(point).chunks():
             found += int((numbers < num_batches).sum())
             if len(numbers) and numbers[-1] >= num_batches:
                 break
         return found
 
-    return dataset.skips.counted((point, dataset.epochs.grid(), num_batches), count)
+    return reader.skips.counted((point, reader.epochs.grid(), num_batches), count)
 
 
-def wanted_batches(dataset: Any, batches: RankBatches, first: int, *, drop_last: bool) -> Iterator[BatchGroup]:
+def wanted_batches(reader: StreamReader, batches: RankBatches, first: int, *, drop_last: bool) -> Iterator[BatchGroup]:
     """Yield a rank's batches from one of them on, as a loader delivers them."""
-    for indices, chunk in batches.picks(first, with_positions=dataset.has_user_code):
+    for indices, chunk in batches.picks(first, with_positions=reader.maker.has_user_code):
         numbers = indices.tolist()
         num_kept = len(numbers) - bool(drop_last and numbers and batches.is_short(numbers[-1]))
         yield numbers[:num_kept], chunk[:num_kept]
 
 
-def runs_no_user_code(dataset: Any, collate_fn: Any) -> bool:
+def runs_no_user_code(reader: StreamReader, collate_fn: Any) -> bool:
     """Return whether batches are gathered column by column, without code of the user's."""
-    return collate_fn is data.default_collate and not dataset.has_user_code
+    return collate_fn is data.default_collate and not reader.maker.has_user_code
 
 
-def batches_together(dataset: Any, batch_size: int) -> int:
+def batches_together(reader: StreamReader, batch_size: int) -> int:
     """Return the number of batches that one process reads together."""
-    return max(1, min(_READ_TOGETHER, dataset.samples_in(_READ_TOGETHER_BYTES)) // batch_size)
+    return max(1, min(_READ_TOGETHER, reader.samples_in(_READ_TOGETHER_BYTES)) // batch_size)
 
 
 def _without_gaps(groups: Iterator[BatchGroup]) -> Iterator[BatchGroup]:
@@ -421,15 +424,15 @@ class PartBatches(ShardProduct):
     """The batches of a part, made in any order; those that follow on one another are read together.
 
     Args:
-        dataset: The ``StreamingDataset``.
+        reader: Of the ``StreamingDataset``.
         collate: Makes a batch of samples.
         part: The part.
     """
 
-    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any], part: StreamPart) -> None:
-        self._make = batch_maker(dataset, collate)
+    def __init__(self, reader: StreamReader, collate: Callable[[list[Any]], Any], part: StreamPart) -> None:
+        self._make = batch_maker(reader, collate)
         self._part = part
-        self._most_together = batches_together(dataset, dataset.batch_size)
+        self._most_together = batches_together(reader, reader.batch_size)
         self._together = part.num_together
         self._next = part.first
         self._made: Iterator[Any] = iter(())
@@ -468,35 +471,23 @@ class PartBatches(ShardProduct):
         return batch
 
 
-class BatchSource(Protocol):
-    """What reads the samples of batches."""
-
-    def collated(self, batches: Sequence[Any]) -> Iterable[Any]:
-        """Return batches of samples as torch's default collate makes them, read together, without user code."""
-        ...
-
-    def picked(self, picks: PickedSamples) -> Iterable[Any]:
-        """Return samples as the user's code makes them."""
-        ...
-
-
 def batch_maker(
-    dataset: BatchSource, collate: Callable[[list[Any]], Any]
+    reader: StreamReader, collate: Callable[[list[Any]], Any]
 ) -> Callable[[Sequence[PickedSamples]], Iterable[Any]]:
     """Return what makes the batches of some picks; where a batch fails, those before it come first."""
-    if runs_no_user_code(dataset, collate):
-        return lambda batches: dataset.collated([picks.ids for picks in batches])
-    make = collate_of_samples(dataset, collate)
-    return lambda batches: (make(list(dataset.picked(picks))) for picks in batches)
+    if runs_no_user_code(reader, collate):
+        return lambda batches: reader.collated([picks.ids for picks in batches])
+    make = collate_of_samples(reader, collate)
+    return lambda batches: (make(list(reader.maker.picked(picks))) for picks in batches)
 
 
 def collate_of_samples(
-    dataset: Any, collate: Callable[[list[Any]], Any], default: Callable[[Any], Any] | None = None
+    reader: StreamReader, collate: Callable[[list[Any]], Any], default: Callable[[Any], Any] | None = None
 ) -> Callable[[list[Any]], Any]:
     """Return a collate function for samples whose arrays may be read-only, as views of a shard are: torch warns of them.
 
     Args:
-        dataset: The ``StreamingDataset``.
+        reader: Of the ``StreamingDataset``.
         collate: The user's, or torch's.
         default: Does what torch's does; None: torch's itself.
     """
@@ -507,7 +498,7 @@ def collate_of_samples(
         try:
             return stack(samples if is_own else [writable(sample) for sample in samples])
         except genuine(KeyError) as error:
-            dataset.catalog.note_columns(error)
+            reader.catalog.note_columns(error)
             raise
 
     return made
@@ -528,13 +519,13 @@ class StreamWindows(WindowOrder):
     Seed and canonical nodes are those of a loaded state, in later epochs as well, as in the dataset's own epochs.
 
     Args:
-        dataset: The ``StreamingDataset``.
+        reader: Of the ``StreamingDataset``.
         window_size: Samples of a window.
         is_read_here: Whether this process reads the samples; if not, their shards are only fetched.
     """
 
-    def __init__(self, dataset: Any, window_size: int, *, is_read_here: bool) -> None:
-        self._dataset = dataset
+    def __init__(self, reader: StreamReader, window_size: int, *, is_read_here: bool) -> None:
+        self._reader = reader
         self._window_size = window_size
         self._is_read_here = is_read_here
         self._seed: int | None = None
@@ -542,20 +533,20 @@ class StreamWindows(WindowOrder):
 
     def order_fields(self, epoch: int, saved: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return what the windows of an epoch depend on."""
-        dataset = self._dataset
+        reader = self._reader
         if saved is not None:
-            check_saved(dataset.catalog.commits, saved)
+            check_saved(reader.catalog.commits, saved)
             self._seed, self._num_parts = saved["shuffle_seed"], Spread.saved(saved["spread"]).num_parts
-        point = dataset.epochs.with_defaults(ResumePoint(epoch, 0, self._num_parts, self._seed))
-        sizes = tuple(int(shares.epoch_size) for shares in dataset.epochs.phases(epoch))
-        world = dataset.epochs.world_sizes()
+        point = reader.epochs.with_defaults(ResumePoint(epoch, 0, self._num_parts, self._seed))
+        sizes = tuple(int(shares.epoch_size) for shares in reader.epochs.phases(epoch))
+        world = reader.epochs.world_sizes()
         spread = Spread(sizes, cast("int", point.num_canonical_nodes), world.num_nodes, world.ranks_per_node)
         if saved is not None:
             spread = Spread.saved(saved["spread"])  # the nodes that began the epoch decide how it is dealt out
-        commits = saved_commits(dataset.catalog.commits)
+        commits = saved_commits(reader.catalog.commits)
         return {
             "num_samples": sum(sizes),
-            "shuffle": dataset.epochs.settings.shuffle,
+            "shuffle": reader.epochs.settings.shuffle,
             "shuffle_seed": cast("int", point.shuffle_seed),
             "spread": spread.plain(),
             **({"commits": commits} if commits else {}),
@@ -564,7 +555,7 @@ class StreamWindows(WindowOrder):
     def samples(self, epoch: int, order_fields: Mapping[str, Any]) -> Callable[[int], list[int]]:
         """Return what gives the numbers of a window's samples."""
         spread = Spread.saved(order_fields["spread"])
-        orders = self._dataset.epochs.ordered(epoch, order_fields["shuffle_seed"], spread.num_parts)
+        orders = self._reader.epochs.ordered(epoch, order_fields["shuffle_seed"], spread.num_parts)
         firsts = [0, *accumulate(spread.sizes)]
         starts, stops = spread.windows(self._window_size)
 
@@ -577,7 +568,7 @@ class StreamWindows(WindowOrder):
 
     def followed(self, windows: Iterator[Window]) -> Iterator[Window]:
         """Yield windows, while the shards of those behind them are fetched."""
-        return self._dataset.follow(windows, _ids_of, is_opened=self._is_read_here)
+        return self._reader.follow(windows, _ids_of, is_opened=self._is_read_here)
 
 
 def _ids_of(window: Window) -> Any:

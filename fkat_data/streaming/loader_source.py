@@ -8,66 +8,66 @@ import numpy as np
 from fkat_data.errors import ConfigurationError
 from fkat_data.streaming.epoch.rank_batches import PickedSamples
 from fkat_data.streaming.loader_plan import PartBatches, StreamEpochs, StreamPart, StreamPlan, StreamWindows, writable
+from fkat_data.streaming.reader import StreamReader
 from fkat_data.streaming.reading.catalog import Catalog
 from fkat_data.streaming.reading.pinned_commits import check_ranks
 from fkat_data.streaming.user_iterator import UserIteratorBatches, UserIteratorPlan
 from fkat_data.types import StreamSource, stream_source_of
 from fkat_data.worker.epoch_factory import Strand
 
-#: Attributes of a dataset that an iteration changes.
-_OF_ITERATION = {"_resume_point", "delivery_tracker", "next_of_strand"}
-
 
 class DatasetSource(StreamSource[StreamEpochs, StreamWindows]):
     """The ``StreamSource`` of a ``StreamingDataset``.
 
     Args:
-        dataset: The dataset.
+        reader: The dataset's.
         has_own_iter: Whether a subclass or a patch overrides its ``__iter__``.
     """
 
-    def __init__(self, dataset: Any, *, has_own_iter: bool) -> None:
-        self._dataset = dataset
+    def __init__(self, reader: StreamReader, *, has_own_iter: bool) -> None:
+        self.reader = reader
         self._has_own_iter = has_own_iter
 
     @property
     def batch_size(self) -> int | None:
         """Samples of a rank's batch; None: not yet given."""
-        return self._dataset.batch_size
+        return self.reader.dataset.batch_size
 
     @batch_size.setter
     def batch_size(self, batch_size: int | None) -> None:
-        self._dataset.batch_size = batch_size
+        self.reader.dataset.batch_size = batch_size
 
     @property
     def next_epoch(self) -> int:
         """The epoch that the next iteration begins or continues; one that is set begins at its start."""
-        return self._dataset.next_epoch
+        return self.reader.dataset.next_epoch
 
     @next_epoch.setter
     def next_epoch(self, epoch: int) -> None:
-        self._dataset.next_epoch = epoch
+        self.reader.dataset.next_epoch = epoch
 
     @property
     def seed(self) -> int:
         """The seed of its orders."""
-        return self._dataset.epochs.shuffle_seed
+        return self.reader.epochs.shuffle_seed
 
     @property
     def fetches_shards(self) -> bool:
         """Whether threads fetch what is read."""
-        return any(stream.remote is not None for stream in self._dataset.streams)
+        return any(stream.remote is not None for stream in self.reader.dataset.streams)
 
     @property
     def shipment(self) -> dict[str, Any]:
         """All that workers have of the dataset: all but its resume point."""
-        attributes = cast("dict[str, Any]", vars(self._dataset))
-        return {name: value for name, value in attributes.items() if name not in _OF_ITERATION}
+        attributes = cast("dict[str, Any]", vars(self.reader.dataset))
+        return {
+            name: value for name, value in attributes.items() if name != "_stream_state"
+        } | self.reader.state.shipped()
 
     @property
     def files(self) -> Catalog:
         """The object that writes into a state what the files of tokens were, and checks it at a load."""
-        return self._dataset.catalog
+        return self.reader.catalog
 
     def ranks(self) -> tuple[int, int]:
         """Return the number of ranks that windows are dealt out to, and which of them this one is.
@@ -75,19 +75,19 @@ class DatasetSource(StreamSource[StreamEpochs, StreamWindows]):
         Raises:
             RankMismatchError: Another rank reads another commit of the Hugging Face hub, with other data.
         """
-        check_ranks(self._dataset.catalog.commits)
-        world = self._dataset.epochs.world()
+        check_ranks(self.reader.catalog.commits)
+        world = self.reader.epochs.world()
         return world.num_ranks, world.rank
 
     def load_state_dict(self, state_dict: Mapping[str, Any], /) -> None:
         """Go to a position that ``state_dict`` of the dataset says."""
-        self._dataset.load_state_dict(state_dict)
+        self.reader.dataset.load_state_dict(state_dict)
 
     def plan(self, dp_rank: int, *, num_workers: int, collate_fn: Any, **settings: bool) -> StreamEpochs:
         """Return the plan of this rank's batches, for a loader with these settings of ``StreamEpochs``."""
         if self._has_own_iter:
-            return UserIteratorPlan(self._dataset, dp_rank, num_workers=num_workers, **settings)
-        return StreamPlan(self._dataset, dp_rank, is_read_here=not num_workers, collate_fn=collate_fn, **settings)
+            return UserIteratorPlan(self.reader, dp_rank, num_workers=num_workers, **settings)
+        return StreamPlan(self.reader, dp_rank, is_read_here=not num_workers, collate_fn=collate_fn, **settings)
 
     def windows(self, window_size: int, *, is_read_here: bool) -> StreamWindows:
         """Return the order that the windows of a window function are cut from.
@@ -95,11 +95,11 @@ class DatasetSource(StreamSource[StreamEpochs, StreamWindows]):
         Raises:
             ConfigurationError: They cannot be cut from this dataset's order.
         """
-        epochs, skips = self._dataset.epochs, self._dataset.skips
+        epochs, skips = self.reader.epochs, self.reader.skips
         method = epochs.settings.batching_method
         if self._has_own_iter:
             expected = "a dataset without an __iter__ of its own, with window_fn or on_sample_error: windows are cut from its order"
-            raise ConfigurationError("dataset", cast("type[Any]", type(self._dataset)), expected)
+            raise ConfigurationError("dataset", cast("type[Any]", type(self.reader.dataset)), expected)
         if method != "random":
             expected = (
                 "'random', with window_fn or on_sample_error: windows are cut from an order of samples, not of batches"
@@ -111,26 +111,26 @@ class DatasetSource(StreamSource[StreamEpochs, StreamWindows]):
         if epochs.replication is not None:
             expected = "None, with window_fn or on_sample_error: each rank gets windows of its own"
             raise ConfigurationError("replication", epochs.replication, expected)
-        return StreamWindows(self._dataset, window_size, is_read_here=is_read_here)
+        return StreamWindows(self.reader, window_size, is_read_here=is_read_here)
 
     def window_fingerprint(self) -> dict[str, Any]:
         """Return the fields of a state that the order of the windows depends on."""
-        return {f"stream_{name}": value for name, value in self._dataset.epochs.fingerprint().items()}
+        return {f"stream_{name}": value for name, value in self.reader.epochs.fingerprint().items()}
 
     def product(
         self, task: StreamPart | Strand, collate_fn: Callable[[list[Any]], Any]
     ) -> PartBatches | UserIteratorBatches:
         """Return the batches of a task of the plan, where they are made."""
         kind: Any = UserIteratorBatches if isinstance(task, Strand) else PartBatches
-        return kind(self._dataset, collate_fn, task)
+        return kind(self.reader, collate_fn, task)
 
     def samples(self, sample_ids: list[int]) -> list[Any]:
         """Return the samples of a window; their arrays may be written to."""
-        return [writable(sample) for sample in self._dataset.picked(PickedSamples(np.array(sample_ids, np.int64)))]
+        return [writable(sample) for sample in self.reader.maker.picked(PickedSamples(np.array(sample_ids, np.int64)))]
 
     def note_columns(self, error: Exception) -> None:
         """Note on an error of a batch that the streams its samples are from have other columns, if they have."""
-        self._dataset.catalog.note_columns(error)
+        self.reader.catalog.note_columns(error)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return stream_source_of, (self._dataset,)  # of the dataset's copy
+        return stream_source_of, (self.reader.dataset,)  # of the dataset's copy

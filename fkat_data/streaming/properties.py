@@ -1,18 +1,14 @@
 """The properties of a streaming dataset: what it knows of its data and its settings."""
 
-import copy
-from typing import Self
-
 import numpy as np
 import numpy.typing as npt
 
 from fkat_data.errors import ConfigurationError, arguments
 from fkat_data.files.shard import ShardEntry
-from fkat_data.streaming.epoch.epochs import Epochs
-from fkat_data.streaming.epoch.shared_resume import ResumePoint, SharedResumePoint
+from fkat_data.streaming.epoch.shared_resume import ResumePoint
 from fkat_data.streaming.order.epoch_order import LAST_EPOCH
 from fkat_data.streaming.order.spans import Spanner
-from fkat_data.streaming.reading.catalog import Catalog
+from fkat_data.streaming.reader import StreamState
 from fkat_data.streaming.reading.stream import Stream
 
 _Integers = npt.NDArray[np.int64]
@@ -23,36 +19,20 @@ class DatasetProperties:
 
     Args:
         streams: The streams, with every setting filled in.
-        catalog: Their shards.
-        epochs: The order's settings.
+        state: What the dataset holds.
     """
 
-    def __init__(self, streams: list[Stream], catalog: Catalog, epochs: Epochs) -> None:
+    def __init__(self, streams: list[Stream], state: StreamState) -> None:
         super().__init__()
         self.streams = streams
-        self.catalog = catalog
-        self.epochs = epochs
-        self._resume_point = SharedResumePoint()
+        self._stream_state = state
 
     def _present_point(self) -> ResumePoint:
         """Return where the present iteration began, with every setting filled in; before one, what was loaded."""
-        point = self._resume_point.current()
-        return self._resume_point.next() if point is None else self.epochs.with_defaults(point)
-
-    def next_point(self) -> ResumePoint:
-        """Return the point where the next ``iter`` begins."""
-        return self._resume_point.next()
-
-    def begin_at(self, point: ResumePoint) -> None:
-        """Let the next ``iter`` begin at a point that ``next_point`` returned."""
-        self._resume_point.go_to(point)
-
-    def beginning_at(self, point: ResumePoint) -> Self:
-        """Return a dataset that shares all with this one, but where its next ``iter`` begins."""
-        found = copy.copy(self)
-        found._resume_point = SharedResumePoint()  # noqa: SLF001 - of this class
-        found.begin_at(point)
-        return found
+        point = self._stream_state.resume_point.current()
+        return (
+            self._stream_state.resume_point.next() if point is None else self._stream_state.epochs.with_defaults(point)
+        )
 
     def resample_streams(self, epoch: int, stream_id: int | None = None) -> tuple[_Integers, _Integers]:
         """Return the samples that an epoch takes of all streams, or of one, before they are shuffled.
@@ -71,12 +51,16 @@ class DatasetProperties:
         arguments.integer("epoch", epoch, minimum=0, maximum=LAST_EPOCH)
         if stream_id is not None:
             arguments.integer("stream_id", stream_id, minimum=0, maximum=self.num_streams - 1)
-        return self.epochs.resampled(epoch, self.shuffle_seed, stream_id)
+        return self._stream_state.epochs.resampled(epoch, self.shuffle_seed, stream_id)
 
     @property
     def cache_usage(self) -> int:
         """Bytes that the streams' directories on this node take, counted now; 0 if all data are read in place."""
-        return 0 if self.catalog.cache_budget is None else self.catalog.cache_budget.usage_bytes
+        return (
+            0
+            if self._stream_state.catalog.cache_budget is None
+            else self._stream_state.catalog.cache_budget.usage_bytes
+        )
 
     def prepare_shard(self, shard_id: int, blocking: bool = True) -> None:
         """Fetch a shard unless it is cached.
@@ -90,7 +74,9 @@ class DatasetProperties:
             Exception: Why the shard could not be fetched.
         """
         shard = self._shard("shard_id", shard_id)
-        self.catalog.source_of(shard).fetch(self.catalog.entries[shard], wait=arguments.boolean("blocking", blocking))
+        self._stream_state.catalog.source_of(shard).fetch(
+            self._stream_state.catalog.entries[shard], wait=arguments.boolean("blocking", blocking)
+        )
 
     def evict_shard(self, shard_id: int) -> int:
         """Remove a shard from this node if it can be fetched again; return the size of its files in bytes.
@@ -105,7 +91,7 @@ class DatasetProperties:
             OSError: A file cannot be removed.
         """
         shard = self._shard("shard_id", shard_id)
-        return self.catalog.source_of(shard).evict(self.catalog.entries[shard])
+        return self._stream_state.catalog.source_of(shard).evict(self._stream_state.catalog.entries[shard])
 
     def evict_coldest_shard(self) -> int:
         """Remove the least recently used file; return its size in bytes, 0 if there is none.
@@ -113,12 +99,14 @@ class DatasetProperties:
         Raises:
             OSError: The file cannot be removed.
         """
-        return 0 if self.catalog.cache_budget is None else self.catalog.cache_budget.evict(1)
+        return (
+            0 if self._stream_state.catalog.cache_budget is None else self._stream_state.catalog.cache_budget.evict(1)
+        )
 
     def _shard(self, argument: str, shard: object) -> int:
         number = arguments.integer(argument, shard, minimum=0)
-        if number >= len(self.catalog.entries):
-            raise ConfigurationError(argument, number, f"one of the {len(self.catalog.entries)} shards")
+        if number >= len(self._stream_state.catalog.entries):
+            raise ConfigurationError(argument, number, f"one of the {len(self._stream_state.catalog.entries)} shards")
         return number
 
     @property
@@ -129,17 +117,17 @@ class DatasetProperties:
     @property
     def shards(self) -> list[ShardEntry]:
         """The entries of all shards in the indices."""
-        return self.catalog.entries
+        return self._stream_state.catalog.entries
 
     @property
     def num_shards(self) -> int:
         """Number of shards in all streams."""
-        return len(self.catalog.entries)
+        return len(self._stream_state.catalog.entries)
 
     @property
     def num_samples(self) -> int:
         """Number of samples in all streams, each counted once."""
-        return self.catalog.num_samples
+        return self._stream_state.catalog.num_samples
 
     @property
     def size(self) -> int:
@@ -149,84 +137,84 @@ class DatasetProperties:
     @property
     def epoch_size(self) -> int:
         """Samples of an epoch over all ranks."""
-        return self.epochs.shares(0).epoch_size
+        return self._stream_state.epochs.shares(0).epoch_size
 
     @property
     def spanner(self) -> Spanner:
         """Maps a sample's number to its shard and row: ``spanner[number]``."""
-        return self.catalog.spanner
+        return self._stream_state.catalog.spanner
 
     @property
     def samples_per_shard(self) -> _Integers:
         """Samples of each shard."""
-        return self.catalog.samples_per_shard
+        return self._stream_state.catalog.samples_per_shard
 
     @property
     def sample_offset_per_shard(self) -> _Integers:
         """The first sample of each shard."""
-        return self.catalog.sample_offset_per_shard
+        return self._stream_state.catalog.sample_offset_per_shard
 
     @property
     def stream_per_shard(self) -> _Integers:
         """The stream of each shard."""
-        return self.catalog.stream_per_shard
+        return self._stream_state.catalog.stream_per_shard
 
     @property
     def shards_per_stream(self) -> _Integers:
         """Shards of each stream."""
-        return self.catalog.shards_per_stream
+        return self._stream_state.catalog.shards_per_stream
 
     @property
     def shard_offset_per_stream(self) -> _Integers:
         """The first shard of each stream."""
-        return self.catalog.shard_offset_per_stream
+        return self._stream_state.catalog.shard_offset_per_stream
 
     @property
     def samples_per_stream(self) -> _Integers:
         """Samples of each stream."""
-        return self.catalog.samples_per_stream
+        return self._stream_state.catalog.samples_per_stream
 
     @property
     def sample_offset_per_stream(self) -> _Integers:
         """The first sample of each stream."""
-        return self.catalog.sample_offset_per_stream
+        return self._stream_state.catalog.sample_offset_per_stream
 
     @property
     def shuffle(self) -> bool:
         """Whether samples are shuffled."""
-        return self.epochs.settings.shuffle
+        return self._stream_state.epochs.settings.shuffle
 
     @property
     def shuffle_algo(self) -> str:
         """The algorithm of the shuffle."""
-        return self.epochs.settings.shuffle_algo
+        return self._stream_state.epochs.settings.shuffle_algo
 
     @property
     def shuffle_seed(self) -> int:
         """The seed of the shuffle: that of a loaded state, else the argument."""
         seed = self._present_point().shuffle_seed
-        return self.epochs.shuffle_seed if seed is None else seed
+        return self._stream_state.epochs.shuffle_seed if seed is None else seed
 
     @property
     def shuffle_block_size(self) -> int | None:
         """The number of samples that a shard is spread over; None before the first iteration: not yet derived."""
-        settings, num_canonical_nodes = self.epochs.settings, self._present_point().num_canonical_nodes
+        settings, num_canonical_nodes = self._stream_state.epochs.settings, self._present_point().num_canonical_nodes
         return settings.shuffle_block_size if num_canonical_nodes is None else settings.block_size(num_canonical_nodes)
 
     @property
     def sampling_method(self) -> str:
         """Whether each epoch takes other samples (``"balanced"``) or the same ones (``"fixed"``)."""
-        return self.epochs.settings.sampling_method
+        return self._stream_state.epochs.settings.sampling_method
 
     @property
     def sampling_granularity(self) -> int:
         """Samples of a shard that are taken together."""
-        return self.epochs.settings.sampling_granularity
+        return self._stream_state.epochs.settings.sampling_granularity
 
     @property
     def partition_algo(self) -> str:
         """The algorithm that divides samples among nodes."""
-        return self.epochs.settings.partition_algo
+        return self._stream_state.epochs.settings.partition_algo
 
     @property
     def mixes_streams(self) -> bool:
@@ -236,12 +224,12 @@ class DatasetProperties:
     @property
     def batching_method(self) -> str:
         """The way in which streams are mixed."""
-        return self.epochs.settings.batching_method
+        return self._stream_state.epochs.settings.batching_method
 
     @property
     def num_canonical_nodes(self) -> int | None:
         """Parts of the order: those of a loaded state, else the argument; None before the first iteration: a default."""
-        return self._present_point().num_canonical_nodes or self.epochs.num_canonical_nodes
+        return self._present_point().num_canonical_nodes or self._stream_state.epochs.num_canonical_nodes
 
     @property
     def initial_physical_nodes(self) -> int | None:
@@ -261,4 +249,4 @@ class DatasetProperties:
     @property
     def replication(self) -> int | None:
         """The number of consecutive ranks that get the same samples."""
-        return self.epochs.replication
+        return self._stream_state.epochs.replication

@@ -26,15 +26,62 @@ from fkat_data.streaming.reading.stream import Stream
 _Integers = npt.NDArray[np.int64]
 
 
-class SampleAccess:
-    """The methods that return samples by their numbers.
+class SampleMaker:
+    """What makes samples as the user's code does.
 
     Where a subclass, an instance or a patch overrides ``__getitem__`` or ``get_item``, every sample comes from there.
     Where only ``__getitems__`` is overridden, batches come from there.
+
+    Args:
+        dataset: The dataset.
+        shards: Its shards.
+        transform: Its ``transform``.
     """
 
-    _shards: OpenShards
-    _transform: Callable[[Any], Any] | None = None
+    def __init__(
+        self, dataset: "SampleAccess", shards: OpenShards, transform: Callable[[Any], Any] | None = None
+    ) -> None:
+        self._dataset = dataset
+        self.shards = shards
+        self.transform = transform
+
+    @property
+    def has_user_code(self) -> bool:
+        """Whether user code makes the samples: a ``transform``, or an override."""
+        return self.transform is not None or is_overridden(self._dataset, "__getitem__", "get_item", "__getitems__")
+
+    def picked(self, picks: PickedSamples) -> Iterator[Any]:
+        """Yield the samples of a batch, each made at its position. If one fails, those before it still come first."""
+        dataset = self._dataset
+        if not is_overridden(dataset, "__getitems__") or is_overridden(dataset, "__getitem__", "get_item"):
+            yield from self.one_by_one(picks)
+        elif len(picks.ids):
+            together = partial(dataset.__getitems__, picks.ids.tolist())
+            if picks.positions is not None:
+                together = partial(call_in_rng_scope, picks.seed, int(picks.positions[0]), together)
+            yield from _made(together)
+
+    def one_by_one(self, picks: PickedSamples) -> Iterator[Any]:
+        """Yield the samples of a batch without ``__getitems__``, see ``picked``."""
+        make: Callable[[Any], Any] | None = self.transform
+        made_of: Iterable[Any] = ()
+        if is_overridden(self._dataset, "__getitem__", "get_item"):
+            # As an attribute, so that an instance's own is found.
+            make, made_of = self._dataset.__getitem__, picks.ids.tolist()
+        else:
+            made_of = self.shards.in_turn(picks.ids)
+        if make is None:
+            yield from made_of
+        elif picks.positions is None:
+            for given in made_of:
+                yield _made(make, given)
+        else:
+            for position, given in zip(picks.positions.tolist(), made_of, strict=True):
+                yield _made(call_in_rng_scope, picks.seed, position, make, given)
+
+
+class SampleAccess:
+    """The methods that return samples by their numbers."""
 
     @property
     def size(self) -> int:
@@ -42,9 +89,8 @@ class SampleAccess:
         raise NotImplementedError
 
     @property
-    def has_user_code(self) -> bool:
-        """Whether user code makes the samples: a ``transform``, or an override."""
-        return self._transform is not None or is_overridden(self, "__getitem__", "get_item", "__getitems__")
+    def _sample_maker(self) -> SampleMaker:
+        raise NotImplementedError
 
     def __getitem__(self, index: Any) -> Any:
         """Return a sample by its number, or samples by a slice, or by a list or array of numbers, nested or not.
@@ -54,9 +100,10 @@ class SampleAccess:
             ConfigurationError: The index has another type.
             ShardCorruptError: A shard contradicts itself.
         """
-        if self.has_user_code:
+        maker = self._sample_maker
+        if maker.has_user_code:
             return index_tree(index, self.size, self.get_item, self._made)
-        return index_tree(index, self.size, self._shards.sample, self._shards.samples)
+        return index_tree(index, self.size, maker.shards.sample, maker.shards.samples)
 
     def get_item(self, sample_id: int, retry: int = 7) -> Any:
         """Return a sample by its number; fetch its shard if needed.
@@ -70,9 +117,9 @@ class SampleAccess:
             Exception: Why the shard could not be fetched, or what ``transform`` raises.
         """
         arguments.integer("retry", retry, minimum=0)
-        number = arguments.integer("sample_id", sample_id)
-        sample = index_tree(number, self.size, self._shards.sample, self._shards.samples)
-        return sample if self._transform is None else self._transform(sample)
+        number, maker = arguments.integer("sample_id", sample_id), self._sample_maker
+        sample = index_tree(number, self.size, maker.shards.sample, maker.shards.samples)
+        return sample if maker.transform is None else maker.transform(sample)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Return samples by their numbers, read together unless ``__getitem__`` or ``get_item`` is overridden."""
@@ -80,35 +127,7 @@ class SampleAccess:
 
     def _made(self, sample_ids: _Integers) -> list[Any]:
         # Not by `__getitems__`, which may be what asks.
-        return list(self.made_one_by_one(PickedSamples(sample_ids)))
-
-    def picked(self, picks: PickedSamples) -> Iterator[Any]:
-        """Yield the samples of a batch, each made at its position. If one fails, those before it still come first."""
-        if not is_overridden(self, "__getitems__") or is_overridden(self, "__getitem__", "get_item"):
-            yield from self.made_one_by_one(picks)
-        elif len(picks.ids):
-            together = partial(self.__getitems__, picks.ids.tolist())
-            if picks.positions is not None:
-                together = partial(call_in_rng_scope, picks.seed, int(picks.positions[0]), together)
-            yield from _made(together)
-
-    def made_one_by_one(self, picks: PickedSamples) -> Iterator[Any]:
-        """Yield the samples of a batch without ``__getitems__``, see ``picked``."""
-        make: Callable[[Any], Any] | None = self._transform
-        made_of: Iterable[Any] = ()
-        if is_overridden(self, "__getitem__", "get_item"):
-            # As an attribute, so that an instance's own is found.
-            make, made_of = self.__getitem__, picks.ids.tolist()
-        else:
-            made_of = self._shards.in_turn(picks.ids)
-        if make is None:
-            yield from made_of
-        elif picks.positions is None:
-            for given in made_of:
-                yield _made(make, given)
-        else:
-            for position, given in zip(picks.positions.tolist(), made_of, strict=True):
-                yield _made(call_in_rng_scope, picks.seed, position, make, given)
+        return list(self._sample_maker.one_by_one(PickedSamples(sample_ids)))
 
 
 def _made(make: Callable[..., Any], *given: Any) -> Any:
@@ -178,6 +197,10 @@ class LocalDataset(Described, SampleAccess, Dataset[Any]):
             arrays=arrays,
             writable=arguments.boolean("writable", writable),
         )
+
+    @property
+    def _sample_maker(self) -> SampleMaker:
+        return SampleMaker(self, self._shards, self._transform)
 
     @property
     def size(self) -> int:

@@ -13,6 +13,7 @@ from fkat_data.errors import ConfigurationError, arguments
 from fkat_data.streaming.audit import global_batches
 from fkat_data.streaming.dataset import StreamingDataset
 from fkat_data.streaming.epoch import ResumePoint
+from fkat_data.streaming.reader import reader_of
 
 _Integers = npt.NDArray[np.int64]
 
@@ -86,7 +87,8 @@ def simulate_dataset(
     arguments.integer("num_epochs", num_epochs, minimum=1)
     arguments.integer("num_nodes", num_nodes, minimum=1)
     arguments.integer("ranks_per_node", ranks_per_node, minimum=1)
-    world_size = dataset.epochs.grid().num_ranks * (dataset.epochs.replication or 1)
+    epochs = reader_of(dataset).epochs
+    world_size = epochs.grid().num_ranks * (epochs.replication or 1)
     if num_nodes * ranks_per_node != world_size:
         expected = f"nodes with {world_size} ranks in total, the world size of the dataset"
         raise ConfigurationError("num_nodes", num_nodes, expected)
@@ -107,8 +109,8 @@ def _epoch_of(
 ) -> tuple[int, tuple[NodeFetches, ...]]:
     """Return an epoch's steps, and what each node fetches in it."""
     # Replicated ranks have consecutive numbers, and count as one in the order.
-    replication, num_steps = dataset.epochs.replication or 1, 0
-    spanner, num_shards = dataset.catalog.spanner, len(dataset.catalog.entries)
+    replication, num_steps = dataset.replication or 1, 0
+    spanner, num_shards = dataset.spanner, dataset.num_shards
     for ids in _delivered(dataset, number):
         num_steps += len(ids)
         for index, node in enumerate(nodes):
@@ -125,7 +127,8 @@ def _epoch_of(
 
 def _delivered(dataset: StreamingDataset, number: int) -> Iterator[_Integers]:
     """Yield the sample ids of an epoch's steps, many steps at a time: by step, rank and position in the batch, and -1 for none."""
-    epochs, skips, point = dataset.epochs, dataset.skips, ResumePoint(number)
+    reader, point = reader_of(dataset), ResumePoint(number)
+    epochs, skips = reader.epochs, reader.skips
     for batches, planned in global_batches(epochs, point, epochs.batching(point).num_even_batches):
         ids = skips.without(planned)
         # Where skips leave a rank no sample of a batch, no rank gets it.
@@ -148,10 +151,9 @@ class _ShardSize(NamedTuple):
 
 
 def _sizes_of(dataset: StreamingDataset) -> list[_ShardSize]:
-    catalog = dataset.catalog
-    streams: list[int] = catalog.stream_per_shard.tolist()
+    streams: list[int] = dataset.stream_per_shard.tolist()
     sizes: list[_ShardSize] = []
-    for entry, stream in zip(catalog.entries, streams, strict=True):
+    for entry, stream in zip(dataset.shards, streams, strict=True):
         both = entry.raw_bytes if entry.compression is None else entry.raw_bytes + entry.stored_bytes
         kept = both if dataset.streams[stream].keep_zip else entry.raw_bytes
         sizes.append(_ShardSize(entry.stored_bytes, both, kept))

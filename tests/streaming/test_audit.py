@@ -37,7 +37,7 @@ def test_an_audit_names_what_was_read(two, algorithm):
         for record in records:
             assert record.stream == (dataset[record.sample_id]["number"] >= 1000)
             shard, row = dataset.spanner[record.sample_id]
-            assert (dataset.catalog.entries[shard].raw_data.basename, row) == (record.shard, record.row)
+            assert (dataset.shards[shard].raw_data.basename, row) == (record.shard, record.row)
     with pytest.raises(ConfigurationError, match="step"):
         dataset.samples_of(25, epoch=0)
 

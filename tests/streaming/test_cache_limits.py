@@ -10,6 +10,7 @@ from forks import in_child
 from streaming_examples import write
 
 from fkat_data.streaming import MDSWriter, StreamingDataLoader, StreamingDataset
+from fkat_data.streaming.reader import reader_of
 
 NUM_SAMPLES = 120
 ROW_BYTES = 20_000
@@ -62,7 +63,7 @@ def test_a_limit_bounds_the_disk_whatever_the_caller_keeps(large, tmp_path):
 def test_a_shard_that_was_evicted_by_name_takes_no_space_in_this_process(large, tmp_path):
     dataset = StreamingDataset(remote=str(large), local=str(tmp_path), batch_size=4)
     kept = [dataset[number] for number in range(NUM_SAMPLES)]
-    for shard in range(dataset.catalog.shards_per_stream[0]):
+    for shard in range(dataset.shards_per_stream[0]):
         assert dataset.evict_shard(shard) > 0
     assert unmapped_names(tmp_path) == {}
     assert dataset[7]["row"].tolist() == kept[7]["row"].tolist()
@@ -144,5 +145,5 @@ def test_a_gather_of_many_shards_and_the_samples_that_it_gave_take_no_descriptor
         assert [sample["ragged"].tolist() for sample in samples] == [
             [place + 1 for place in range(1 + number % 3)] for number in range(150)
         ]
-    even = dataset.collated([np.arange(0, 150, 3), np.arange(1, 150, 3)])
+    even = reader_of(dataset).collated([np.arange(0, 150, 3), np.arange(1, 150, 3)])
     assert [batch["ragged"].tolist() for batch in even] == [[[1]] * 50, [[1, 2]] * 50]

@@ -12,6 +12,7 @@ from parquet_examples import write_both, write_parquet
 from fkat_data.errors import RankMismatchError, StateMismatchError
 from fkat_data.runtime.distributed import gather
 from fkat_data.streaming import StreamingDataLoader, StreamingDataset
+from fkat_data.streaming.reader import reader_of
 
 pytest.importorskip("huggingface_hub")
 
@@ -107,7 +108,7 @@ def in_batches(loader):
 def _rank(rank, folder, turns, queue):
     turns[rank].wait(20)
     early, kept = opened("/data", folder / f"early-{rank}"), opened("@v1/data", folder / f"kept-{rank}")
-    queue.put((rank, early.catalog.commits[0].commit, kept.catalog.commits[0].commit))
+    queue.put((rank, reader_of(early).catalog.commits[0].commit, reader_of(kept).catalog.commits[0].commit))
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     found = {}
     for turn in range(2):
@@ -121,7 +122,7 @@ def _rank(rank, folder, turns, queue):
     late = opened("/data", folder / f"late-{rank}")
     found["late"] = in_batches(StreamingDataLoader(late))
     found["other"] = in_batches(StreamingDataLoader(opened("@v2/data", folder / f"other-{rank}")))
-    queue.put((rank, late.catalog.commits[0].commit, found))
+    queue.put((rank, reader_of(late).catalog.commits[0].commit, found))
     dist.barrier()
     dist.destroy_process_group()
 

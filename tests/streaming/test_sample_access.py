@@ -13,6 +13,7 @@ from fkat_data import DataLoaderFactory, ShardedDataLoader
 from fkat_data.errors import ConfigurationError
 from fkat_data.mixing import DictDataLoader, Weighted
 from fkat_data.streaming import LocalDataset, Stream, StreamingDataLoader, StreamingDataset
+from fkat_data.streaming.reader import reader_of
 
 pytestmark = pytest.mark.filterwarnings("error:The given NumPy array is not writable")
 
@@ -89,7 +90,7 @@ def test_an_override_of_the_instance_or_by_a_patch_counts(options, expected):
     plain = StreamingDataset.get_item
     with mock.patch.object(StreamingDataset, "get_item", lambda self, index: marked(plain(self, index))):
         assert numbers(StreamingDataLoader(StreamingDataset(**options))) == expected
-    assert not StreamingDataset(**options).has_user_code
+    assert not reader_of(StreamingDataset(**options)).maker.has_user_code
 
 
 def test_local_datasets_are_overridden_too(options):

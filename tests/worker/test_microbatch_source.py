@@ -16,6 +16,7 @@ from fkat_data.loaders.numbered_plan import SampleOrder
 from fkat_data.seeding import ShardRng, preserved_generators, seed_generators
 from fkat_data.streaming import MDSWriter, StreamingDataLoader, StreamingDataset
 from fkat_data.streaming.loader_plan import StreamPlan
+from fkat_data.streaming.reader import reader_of
 from fkat_data.streaming.user_iterator import UserIteratorPlan
 from fkat_data.worker.adoption import OwnIterationSource, source_of
 from fkat_data.worker.collate import FreshCollate
@@ -109,14 +110,14 @@ def stored(folder, kind=StreamingDataset):
 
 def part(folder, collate_fn):
     dataset, options = stored(folder), {"drop_last": False, "leaves_empty_rest": False}
-    plan = StreamPlan(dataset, 0, is_read_here=True, collate_fn=collate_fn, **options)
+    plan = StreamPlan(reader_of(dataset), 0, is_read_here=True, collate_fn=collate_fn, **options)
     plan.begin(plan.first())
     return of_epoch(dataset, plan.payload(0, 0), collate_fn=collate_fn)
 
 
 def own_part(folder):
     dataset = stored(folder, OwnIter)
-    plan = UserIteratorPlan(dataset, 0, num_workers=0, drop_last=False, leaves_empty_rest=False)
+    plan = UserIteratorPlan(reader_of(dataset), 0, num_workers=0, drop_last=False, leaves_empty_rest=False)
     plan.begin(plan.first())
     return of_epoch(dataset, plan.payload(0, 0))
 

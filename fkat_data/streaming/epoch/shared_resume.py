@@ -285,21 +285,12 @@ def _file_locked(file: Descriptor) -> Generator[None]:
         fcntl.lockf(file.fileno(), fcntl.LOCK_UN)
 
 
-def _announce_forked() -> None:
-    """Begin the iteration of which a worker is about to be forked: nothing of the dataset is pickled then."""
-    starting = iteration_that_starts()
-    if starting is not None:
-        point = getattr(starting[1], "_resume_point", None)
-        if isinstance(point, SharedResumePoint):
-            point.announce(starting[0])
-
-
 def _renew_turn() -> None:
     """Let a fork have its turn: the thread that had one at the fork is not there."""
     _thread_turn[0] = threading.RLock()
 
 
-os.register_at_fork(before=_announce_forked, after_in_child=_renew_turn)
+os.register_at_fork(after_in_child=_renew_turn)
 
 
 def _packed(point: ResumePoint) -> list[int]:

@@ -15,6 +15,7 @@ from torch.utils.data import ChainDataset, DataLoader, IterableDataset, get_work
 from walks import wait_until
 
 from fkat_data.streaming import StreamingDataLoader, StreamingDataset
+from fkat_data.streaming.reader import reader_of
 
 pytestmark = [pytest.mark.usefixtures("processes"), pytest.mark.filterwarnings("ignore:This DataLoader will create")]
 
@@ -108,10 +109,10 @@ def test_a_torch_worker_can_be_told_apart(caplog, options):
 class Hesitant(StreamingDataset):
     """The workers of the first loader are the last to begin."""
 
-    def begin_epoch(self):
+    def __iter__(self):
         if get_worker_info() is not None and multiprocessing.current_process()._identity[-1] - self.first <= 2:
             time.sleep(0.5)
-        return super().begin_epoch()
+        return super().__iter__()
 
 
 def test_loaders_that_begin_at_one_instant_get_their_epochs_in_order(options, epochs):
@@ -139,7 +140,7 @@ def in_fork(function):
 
 
 def begun(dataset, count=1):
-    return [dataset.begin_epoch().epoch for _ in range(count)]
+    return [reader_of(dataset).begin_epoch().epoch for _ in range(count)]
 
 
 def test_processes_that_hold_one_dataset_count_for_themselves_and_so_does_a_copy(options):

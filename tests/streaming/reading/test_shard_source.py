@@ -59,7 +59,7 @@ def test_what_is_damaged_on_its_way_gets_no_name(data, tmp_path):
     for _ in range(2):  # the second time as well
         dataset = StreamingDataset(remote=data, local=str(local), validate_hash="sha256")
         with pytest.raises(ShardCorruptError, match="sha256"):
-            dataset[dataset.catalog.entries[0].samples]
+            dataset[dataset.shards[0].samples]
         assert files(local) == ["index.json"]
 
 
