@@ -83,9 +83,14 @@ def num_layers(found: set[tuple[str, str]]) -> int:
     for own, other in found:
         below.setdefault(own, set()).add(other)
 
-    @cache
+    # Modules are in layers, which the tests hold; two folders may have modules of several, and import one another.
+    heights: dict[str, int] = {}
+
     def height(package: str) -> int:
-        return 1 + max((height(other) for other in below.get(package, ())), default=0)
+        if package not in heights:
+            heights[package] = 0
+            heights[package] = 1 + max((height(other) for other in below.get(package, ())), default=0)
+        return heights[package]
 
     return max(height(package) for package in below if package)
 

@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from torch.utils import data as torch_data
 
 import fkat_data
 
@@ -22,6 +23,7 @@ LAYERS = {
     "errors": 1,
     "runtime": 2,
     "storage": 3,
+    "integrations.hooks": 4,
     "integrations.huggingface": 4,
     "integrations.hydra": 4,
     "observe": 4,
@@ -189,3 +191,31 @@ def test_no_modules_import_one_another_in_a_circle():
         for module, path in modules.items()
     }
     assert not circles(imports)
+
+
+def test_a_data_loader_has_its_arguments_and_one_session():
+    ours = [kind for kind in fkat_data.DataLoader.__mro__ if kind.__module__.startswith("fkat_data")]
+    members = {
+        name
+        for kind in ours
+        for name in vars(kind)
+        if callable(vars(kind)[name]) or isinstance(vars(kind)[name], (property, staticmethod))
+    }
+    assert [kind.__name__ for kind in ours] == ["DataLoader", "Described", "Closing"]
+    assert len(members) <= 45
+    own = vars(fkat_data.DataLoader([1, 2])).keys() - vars(torch_data.DataLoader([1, 2])).keys()
+    assert {name for name in own if name.startswith("_")} == {"_session", "_pin_memory_device"}
+
+
+def test_only_the_choice_of_a_source_looks_at_what_kind_of_loader_it_is():
+    """A kind is a type: where one asked again, cases of it would be spread over the package."""
+    kinds = {"IndexSource", "IndexWindowSource", "IterableSource", "CountedIterableSource", "StreamBatchSource"}
+    asked = set()
+    for path in FILES:
+        for node in ast.walk(tree_of(path)):
+            is_question = (
+                isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "isinstance"
+            )
+            if is_question and {name.id for name in ast.walk(node.args[1]) if isinstance(name, ast.Name)} & kinds:
+                asked.add(path.stem)
+    assert asked <= {"sources"}

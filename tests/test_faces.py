@@ -25,7 +25,7 @@ INTERNAL = {
     *("fkat_data.files", "fkat_data.configs", "fkat_data.errors", "fkat_data.runtime", "fkat_data.storage"),
     *("fkat_data.device", "fkat_data.engine", "fkat_data.loaders", "fkat_data.plan", "fkat_data.transport"),
     *("fkat_data.worker", "fkat_data.worker.process"),
-    *(f"fkat_data.integrations{name}" for name in ("", ".huggingface", ".lightning")),
+    *(f"fkat_data.integrations{name}" for name in ("", ".hooks", ".huggingface", ".lightning")),
 }
 IMPORT = re.compile(r"^[ ]*from (fkat_data[\w.]*) import (\([^)]*\)|[^\n#]*)", re.MULTILINE)
 DOTTED = re.compile(r"(?<![\w/.-])fkat_data(?:\.[A-Za-z_]\w*)+")

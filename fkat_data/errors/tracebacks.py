@@ -7,6 +7,7 @@ import functools
 import os
 import traceback
 from pathlib import Path
+from types import FrameType
 from typing import TypeVar
 
 import torch.utils.data
@@ -112,3 +113,11 @@ def _others() -> tuple[str, ...]:
 
     paths = sysconfig.get_paths()
     return (*_OURS, "<frozen ", *(paths[kind] + os.sep for kind in ("stdlib", "purelib", "platlib")))
+
+
+def caller_of(frame: FrameType | None) -> FrameType | None:
+    """Return the frame of the function that called this one, comprehensions left out."""
+    caller = None if frame is None else frame.f_back
+    while caller is not None and caller.f_code.co_name in ("<dictcomp>", "<listcomp>", "<genexpr>"):
+        caller = caller.f_back
+    return caller

@@ -16,6 +16,7 @@ from fkat_data.engine.engine import Engine, EngineSettings
 from fkat_data.engine.recovery import Recovery
 from fkat_data.engine.worker_pool import WorkerPoolSettings, prepare_template
 from fkat_data.errors import ConfigurationError, arguments
+from fkat_data.loaders.loader_arguments import LoaderArguments
 from fkat_data.loaders.loader_plan import LoaderPlan
 from fkat_data.loaders.numbered_plan import is_numbered
 from fkat_data.observe.statistics import DataLoaderStatistics
@@ -76,7 +77,7 @@ _SMALLEST_LIMIT_BYTES = 1 << 20
 _TORCHS: Any = getattr(torchs, "_BaseDataLoaderIter", object)
 
 
-def checked_argument(loader: Any, name: str, value: Any) -> Any:
+def checked_argument(loader: LoaderArguments, name: str, value: Any) -> Any:
     """Return the value that an argument of a DataLoader is set to: in the constructor, or later for the next iteration.
 
     Raises:
@@ -84,8 +85,8 @@ def checked_argument(loader: Any, name: str, value: Any) -> Any:
     """
     if name in _CHECKS and (value is not None or name in _NOT_NONE):
         value = _CHECKS[name](name, value)
-    fields = cast("dict[str, Any]", loader.__dict__)
-    is_begun = any(fields.get(field) is not None for field in ("_engine", "_loaded", "_drawn_seed"))
+    fields = loader.__dict__
+    is_begun = "_session" in fields and fields["_session"].is_begun
     if name in fields and (is_begun or name != "seed"):
         present = fields[name]
         is_other_kind = name == "window_fn" and (present is None) != (value is None)
@@ -95,7 +96,7 @@ def checked_argument(loader: Any, name: str, value: Any) -> Any:
     return value
 
 
-def settable_of(loader: Any) -> list[Any]:
+def settable_of(loader: LoaderArguments) -> list[Any]:
     """Return what a program may set on a DataLoader between two epochs, as with torch's, and its engine depends on.
 
     What an epoch's plan reads of samplers when it begins is not among it, except for whether the order is arithmetic.
@@ -106,13 +107,13 @@ def settable_of(loader: Any) -> list[Any]:
     return [kind, size, *(getattr(loader, name) for name in _SETTABLE)]
 
 
-def size_of_batches(loader: Any) -> int | None:
+def size_of_batches(loader: LoaderArguments) -> int | None:
     """Return the samples of a batch; None: microbatches are the dataset's items, or batches of any size."""
     batches = loader.batch_sampler
     return int(batches.batch_size) if type(batches) is torch_data.BatchSampler else loader.batch_size
 
 
-def drops_last(loader: Any) -> bool:
+def drops_last(loader: LoaderArguments) -> bool:
     """Return whether a last batch that is smaller is left out."""
     batches = loader.batch_sampler
     # As torch does, which takes an iterable dataset's batches without its sampler.
@@ -174,7 +175,9 @@ def _public_name(kind: type) -> str:
     return next((base.__name__ for base in kind.__mro__ if base.__module__.startswith("fkat_data.")), kind.__name__)
 
 
-def make_engine(loader: Any, plan: LoaderPlan, *, seed: int, dp_rank: int, keeps_dataset: bool) -> Engine[Any]:
+def make_engine(
+    loader: LoaderArguments, plan: LoaderPlan, *, seed: int, dp_rank: int, keeps_dataset: bool
+) -> Engine[Any]:
     """Return the engine that makes a plan's microbatches.
 
     Args:
@@ -268,7 +271,7 @@ def make_engine(loader: Any, plan: LoaderPlan, *, seed: int, dp_rank: int, keeps
     return Engine(plan, settings)
 
 
-def prepare_workers(loader: Any) -> None:
+def prepare_workers(loader: LoaderArguments) -> None:
     """Start the process that the workers of a DataLoader will be forked from, where it needs one and none runs.
 
     It imports torch while the program goes on; this does not wait for it.
@@ -280,7 +283,7 @@ def prepare_workers(loader: Any) -> None:
         prepare_template(start_method_of(loader))
 
 
-def check_threads(loader: Any, *, is_iterable: bool) -> None:
+def check_threads(loader: LoaderArguments, *, is_iterable: bool) -> None:
     """Check that threads, where they are to, can make the microbatches of a DataLoader.
 
     Raises:
@@ -297,7 +300,7 @@ def check_threads(loader: Any, *, is_iterable: bool) -> None:
         raise ConfigurationError("workers", "threads", f"'processes', with {reason}")
 
 
-def start_method_of(loader: Any) -> str | None:
+def start_method_of(loader: LoaderArguments) -> str | None:
     """Return how the worker processes of a DataLoader are started; None: as this system allows."""
     if loader.start_method is not None:
         return loader.start_method
@@ -310,7 +313,7 @@ def start_method_of(loader: Any) -> str | None:
     return FORK_OR_TEMPLATE if named == "fork" else None
 
 
-def forks_program(loader: Any) -> bool:
+def forks_program(loader: LoaderArguments) -> bool:
     """Return whether the workers of a DataLoader are forks of this program, which are sent nothing."""
     if not loader.num_workers or loader.workers != "processes" or not can_start_workers():
         return False

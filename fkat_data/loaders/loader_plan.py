@@ -95,6 +95,14 @@ class LoaderPlan(Plan):
             TypeError: That is not known.
         """
 
+    def upcoming_epoch(self, position: Position) -> int | None:
+        """Return the epoch of an iteration that begins now; None: the engine's next one.
+
+        Args:
+            position: Where the iteration before was left.
+        """
+        del position
+
     def epoch_again(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Return the start of a state's epoch, in the same order; the state itself where that start is not known."""
         return state_at_epoch(state, state["epoch"])
@@ -129,6 +137,19 @@ class IndexPlan(LoaderPlan):
     @abstractmethod
     def state_at(self, epoch: int, step: int) -> dict[str, Any]:
         """Return what the order of the rest of an epoch depends on."""
+
+    @property
+    def has_states(self) -> bool:
+        """Whether the order depends on states of samplers, and so on the epochs before."""
+        return False
+
+    @abstractmethod
+    def is_over(self, state: Mapping[str, Any]) -> bool:
+        """Return whether an epoch has nothing left at a saved position, where that is known before it is begun."""
+
+    @abstractmethod
+    def num_in_last_round(self, epoch: int) -> int:
+        """Return the samples of the last round over all ranks, if it is smaller than the others; else, or unknown, 0."""
 
     def saved(self, position: Position) -> dict[str, Any]:
         """Return what a state says of a position, beside its epoch and step."""

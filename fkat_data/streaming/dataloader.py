@@ -81,9 +81,10 @@ class StreamingDataLoader(DataLoader[Any]):
     @property
     def num_samples_yielded(self) -> int:
         """Samples of this rank that the present iteration has delivered."""
-        if self._engine is None or not isinstance(self._plan, StreamEpochs):
+        running = self._session.running
+        if running is None or not isinstance(running.plan, StreamEpochs):
             return 0
-        return self._plan.num_samples_before(self._engine.position)
+        return running.plan.num_samples_before(running.engine.position)
 
     def __iter__(self) -> Any:
         """Begin the next epoch, or continue the one of a loaded state.
@@ -175,7 +176,7 @@ class StreamingDataLoader(DataLoader[Any]):
 
     def local_state_dict(self) -> dict[str, Any]:
         """Return what ``state_dict`` returns: no state of a stream needs the other ranks."""
-        return self._local_state()["stream"] if self._is_of_batches else super().local_state_dict()
+        return self._session.state(self)["stream"] if self._is_of_batches else super().local_state_dict()
 
     @staticmethod
     def merge_state_dicts(local_state_dicts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

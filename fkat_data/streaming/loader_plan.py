@@ -102,6 +102,10 @@ class StreamEpochs(LoaderPlan):
             return self._point
         return replace(following, epoch=self._epoch_at(position) + 1)
 
+    def upcoming_epoch(self, position: Position) -> int | None:
+        """Return the epoch of an iteration that begins now."""
+        return self.upcoming(position).epoch
+
     def begin(self, position: Position) -> ResumeState:
         """Begin an iteration where ``upcoming`` says; return where the engine goes.
 

@@ -398,7 +398,7 @@ def _of_memory(limit_bytes: int, free_bytes: int) -> Finding:
 
 def _of_shipment(made: Any, dataset: Any) -> Iterator[Finding]:
     """Advise on data in memory that workers get as a copy."""
-    if not isinstance(made, DataLoader) or made.workers != "processes" or forks_program(made):
+    if not isinstance(made, DataLoader) or made.workers != "processes" or forks_program(cast("Any", made)):
         return
     path, size_bytes = largest_part("dataset", dataset)
     if size_bytes > _MUCH_TO_SHIP * psutil.virtual_memory().total:

@@ -159,7 +159,7 @@ def _settled_cpu_s() -> float:
 
 def _restart_s(loader: Any, microbatches: Any) -> float:
     """Kill the worker, and return the seconds until a microbatch that another has made."""
-    os.kill(loader._engine.pool.workers[0].pid, signal.SIGKILL)  # noqa: SLF001 - no user kills workers
+    os.kill(loader._session.running.engine.pool.workers[0].pid, signal.SIGKILL)  # noqa: SLF001 - no user kills workers
     began_s = time.perf_counter()
     for _ in range(_AHEAD + 1):  # what the dead one has made is delivered first
         next(microbatches)

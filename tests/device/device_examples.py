@@ -68,4 +68,4 @@ def deliver_by(loader, mover):
 
     What ``register_mover`` knows stays for the process, and goes to every worker.
     """
-    loader._engine._delivery.load_to(mover)
+    loader._session.running.engine._delivery.load_to(mover)

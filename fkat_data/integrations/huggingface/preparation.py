@@ -119,7 +119,7 @@ class TrackedLoop(IterableDataset[Any]):
         samplers = samplers_of(self.loader)
         for each in (*samplers, self.loader.dataset) if samplers else ():
             if callable(getattr(each, "set_epoch", None)):
-                each.set_epoch(self.loader._next_epoch())  # noqa: SLF001 - it has samplers: it is a DataLoader
+                each.set_epoch(self.loader._session.next_epoch(self.loader))  # noqa: SLF001 - it has samplers: it is a DataLoader
 
     def _reached(self) -> Any:
         """Return the loader's own state; or the error that says why there is none, for a caller that asks."""

@@ -1,0 +1,375 @@
+"""The sample sources of map-style datasets: batches of indices, or windows of them whose rows make the microbatches."""
+
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from torch.utils import data as torch_data
+from torch.utils.data import Subset
+
+from fkat_data.datasets.packed import PackedDataset
+from fkat_data.datasets.token_budget import TokenBudgetBatchSampler
+from fkat_data.errors import ConfigurationError, StateMismatchError
+from fkat_data.loaders.drawn_plan import DrawnPlan
+from fkat_data.loaders.engine_settings import size_of_batches
+from fkat_data.loaders.equal_ends import EndsOfRanks
+from fkat_data.loaders.loader_arguments import LoaderArguments, outermost_sampler, samplers_of
+from fkat_data.loaders.loader_plan import IndexPlan, LoaderPlan
+from fkat_data.loaders.numbered_plan import EpochShuffle, NumberedPlan, check_kind_of_order, is_numbered
+from fkat_data.loaders.rank_share import RankShare, shared_fields
+from fkat_data.loaders.reshards import Reshard, distributed_sampler_of, rank_in
+from fkat_data.loaders.sample_source import EpochStart, SampleSource, start_of_order, tell_epoch, window_fingerprint
+from fkat_data.loaders.sampler_states import FirstBatch, samplers_in, with_samplers_set
+from fkat_data.loaders.states import Layout
+from fkat_data.loaders.window_plan import WindowOrder, WindowPlan, order_of_windows
+from fkat_data.worker.stacked import stacks_items
+
+_MOST_VIEWS = 16  # a dataset may name itself
+
+
+def seeded_order_below(dataset: object) -> Any:
+    """Return the dataset that decides on the order, below views such as ``Subset`` and ``MapDataset``; None: none does.
+
+    Its order follows from a seed and an epoch, both of which are in its state. Has ``follow_epoch`` and ``is_seed_drawn``.
+    """
+    for _ in range(_MOST_VIEWS):
+        # Of the class: a view that passes attributes on is not the dataset.
+        if dataset is None or hasattr(type(dataset), "follow_epoch"):
+            return dataset
+        dataset = getattr(dataset, "dataset", None)
+    return None
+
+
+@contextmanager
+def in_epoch(dataset: object, epoch: int) -> Generator[None]:
+    """Have a dataset whose length follows the epoch be in another one for a while, unless the program sets it."""
+    if not isinstance(dataset, PackedDataset):
+        yield
+        return
+    before = dataset.epoch
+    dataset.follow_epoch(epoch)
+    try:
+        yield
+    finally:
+        dataset.follow_epoch(before)
+
+
+class IndexSource(SampleSource):
+    """Batches of the indices that samplers give, or single indices."""
+
+    takes_sampler: bool = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first_batch = FirstBatch()
+        """What the loader's first iteration has begun with."""
+
+    def plan(self, loader: LoaderArguments, start: EpochStart) -> LoaderPlan:
+        """Return a plan of the epochs from the next one on."""
+        return self._index_plan(loader, start)
+
+    def _first_plan(self, loader: LoaderArguments, start: EpochStart) -> IndexPlan:
+        plan = self._index_plan(loader, start)
+        if start.state is not None:
+            plan.load_plan_state(start.state["epoch"], start.state["sampler"])
+        return plan
+
+    def _index_plan(self, loader: LoaderArguments, start: EpochStart) -> IndexPlan:
+        dealing = self.dealing(loader)
+        if is_numbered(loader.sampler, loader.batch_sampler):
+            dataset = dealing if isinstance(dealing, PackedDataset) else None
+            is_stacked = loader.batch_sampler is not None and stacks_items(loader.dataset, loader.collate_fn)
+            order = loader.sampler, loader.batch_sampler
+            return NumberedPlan(*order, start.seed(), self.share, start.reshards, dataset, is_stacked=is_stacked)
+        return DrawnPlan(
+            outermost_sampler(loader),
+            start.seed(),
+            start.dp_rank,
+            # As torch, whose default is 2.
+            most_ahead=max(1, loader.num_workers * (2 if loader.prefetch_factor is None else loader.prefetch_factor)),
+            known=self.first_batch,
+            share=self.share,
+            reshards=start.reshards,
+            dealt=dealing if isinstance(dealing, TokenBudgetBatchSampler) else None,
+        )
+
+    def rank(self, loader: LoaderArguments) -> int:
+        """Return the rank of a loader that was given none: that of its share or its sampler, or 0."""
+        return super().rank(loader) if self.share is None else self.share.rank
+
+    def ordered_dataset(self, loader: LoaderArguments) -> Any:
+        """Return the dataset that decides on the order by a seed and an epoch; None: none does."""
+        return seeded_order_below(loader.dataset)
+
+    def check_begin(self, loader: LoaderArguments, state: Mapping[str, Any] | None) -> None:
+        """Check, before the first iteration, that ranks share one order, and that a loaded state is of the same kind.
+
+        Raises:
+            ConfigurationError: This rank's dataset drew an order of its own.
+            StateMismatchError: The order is of another kind.
+        """
+        num_ranks = max(getattr(sampler, "num_replicas", None) or 1 for sampler in (None, *samplers_of(loader)))
+        if num_ranks > 1 and self.order_fields(loader):
+            expected = f"a dataset with a seed, the same on all {num_ranks} ranks: this one drew its own"
+            raise ConfigurationError("dataset", loader.dataset, expected)
+        if state is not None:
+            # Not before: Lightning may give the loader another sampler after a load.
+            self._check_kind(loader, state)
+
+    def _check_kind(self, loader: LoaderArguments, state: Mapping[str, Any]) -> None:
+        check_kind_of_order(state, loader.sampler, loader.batch_sampler)
+
+    def deal_out(self, loader: LoaderArguments, share: RankShare, *, begun: str | None) -> RankShare | None:
+        """Return what a rank is to get of the batches; None: each rank has its own already.
+
+        Args:
+            loader: The loader.
+            share: What ``deal_out`` was asked for.
+            begun: As for ``SampleSource``.
+
+        Raises:
+            ConfigurationError: The ranks cannot split a batch.
+        """
+        del begun
+        if self.has_ranks(loader):
+            self.is_collective = True
+            return None
+        self._check_split(share)
+        size = getattr(outermost_sampler(loader), "batch_size", None)
+        if share.split_batches and (not isinstance(size, int) or size % share.num_ranks):
+            raise ConfigurationError(
+                "batch_size", size, f"a multiple of {share.num_ranks}, among which ranks split each batch"
+            )
+        return share
+
+    def _check_split(self, share: RankShare) -> None:
+        """Raise if what ranks are dealt out cannot be split."""
+
+    def parts_refusal(self, loader: LoaderArguments) -> str | None:
+        """Return why accelerate must not make a loader for each of several ranks of this one's parts; None: it may."""
+        return "a loader of this rank's own part, which it would deal out again" if self.has_ranks(loader) else None
+
+    def num_in_last_round(self, loader: LoaderArguments, start: EpochStart, epoch: int) -> int:
+        """Return the samples of an epoch's last batches on all ranks, without those that fill them up; 0: all are."""
+        return 0 if self.share is None else self._index_plan(loader, start).num_in_last_round(epoch)
+
+    def own_part(self, loader: LoaderArguments, state_dict: Any) -> dict[str, Any]:
+        """Return where this rank goes on after a state of its own, or of any number of ranks.
+
+        Raises:
+            StateMismatchError: It is no such state, or does not say what other ranks had left.
+        """
+        own = super().own_part(loader, state_dict)
+        dealing = self.dealing(loader)
+        if isinstance(dealing, TokenBudgetBatchSampler) and "resplits" in own:
+            # What is left follows from its state alone.
+            dealing.for_rank(dealing.dp_size, dealing.dp_rank).load_state_dict(own["sampler"]["samplers"][-1])
+        return own
+
+    def layout(self, loader: LoaderArguments) -> Layout | None:
+        """Return the ranks that the samples are dealt out to; None: nothing says what another rank has."""
+        size = size_of_batches(loader)
+        if self.share is not None:
+            return Layout(size, self.share.num_ranks, self.share.rank, shared_fields(self.share))
+        dealing = self.dealing(loader)
+        if dealing is not None:
+            fields, dealt_by = self._dealing_fields(loader), "order" if dealing.dp_size > 1 else None
+            return Layout(size, dealing.dp_size, dealing.dp_rank, fields, dealt_by, has_seed=loader.seed is not None)
+        sampler = distributed_sampler_of(outermost_sampler(loader))
+        if sampler is not None:
+            return Layout(size, sampler.num_replicas, sampler.rank, dealt_by="sampler")
+        return None if self.has_ranks(loader) else Layout(size)
+
+    def dealing(self, loader: LoaderArguments) -> PackedDataset | TokenBudgetBatchSampler | None:
+        """Return what deals itself out to ranks, by arguments of its own: the dataset or the batch sampler."""
+        if self.share is not None:
+            return None
+        below, order = self.ordered_dataset(loader), outermost_sampler(loader)
+        if isinstance(order, TokenBudgetBatchSampler):
+            return None if _is_part(below) else order
+        if not isinstance(below, PackedDataset) or not is_numbered(loader.sampler, loader.batch_sampler):
+            return None
+        # A view has to pass indices on as they are.
+        dataset: Any = loader.dataset
+        return below if type(dataset) is not Subset and len(dataset) == len(below) else None
+
+    def has_ranks(self, loader: LoaderArguments) -> bool:
+        """Return whether a sampler or the dataset knows which samples are this rank's."""
+        samplers = samplers_of(loader)
+        is_dealt = any(_is_part(each) for each in (*samplers, self.ordered_dataset(loader)))
+        return is_dealt or any(rank_in(each) is not None for each in samplers)
+
+    def saver(self, loader: LoaderArguments) -> tuple[int, int | None] | None:
+        """Return this rank, and of how many, if no other one can go on with its state: 0 of 1 where it has no rank."""
+        if self.layout(loader) is not None:
+            return None
+        below = self.ordered_dataset(loader)
+        return rank_in(outermost_sampler(loader)) or ((below.dp_rank, below.dp_size) if _is_part(below) else None)
+
+    def dataset_fields(self, loader: LoaderArguments) -> dict[str, Any]:
+        """Return the fields of a state that say what of the dataset its positions depend on."""
+        return {**self.order_fields(loader), **self._dealing_fields(loader), **super().dataset_fields(loader)}
+
+    def _dealing_fields(self, loader: LoaderArguments) -> dict[str, Any]:
+        """Return the fields of a state that say to how many ranks a dataset or a batch sampler deals itself out."""
+        ordered, dealing = self.ordered_dataset(loader), self.dealing(loader)
+        ranks = {"dataset_ranks": ordered.dp_size} if isinstance(ordered, PackedDataset) else {}
+        own = {} if dealing is None else {"dealt_ranks": dealing.dp_size, "dealt_rank": dealing.dp_rank}
+        return {**ranks, **own}
+
+    def adopt_order(self, loader: LoaderArguments, state: Mapping[str, Any]) -> None:
+        """Have the dataset give the order of a state.
+
+        Raises:
+            StateMismatchError: It cannot, the state does not say which order that is, or a file has changed since; or the
+                state's epoch was dealt out to other ranks than the dataset is.
+        """
+        ordered = self.ordered_dataset(loader)
+        if isinstance(ordered, PackedDataset) and state["step"]:
+            saved, present = state.get("dataset_ranks", 1), ordered.dp_size
+            if saved != present:
+                hint = "go on with as many ranks as the epoch began with, or begin the next epoch"
+                raise StateMismatchError("dataset_ranks", saved, present, hint)
+        super().adopt_order(loader, state)
+        if isinstance(ordered, PackedDataset) and state["step"]:
+            ordered.follow_epoch(state["epoch"])  # what is left of it has a length
+
+    def set_samplers(self, loader: LoaderArguments, state: dict[str, Any]) -> None:
+        """Set samplers of the user's to what a state at an epoch's start says: a ``set_epoch`` may follow before that begins."""
+        sampler = state.get("sampler", {})
+        begun = samplers_in(sampler)
+        if begun:
+            self.first_batch.note(state["epoch"], begun)
+        if state["step"] or not begun or is_numbered(loader.sampler, loader.batch_sampler):
+            return
+        drawn_from = self._drawn_from(loader)
+        state["sampler"] = with_samplers_set(drawn_from, sampler, state["seed"], state["epoch"], self.first_batch)
+
+    def _drawn_from(self, loader: LoaderArguments) -> Any:
+        """Return the outermost sampler that the plan draws from."""
+        return outermost_sampler(loader)
+
+    def for_engine(self, loader: LoaderArguments, state: dict[str, Any]) -> Mapping[str, Any]:
+        """Return what of a loaded state the plan of a new engine reads.
+
+        The length of the epoch before is not, if that of the next one may differ.
+        """
+        if state["step"] or not isinstance(self.ordered_dataset(loader), PackedDataset):
+            return state
+        return {**state, "sampler": {name: value for name, value in state["sampler"].items() if name != "num_samples"}}
+
+    def after_load(self, loader: LoaderArguments, state: Mapping[str, Any]) -> None:
+        """Tell samplers that Lightning has brought which epoch a loaded state has begun.
+
+        Lightning itself sets it after the first microbatch.
+        """
+        begun: Mapping[str, Any] = state["sampler"].get("distributed", {}) if state["step"] else {}
+        tell_epoch(samplers_of(loader), begun.get("epoch", state["epoch"]))
+
+    def is_over(self, loader: LoaderArguments, start: EpochStart) -> bool:
+        """Return whether the loaded state has nothing left of its epoch, where that is known before it is begun."""
+        is_known = self.is_free_of_states(loader, start) or isinstance(self.dealing(loader), TokenBudgetBatchSampler)
+        return is_known and start.state is not None and self._first_plan(loader, start).is_over(start.state)
+
+    def is_free_of_states(self, loader: LoaderArguments, start: EpochStart) -> bool:
+        """Return whether an epoch's order depends on nothing but the seed, the epoch, and ``set_epoch()``."""
+        return not self._index_plan(loader, start).has_states
+
+    def check_jump(self, loader: LoaderArguments, start: EpochStart, epoch: int, *, is_running: bool) -> None:
+        """Check that the next iteration can be of an epoch that is not the next one.
+
+        Raises:
+            ConfigurationError: Its order depends on a seed that is not known, or on the epochs before.
+        """
+        if isinstance(loader.sampler, EpochShuffle) and loader.seed is None and not is_running:
+            raise ConfigurationError(
+                "seed",
+                None,
+                f"a number: this loader begins at epoch {epoch} without a state, and needs the seed of the "
+                "loader that shuffled the epochs before",
+            )
+        follows = any(callable(getattr(sampler, "set_epoch", None)) for sampler in samplers_of(loader))
+        if not follows and not self.is_free_of_states(loader, start):
+            hint = f"load_state_dict() before epoch {epoch}: its order depends on the epochs before"
+            raise ConfigurationError("sampler", loader.sampler, hint)
+
+    def start_of(
+        self, loader: LoaderArguments, start: EpochStart, own: dict[str, Any], running: LoaderPlan | None, epoch: int
+    ) -> dict[str, Any]:
+        """Return the state at an epoch's start; see ``SampleSource``."""
+        del running
+        return start_of_order(own, epoch, self._index_plan(loader, start).state_at(epoch, 0))
+
+    def successor_state(
+        self, loader: LoaderArguments, start: EpochStart, own: dict[str, Any], epoch: int
+    ) -> dict[str, Any] | None:
+        """Return where a loader begins that Lightning makes of another one, in whose next epoch."""
+        return self.start_of(loader, start, own, None, epoch)
+
+    def current_state(self, loader: LoaderArguments, start: EpochStart, state: dict[str, Any]) -> dict[str, Any]:
+        """Return a loaded state at an epoch's start as the samplers are now: a program may have set them since."""
+        if samplers_in(state["sampler"]) or is_numbered(loader.sampler, loader.batch_sampler):
+            return state
+        # The samplers are what it says already, or what the program has set since.
+        return {**state, "sampler": self._first_plan(loader, start).state_at(state["epoch"], 0)}
+
+    def has_torchs_length(self, loader: LoaderArguments, reshards: tuple[Reshard, ...], *, is_fresh: bool) -> bool:
+        """Return whether torch's class knows the microbatches of the next epoch."""
+        del loader
+        return is_fresh and not self.share and not reshards
+
+    def num_batches(
+        self, loader: LoaderArguments, start: EpochStart, running: LoaderPlan | None, epoch: int, step: int
+    ) -> int:
+        """Return the microbatches of an epoch that is not under way; raise TypeError where that is not known."""
+        plan = self._first_plan(loader, start)
+        if not step and isinstance(running, DrawnPlan):
+            plan = running  # what it has drawn is taken back when the epoch begins again
+        with in_epoch(self.ordered_dataset(loader), epoch):
+            return plan.num_batches(epoch)
+
+
+class IndexWindowSource(IndexSource):
+    """Windows of the indices that samplers give; microbatches are cut from the rows that a worker makes of each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ends = EndsOfRanks()
+
+    def _index_plan(self, loader: LoaderArguments, start: EpochStart) -> IndexPlan:
+        limit = loader.max_skipped_samples if loader.on_sample_error == "skip" else None
+        is_batched = loader.batch_sampler is not None
+        order = self._order(loader, start.seed)
+        return WindowPlan(order, loader.window_size, self.share, self._ends, is_batched=is_batched, max_skipped=limit)
+
+    def _order(self, loader: LoaderArguments, seed: Callable[[], int]) -> WindowOrder:
+        samplers = loader.sampler, loader.batch_sampler
+        return order_of_windows(*samplers, self.dealing(loader), loader.window_size, seed(), self.first_batch)
+
+    def fingerprint(self, loader: LoaderArguments) -> dict[str, Any]:
+        """Return what a state must have to be loaded."""
+        return super().fingerprint(loader) | window_fingerprint(loader)
+
+    def _check_split(self, share: RankShare) -> None:
+        if share.split_batches:
+            raise ConfigurationError("split_batches", True, "False: ranks get windows instead of parts of batches")
+
+    def _drawn_from(self, loader: LoaderArguments) -> Any:
+        return torch_data.BatchSampler(loader.sampler, loader.window_size, drop_last=False)  # as the plan does
+
+    def has_torchs_length(self, loader: LoaderArguments, reshards: tuple[Reshard, ...], *, is_fresh: bool) -> bool:
+        """Return False: how many rows windows have is not known."""
+        del loader, reshards, is_fresh
+        return False
+
+    def num_batches(
+        self, loader: LoaderArguments, start: EpochStart, running: LoaderPlan | None, epoch: int, step: int
+    ) -> int:
+        """Raise TypeError: how many rows windows have is not known."""
+        del running, step
+        return self._index_plan(loader, start).num_batches(epoch)
+
+
+def _is_part(order: object) -> bool:
+    """Return whether an object gives a rank's part, and not all of a plan."""
+    return isinstance(order, PackedDataset | TokenBudgetBatchSampler) and order.dp_size > 1

@@ -1,0 +1,328 @@
+"""Where the microbatches of a DataLoader come from: what each kind of dataset and order has to say to its session."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+from fkat_data.errors import StateMismatchError
+from fkat_data.loaders.engine_settings import drops_last, size_of_batches
+from fkat_data.loaders.loader_arguments import LoaderArguments, samplers_of
+from fkat_data.loaders.loader_plan import LoaderPlan
+from fkat_data.loaders.rank_share import RankShare, check_share
+from fkat_data.loaders.reshards import Reshard
+from fkat_data.loaders.states import (
+    Layout,
+    check_saver,
+    checked_loader_state,
+    entries_of,
+    is_of_other_size,
+    is_saved_without_drop_last,
+    own_state,
+    state_at_epoch,
+)
+from fkat_data.runtime.distributed import rank_and_world_size
+from fkat_data.worker.produce import check_files, files_field
+from fkat_data.worker.windows import version_of
+
+
+class EpochStart(NamedTuple):
+    """What the plan of a DataLoader's next epochs begins with.
+
+    Attributes:
+        seed: Returns the loader's seed, which is drawn now if none is known.
+        dp_rank: Its data-parallel rank.
+        reshards: Where the number of ranks has changed, in an epoch that is not over.
+        state: The state that was loaded, and that no iteration has begun yet; None: there is none.
+        leaves_empty_rest: Whether a loaded position with nothing behind it is where the next epoch begins.
+    """
+
+    seed: Callable[[], int]
+    dp_rank: int
+    reshards: tuple[Reshard, ...]
+    state: dict[str, Any] | None
+    leaves_empty_rest: bool
+
+
+class SampleSource(ABC):
+    """The dataset and the order of a DataLoader, by their kind.
+
+    It is chosen once, from the arguments, which a program may set later: so each method gets the loader.
+    """
+
+    state_field: Literal["sampler", "strands", "stream"] = "sampler"
+    """The field of a state that is the plan's."""
+    draws_as_torch: bool = True
+    """Whether to begin an iteration moves the program's generators as torch's class does."""
+    takes_sampler: bool = False
+    """Whether a sampler decides on the order."""
+    is_shipped_to_threads: bool = False
+    """Whether threads get a copy of the dataset, too."""
+
+    def __init__(self) -> None:
+        self.share: RankShare | None = None
+        """What ``deal_out`` has given this rank of the batches; None: it has them all."""
+        self.is_collective: bool = False
+        """Whether a state is of all ranks, which have samplers or datasets of their own."""
+
+    @abstractmethod
+    def plan(self, loader: LoaderArguments, start: EpochStart) -> LoaderPlan:
+        """Return a plan of the epochs from the next one on."""
+
+    def fingerprint(self, loader: LoaderArguments) -> dict[str, Any]:
+        """Return what a state must have to be loaded."""
+        return {"batch_size": size_of_batches(loader), "drop_last": drops_last(loader)}
+
+    def own_seed(self, loader: LoaderArguments, drawn: int | None) -> int | None:
+        """Return the seed of a loader that was given none: that which was drawn, if any, or the dataset's."""
+        del loader
+        return drawn
+
+    def shipped_dataset(self, loader: LoaderArguments) -> Any:
+        """Return what of the dataset workers get: they get it again where it has changed."""
+        return loader.dataset
+
+    def rank(self, loader: LoaderArguments) -> int:
+        """Return the rank of a loader that was given none: that of its sampler, or 0."""
+        ranks = (getattr(sampler, "rank", None) for sampler in samplers_of(loader))
+        return next((rank for rank in ranks if type(rank) is int), 0)
+
+    def follow_ranks(self, loader: LoaderArguments) -> None:
+        """Learn this process's rank, if torch.distributed is initialised by now: no iteration has begun."""
+        del loader
+
+    def ordered_dataset(self, loader: LoaderArguments) -> Any:
+        """Return the dataset that decides on the order by a seed and an epoch; None: none does."""
+        del loader
+
+    def check_begin(self, loader: LoaderArguments, state: Mapping[str, Any] | None) -> None:
+        """Check, before the first iteration, that ranks share one order, and that a loaded state is of the same kind.
+
+        Raises:
+            ConfigurationError: A rank's dataset drew an order of its own.
+            StateMismatchError: The order is of another kind.
+        """
+        del loader, state
+
+    def check_since_load(self, loader: LoaderArguments, state: Mapping[str, Any]) -> None:
+        """Check that nothing was set since a state was loaded that would cut the rest of its epoch in another way.
+
+        Raises:
+            StateMismatchError: Something was.
+        """
+        hint = "set it before load_state_dict(), or once an iteration has begun: it counts from the next one"
+        present = size_of_batches(loader)
+        if is_of_other_size(state, present):
+            raise StateMismatchError("batch_size", state["batch_size"], present, hint)
+        is_unsaid = loader.batch_size is None and not state["drop_last"]  # as in _checked
+        if state["step"] and state["drop_last"] != drops_last(loader) and not is_unsaid:
+            raise StateMismatchError("drop_last", state["drop_last"], drops_last(loader), hint)
+
+    def has_ranks(self, loader: LoaderArguments) -> bool:
+        """Return whether a sampler or the dataset knows which samples are this rank's."""
+        del loader
+        return False
+
+    @abstractmethod
+    def deal_out(self, loader: LoaderArguments, share: RankShare, *, begun: str | None) -> RankShare | None:
+        """Return what a rank is to get of the batches; None: each rank has its own already.
+
+        Args:
+            loader: The loader.
+            share: What ``deal_out`` was asked for.
+            begun: Where the loader is, in words; None: it was neither iterated nor loaded.
+
+        Raises:
+            ConfigurationError: Samples would be lost, or come again.
+        """
+
+    def parts_refusal(self, loader: LoaderArguments) -> str | None:
+        """Return why accelerate must not make a loader for each of several ranks of this one's parts; None: it may."""
+        del loader
+
+    def num_in_last_round(self, loader: LoaderArguments, start: EpochStart, epoch: int) -> int:
+        """Return the samples of an epoch's last batches on all ranks, without those that fill them up; 0: all are."""
+        del loader, start, epoch
+        return 0
+
+    def loaded_state(self, loader: LoaderArguments, state_dict: Any) -> dict[str, Any] | None:
+        """Return where this rank goes on after a state; None: the dataset has its own position, and has gone there.
+
+        Raises:
+            StateMismatchError: It does not fit; nothing has changed then.
+        """
+        loaded = self.own_part(loader, state_dict)
+        self.adopt_order(loader, loaded)
+        self.set_samplers(loader, loaded)
+        return loaded
+
+    def own_part(self, loader: LoaderArguments, state_dict: Any) -> dict[str, Any]:
+        """Return where this rank goes on after a state of its own, or of any number of ranks.
+
+        Raises:
+            StateMismatchError: It is no such state, or does not say what other ranks had left.
+        """
+        layout = self.layout(loader)
+        own = own_state(state_dict, layout, partial(self._checked, loader, layout), *rank_and_world_size())
+        if layout is None and entries_of(state_dict) is None:
+            check_saver(own, self.saver(loader), is_iterable=self.state_field == "strands")
+        check_share(own, self.share)
+        return own
+
+    def _checked(self, loader: LoaderArguments, layout: Layout | None, state: object) -> dict[str, Any]:
+        """Return one rank's state after a look at each field."""
+        present = self.fingerprint(loader)
+        if loader.batch_size is None and is_saved_without_drop_last(state):
+            present["drop_last"] = False  # older states do not know that of a batch sampler
+        checked = checked_loader_state(state, present, loader.seed, self.state_field)
+        size = size_of_batches(loader)
+        if checked["batch_size"] is None and loader.batch_size is None:
+            checked["batch_size"] = size  # older states do not know that of a batch sampler
+        kind = "distributed" if layout is not None and layout.dealt_by == "sampler" else "num_samples"
+        is_known = layout is not None and kind in checked["sampler"]
+        if is_of_other_size(checked, size) and not is_known:
+            hint = "finish the epoch in batches of that size: only its dataset or its sampler knows what is left of it"
+            raise StateMismatchError("batch_size", checked["batch_size"], size, hint)
+        return checked
+
+    def layout(self, loader: LoaderArguments) -> Layout | None:
+        """Return the ranks that the samples are dealt out to; None: nothing says what another rank has."""
+        del loader
+
+    def saver(self, loader: LoaderArguments) -> tuple[int, int | None] | None:
+        """Return this rank, and of how many, if no other one can go on with its state: 0 of 1 where it has no rank.
+
+        None where the state says by itself which ranks can load it.
+        """
+        del loader
+
+    def order_fields(self, loader: LoaderArguments) -> dict[str, Any]:
+        """Return the field of a state for a dataset that drew the seed of its order; no field for any other."""
+        ordered = self.ordered_dataset(loader)
+        return {"dataset": ordered.state_dict()} if ordered is not None and ordered.is_seed_drawn else {}
+
+    def dataset_fields(self, loader: LoaderArguments) -> dict[str, Any]:
+        """Return the fields of a state that say what of the dataset its positions depend on."""
+        saver = self.saver(loader)
+        whose = {} if saver is None or saver == (0, 1) else {"saved_by": list(saver)}
+        return {**self.order_fields(loader), **files_field(loader.dataset), **whose}
+
+    def adopt_order(self, loader: LoaderArguments, state: Mapping[str, Any]) -> None:
+        """Have the dataset give the order of a state.
+
+        Raises:
+            StateMismatchError: It cannot, the state does not say which order that is, or a file has changed since.
+        """
+        check_files(state.get("files") if state["step"] else None, loader.dataset)
+        ordered = self.ordered_dataset(loader)
+        if "dataset" in state and ordered is not None:
+            ordered.load_state_dict(state["dataset"])
+        elif "dataset" in state or (ordered is not None and ordered.is_seed_drawn):
+            saved, present = (
+                "<a drawn seed>" if has else "<none>" for has in ("dataset" in state, ordered is not None)
+            )
+            hint = "the dataset determines the order: make it with the arguments and seeds of the run that saved"
+            raise StateMismatchError("dataset", saved, present, hint)
+
+    def set_samplers(self, loader: LoaderArguments, state: dict[str, Any]) -> None:
+        """Set samplers of the user's to what a state at an epoch's start says: a ``set_epoch`` may follow before that begins."""
+        del loader, state
+
+    def go_to(self, loader: LoaderArguments, state: Mapping[str, Any]) -> None:
+        """Put the dataset, if it has a position of its own, where a state says."""
+        del loader, state
+
+    def for_engine(self, loader: LoaderArguments, state: dict[str, Any]) -> Mapping[str, Any]:
+        """Return what of a loaded state the plan of a new engine reads."""
+        del loader
+        return state
+
+    def after_load(self, loader: LoaderArguments, state: Mapping[str, Any]) -> None:
+        """Tell samplers that Lightning has brought which epoch a loaded state has begun."""
+        del loader, state
+
+    def is_over(self, loader: LoaderArguments, start: EpochStart) -> bool:
+        """Return whether the loaded state has nothing left of its epoch, where that is known before it is begun."""
+        del loader, start
+        return False
+
+    def is_free_of_states(self, loader: LoaderArguments, start: EpochStart) -> bool:
+        """Return whether an epoch's order depends on nothing but the seed, the epoch, and ``set_epoch()``."""
+        del loader, start
+        return False
+
+    def check_jump(self, loader: LoaderArguments, start: EpochStart, epoch: int, *, is_running: bool) -> None:
+        """Check that the next iteration can be of an epoch that is not the next one.
+
+        Raises:
+            ConfigurationError: Its order depends on a seed that is not known, or on the epochs before.
+        """
+        del loader, start, epoch, is_running
+
+    @abstractmethod
+    def start_of(
+        self, loader: LoaderArguments, start: EpochStart, own: dict[str, Any], running: LoaderPlan | None, epoch: int
+    ) -> dict[str, Any] | None:
+        """Return the state at an epoch's start; None: the dataset itself has gone there.
+
+        Args:
+            loader: The loader.
+            start: What a plan begins with.
+            own: The loader's present position.
+            running: The plan of the iteration under way; None: none is.
+            epoch: The epoch.
+        """
+
+    def successor_state(
+        self, loader: LoaderArguments, start: EpochStart, own: dict[str, Any], epoch: int
+    ) -> dict[str, Any] | None:
+        """Return where a loader begins that Lightning makes of another one, in whose next epoch; None: as any new one."""
+        del loader, start, own, epoch
+
+    def current_state(self, loader: LoaderArguments, start: EpochStart, state: dict[str, Any]) -> dict[str, Any]:
+        """Return a loaded state at an epoch's start as the samplers are now: a program may have set them since."""
+        del loader, start
+        return state
+
+    def has_torchs_length(self, loader: LoaderArguments, reshards: tuple[Reshard, ...], *, is_fresh: bool) -> bool:
+        """Return whether torch's class knows the microbatches of the next epoch."""
+        del loader, reshards, is_fresh
+        return False
+
+    def num_batches(
+        self, loader: LoaderArguments, start: EpochStart, running: LoaderPlan | None, epoch: int, step: int
+    ) -> int:
+        """Return the microbatches of an epoch that is not under way; raise TypeError where that is not known."""
+        del step
+        return (running or self.plan(loader, start)).num_batches(epoch)
+
+    def copied_state(
+        self, plan: LoaderPlan, own: dict[str, Any], position: Any
+    ) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+        """Return where a copy of a loader that is iterated begins, and what of the loader is another object in the copy.
+
+        Args:
+            plan: The plan of the iteration under way.
+            own: The loader's present state.
+            position: The position of its engine.
+        """
+        del position
+        return plan.epoch_again(own), {}
+
+
+def window_fingerprint(loader: LoaderArguments) -> dict[str, Any]:
+    """Return what a state must have of the windows that rows are made of."""
+    return {"window_size": loader.window_size, "window_fn": version_of(loader.window_functions)}
+
+
+def tell_epoch(listeners: Iterable[Any], epoch: int) -> None:
+    """Call ``set_epoch`` of each object that has one."""
+    for each in listeners:
+        tell = getattr(each, "set_epoch", None)
+        if callable(tell):
+            tell(epoch)
+
+
+def start_of_order(state: Mapping[str, Any], epoch: int, plan_state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the state of the same loader at an epoch's start, with what its plan says of that."""
+    return {**state_at_epoch(state, epoch), "sampler": dict(plan_state)}

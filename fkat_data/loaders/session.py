@@ -1,0 +1,607 @@
+"""Where a DataLoader stands: fresh, at a loaded state, or in an iteration; and how it goes from one to another."""
+
+import copy
+import logging
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Protocol, Self, TypeAlias
+
+import torch
+
+from fkat_data.engine.engine import Engine
+from fkat_data.errors import ConfigurationError, StateMismatchError, arguments
+from fkat_data.errors.arguments import STATE_VERSION
+from fkat_data.errors.sample_errors import source_location_of
+from fkat_data.loaders.engine_settings import (
+    DataLoaderIterator,
+    change_of,
+    check_known,
+    make_engine,
+    settable_of,
+)
+from fkat_data.loaders.loader_arguments import LoaderArguments, samplers_of
+from fkat_data.loaders.loader_plan import LoaderPlan, Provenance
+from fkat_data.loaders.numbered_plan import EpochShuffle
+from fkat_data.loaders.rank_share import RankShare, agreed_state, check_share, shared_fields
+from fkat_data.loaders.reshards import Reshard, reshards_field, reshards_in
+from fkat_data.loaders.sample_source import EpochStart, SampleSource, tell_epoch
+from fkat_data.loaders.shipment import Shipment
+from fkat_data.loaders.states import check_order, state_at_epoch
+from fkat_data.observe.statistics import DataLoaderStatistics, LoaderStatistics
+from fkat_data.runtime.distributed import gather
+from fkat_data.runtime.lifetime import WeakTable
+from fkat_data.seeding import next_number, shares_generators
+from fkat_data.worker.epoch_factory import order_of
+
+_logger = logging.getLogger(__name__)
+
+State: TypeAlias = dict[str, Any]
+"""A DataLoader's state, as ``docs/reference/states.md`` describes it; ``states`` reads and writes its fields."""
+
+
+@dataclass(frozen=True)
+class Fresh:
+    """Nothing was iterated or loaded: the next iteration begins where the source says."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A state was loaded, and no iteration has begun there yet.
+
+    Attributes:
+        state: The state.
+        is_untouched: Whether it is an epoch's start that no other process has begun.
+    """
+
+    state: State
+    is_untouched: bool = False
+
+
+@dataclass(frozen=True)
+class Running:
+    """There is an engine, with workers or without.
+
+    Attributes:
+        engine: The engine.
+        plan: What it makes microbatches of.
+        made_with: The arguments that it was made with, of those that a program may set.
+        shipped: The digest of what was sent to workers; empty: nothing is compared.
+        loaded: What was loaded, until the iteration that begins there has begun: a call that is interrupted before is as
+            good as none.
+        begun_with: What a state of the epoch under way must have: what was set since counts from the next one.
+        iterator: The newest iterator, while it is used.
+        resumed: Epoch and step where the newest iteration has begun, if a load has put it there.
+    """
+
+    engine: Engine[Any]
+    plan: LoaderPlan
+    made_with: list[Any]
+    shipped: bytes
+    loaded: Loaded | None = None
+    begun_with: State = field(default_factory=dict[str, Any])
+    iterator: weakref.ref[Any] | None = None
+    resumed: tuple[int, int] | None = None
+
+
+class DrivenLoop(Protocol):
+    """A framework's loop, which takes microbatches ahead of the program."""
+
+    saved: State | None
+    """The loader's state behind the last microbatch that the loop has passed on; None: the loader is there."""
+
+    def copy(self) -> Self:
+        """Return one for a copy of the loader, which begins at this one's position."""
+        ...
+
+    def microbatches(
+        self, begin: Callable[[], Iterator[Any]], state: Callable[[], State], num_in_last_round: int
+    ) -> Iterator[Any]:
+        """Return an epoch, or the rest of one, as the framework wants it.
+
+        Args:
+            begin: Begins it.
+            state: Returns the loader's position.
+            num_in_last_round: Samples of the last round over all ranks; 0: all are.
+        """
+        ...
+
+
+class LoaderSession:
+    """The position of a DataLoader, and the engine that delivers from there.
+
+    It does not hold the loader, which each method gets: a loader that nothing else holds ends its workers.
+
+    Args:
+        source: Where the microbatches come from.
+        keeps_workers: Whether workers stay from epoch to epoch; None: unless what was shipped to them has changed.
+        leaves_empty_rest: Whether a loaded position with nothing behind it is where the next epoch begins.
+    """
+
+    def __init__(self, source: SampleSource, *, keeps_workers: bool | None, leaves_empty_rest: bool) -> None:
+        self.source = source
+        self._shipment = Shipment(keeps_workers)
+        self.driven: DrivenLoop | None = None
+        """The framework's loop that iterates the loader; None: the program does."""
+        # Whether Lightning has made the loader of another one, with a sampler of its own.
+        self._is_of_lightning = False
+        # What Lightning has made of this session's loader.
+        self._successors: WeakTable[int, Any] | None = None
+        self._newest_successor: Any = None
+        self._leaves_empty_rest = leaves_empty_rest
+        self._phase: Fresh | Loaded | Running = Fresh()
+        self._drawn_seed: int | None = None
+        # Where the number of ranks has changed, in an epoch that is not over.
+        self._reshards: tuple[Reshard, ...] = ()
+
+    @property
+    def running(self) -> Running | None:
+        """The engine and its plan; None: there is no engine."""
+        return self._phase if isinstance(self._phase, Running) else None
+
+    @property
+    def _loaded(self) -> Loaded | None:
+        phase = self._phase
+        return phase if isinstance(phase, Loaded) else phase.loaded if isinstance(phase, Running) else None
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether the seed counts from now on: it was drawn, a state was loaded, or there is an engine."""
+        return not isinstance(self._phase, Fresh) or self._drawn_seed is not None
+
+    def _known_state(self) -> State | None:
+        """Return a state that is not the engine's: one that was loaded, or what a framework's loop has passed on."""
+        if (loaded := self._loaded) is not None:
+            return loaded.state
+        return None if self.driven is None else self.driven.saved
+
+    def _start(self, loader: LoaderArguments) -> EpochStart:
+        loaded = self._loaded
+        return EpochStart(
+            partial(self.seed, loader),
+            self.source.rank(loader) if loader.dp_rank is None else loader.dp_rank,
+            self._reshards,
+            None if loaded is None else loaded.state,
+            self._leaves_empty_rest or self.driven is not None,
+        )
+
+    def seed(self, loader: LoaderArguments) -> int:
+        """Return the seed, which is drawn now if none is known."""
+        if loader.seed is not None:
+            return loader.seed
+        seed = self.source.own_seed(loader, self._drawn_seed)
+        if seed is None:
+            self._drawn_seed = seed = next_number(loader.generator)
+        return seed
+
+    def draw_as_torch_does(self, loader: LoaderArguments) -> None:
+        """Move the generators as an iteration of torch's does, so that a program's other draws stay what they were."""
+        loaded = self._loaded
+        if not self.source.draws_as_torch or (loaded is not None and not loaded.is_untouched):
+            return
+        if shares_generators() and (loader.seed, self._drawn_seed) != (None, None):
+            return  # nothing depends on the number, and the program's draws are not this thread's
+        number = int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item())
+        if self._drawn_seed is None:
+            self._drawn_seed = number
+        if isinstance(loader.sampler, EpochShuffle) and loader.generator is None:
+            torch.empty((), dtype=torch.int64).random_()
+
+    # Positions.
+
+    def position(self, loader: LoaderArguments) -> tuple[int, int]:
+        """Return the epoch of the next microbatch, and the microbatches of it that were delivered before."""
+        saved = self._known_state()
+        if saved is not None:
+            return saved["epoch"], saved["step"]
+        if (running := self.running) is not None:
+            return running.plan.epoch_and_step(running.engine.position)
+        first = self.source.plan(loader, self._start(loader)).first()
+        return first.epoch, first.step
+
+    def next_epoch(self, loader: LoaderArguments) -> int:
+        """Return the epoch that the next iteration is of: one that was left is over."""
+        running = self.running
+        if running is None:
+            return self.position(loader)[0]
+        upcoming = running.plan.upcoming_epoch(running.engine.position)
+        if upcoming is None and self._known_state() is None:
+            upcoming = running.engine.next_epoch
+        if upcoming is not None:
+            return upcoming
+        epoch, step = self.position(loader)
+        return epoch + (running.loaded is None and step > 0)
+
+    def own_state(self, loader: LoaderArguments) -> State:
+        """Return the position of what makes the microbatches: that of the engine, or of a loader that was not iterated."""
+        running = self.running
+        if running is None:
+            plan = self.source.plan(loader, self._start(loader))
+            position = plan.first()
+            epoch, step = position.epoch, position.step
+        else:
+            plan, position = running.plan, running.engine.position
+            epoch, step = plan.epoch_and_step(position)
+        fingerprint = (
+            (running.begun_with if running is not None and step > 0 else self.source.fingerprint(loader))
+            | shared_fields(self.source.share)
+            | reshards_field(self._reshards, epoch)
+        )
+        if order := order_of(loader.dataset):
+            fingerprint["dataset_order"] = order
+        saved = {"epoch": epoch, "step": step, **plan.saved(position)}
+        return {"version": STATE_VERSION, "seed": self.seed(loader), **fingerprint, **saved}
+
+    def state(self, loader: LoaderArguments) -> State:
+        """Return this process's position.
+
+        Raises:
+            ConfigurationError: A stream's own ``__iter__`` yields samples in another way than its order.
+        """
+        self._follow_ranks(loader)
+        state = self._whole_state(loader)
+        check_known(state, loader.dataset)
+        return state
+
+    def local_state(self, loader: LoaderArguments) -> State:
+        """Return the same for this rank alone."""
+        own = self.state(loader)
+        saved = own.get("sampler", {})
+        if self.source.share is not None and (saved.get("window") or saved.get("row")):
+            own["rank"] = self.source.share.rank
+        return own
+
+    def _whole_state(self, loader: LoaderArguments) -> State:
+        saved, loaded = self._known_state(), self._loaded
+        if saved is None:
+            saved = self.own_state(loader)
+        elif loaded is not None and not saved["step"] and "sampler" in saved:
+            saved = self.source.current_state(loader, self._start(loader), saved)
+        return {**saved, **self.source.dataset_fields(loader)}
+
+    def num_batches(self, loader: LoaderArguments) -> int | None:
+        """Return the microbatches of the epoch under way, or of the next one; None: torch's class knows.
+
+        Raises:
+            TypeError: The number is not known.
+        """
+        running = self.running
+        if self.source.has_torchs_length(loader, self._reshards, is_fresh=isinstance(self._phase, Fresh)):
+            return None
+        iterator = None if running is None or running.iterator is None else running.iterator()
+        if iterator is not None and iterator.is_under_way:
+            return len(iterator)
+        plan = None if running is None else running.plan
+        step = self.position(loader)[1]
+        return self.source.num_batches(loader, self._start(loader), plan, self.next_epoch(loader), step)
+
+    # From one position to another.
+
+    def load(self, loader: LoaderArguments, state_dict: Mapping[str, Any]) -> None:
+        """Go to a saved position; see ``DataLoader.load_state_dict``.
+
+        Raises:
+            StateMismatchError: It does not fit; nothing has changed then.
+        """
+        self._follow_ranks(loader)
+        loaded = self.source.loaded_state(loader, state_dict)
+        if loaded is None:
+            self._start_again()
+            return
+        self._resume(loader, loaded)
+        if self.source.is_over(loader, self._start(loader)):
+            self.end_epoch(loader)  # a caller's set_epoch(), and what an iteration draws, are for the next one
+
+    def _resume(self, loader: LoaderArguments, state: State) -> None:
+        self.go_to(loader, state)
+        if self._is_of_lightning:
+            self.source.after_load(loader, state)
+
+    def go_to(self, loader: LoaderArguments, state: State | None, *, is_untouched: bool = False) -> None:
+        """Have the next iteration begin at a state; None: where the source says."""
+        if state is None:
+            self._start_again()
+            return
+        self.close()
+        self.source.go_to(loader, state)
+        self._reshards = reshards_in(state)
+        self._drawn_seed = state["seed"]
+        self._phase = Loaded(state, is_untouched)
+        if self.driven is not None:
+            self.driven.saved = None
+
+    def _start_again(self) -> None:
+        self.close()
+        self._phase = Fresh()
+        if self.driven is not None:
+            self.driven.saved = None
+
+    def _start_of(self, loader: LoaderArguments, epoch: int) -> State | None:
+        plan = None if self.running is None else self.running.plan
+        return self.source.start_of(loader, self._start(loader), self.own_state(loader), plan, epoch)
+
+    def set_epoch(self, loader: LoaderArguments, epoch: int) -> None:
+        """Have the next iteration be of an epoch, and tell samplers and the dataset.
+
+        Raises:
+            ConfigurationError: What the epoch has depends on a seed that is not known, or on the epochs before.
+            StateMismatchError: A loaded state is of another epoch.
+        """
+        arguments.integer("epoch", epoch, minimum=0)
+        if epoch != self.next_epoch(loader):
+            self._jump(loader, epoch)
+        tell_epoch((*samplers_of(loader), loader.dataset), epoch)
+
+    def _jump(self, loader: LoaderArguments, epoch: int) -> None:
+        loaded, at = self._loaded, self.position(loader)
+        is_running = self.running is not None
+        is_within = not is_running and loaded is None and at[1] > 0  # of a stream, whose position is in the dataset
+        if is_within or (loaded is not None and not loaded.is_untouched and at != (0, 0)):
+            hint = "continue with the epoch of the loaded state (loader.epoch)"
+            raise StateMismatchError("epoch", at[0], epoch, hint)
+        self.source.check_jump(loader, self._start(loader), epoch, is_running=is_running)
+        self.go_to(loader, self._start_of(loader, epoch), is_untouched=True)
+
+    def end_epoch(self, loader: LoaderArguments) -> None:
+        """Count the rest of the epoch as delivered; change nothing where nothing of it was delivered."""
+        epoch, step = self.position(loader)
+        if not step:
+            return
+        if self.running is None or self._loaded is not None:
+            if self.source.is_free_of_states(loader, self._start(loader)):
+                self.go_to(loader, self._start_of(loader, epoch + 1), is_untouched=True)
+                return
+            self.begin(loader)  # samplers go on from this epoch
+        if self.driven is not None:
+            self.driven.saved = None
+        if self.running is not None and self.running.engine.step:
+            self.running.engine.end_epoch()
+
+    def take_back(self) -> bool:
+        """Count the last microbatch as not delivered; return False if the iteration has moved since."""
+        is_ahead = self._loaded is not None or self.driven is not None
+        return not is_ahead and self.running is not None and self.running.engine.take_back()
+
+    # Ranks.
+
+    def _follow_ranks(self, loader: LoaderArguments) -> None:
+        if self.running is None:
+            self.source.follow_ranks(loader)
+
+    @property
+    def is_of_one_rank(self) -> bool:
+        """Whether a state is this process's alone."""
+        return self.source.share is None and not self.source.is_collective
+
+    def deal_out(self, loader: LoaderArguments, asked: RankShare) -> None:
+        """Deliver this rank's share of the microbatches; see ``DataLoader.deal_out``.
+
+        Raises:
+            ConfigurationError: Samples would be lost, or come again.
+            RankMismatchError: Ranks have datasets of other lengths.
+            StateMismatchError: The state that was loaded before is of another number of ranks.
+        """
+        if asked.num_ranks == 1:
+            return
+        begun = None
+        if not isinstance(self._phase, Fresh):
+            epoch, step = self.position(loader)
+            begun = f"a loader at microbatch {step} of epoch {epoch}"
+        share = self.source.deal_out(loader, asked, begun=begun)
+        if share is None or share == self.source.share:
+            return
+        own = {**self.own_state(loader), **self.source.order_fields(loader)}
+        agreed = agreed_state(own, is_seed_given=loader.seed is not None)
+        self.source.adopt_order(loader, agreed)
+        if self._loaded is None:
+            self.go_to(loader, {**state_at_epoch(agreed, 0), **shared_fields(share)}, is_untouched=True)
+        check_share(self.state(loader), share)
+        self.source.share = share
+
+    def check_parts(self, loader: LoaderArguments, num_ranks: int, rank: int) -> None:
+        """Prepare the loader's parts for accelerate, which makes a rank's loader of them.
+
+        A shuffle gets the seed that ``deal_out`` gives it, and the log says what the other loader does not have.
+
+        Raises:
+            ConfigurationError: The parts are this rank's already, or the loader has a loaded position.
+        """
+        share = self.source.share
+        found = self.source.parts_refusal(loader) if num_ranks > 1 else None
+        epoch, step = self.position(loader)
+        if found is None and share is not None and share.num_ranks != num_ranks:
+            found = f"a loader that is dealt out to {share.num_ranks} ranks, to deal out to {num_ranks}"
+        elif found is None and self._loaded is not None and step:
+            found = f"a loader with a loaded position, microbatch {step} of epoch {epoch}, which it would lose"
+        if found is not None:
+            expected = "accelerator.prepare(loader), which returns this loader and keeps what it is"
+            raise ConfigurationError("prepare_data_loader", found, expected)
+        if num_ranks > 1 and isinstance(loader.sampler, EpochShuffle):
+            loader.sampler.seed = gather(self.seed(loader))[0]
+        _logger.warning(
+            "accelerate's prepare_data_loader makes another DataLoader of this one's parts. It delivers the samples of "
+            "rank %d of %d in the same order, but without the position of this one, its device and, where it is torch's, its "
+            "workers. accelerator.prepare(loader) keeps all of them, and loader.deal_out(%d, %d) does",
+            *(rank, num_ranks, num_ranks, rank),
+        )
+
+    def num_in_last_round(self, loader: LoaderArguments) -> int:
+        """Return the samples of an epoch's last batches on all ranks, without those that fill them up; 0: all are."""
+        if self.source.share is None:
+            return 0
+        return self.source.num_in_last_round(loader, self._start(loader), self.next_epoch(loader))
+
+    # Iterations.
+
+    def iterator(self, loader: LoaderArguments) -> Iterator[Any]:
+        """Begin an epoch, or the rest of one, in the program's loop or a framework's."""
+        if self.driven is not None:
+            begin, state = partial(self._begin_driven, loader), partial(self.own_state, loader)
+            return self.driven.microbatches(begin, state, self.num_in_last_round(loader))
+        self._follow_ranks(loader)
+        self.draw_as_torch_does(loader)
+        return self.begin(loader)
+
+    def _begin_driven(self, loader: LoaderArguments) -> Iterator[Any]:
+        # No number is drawn from the program's generators: a run that resumes begins one iteration more.
+        self.set_epoch(loader, self.next_epoch(loader))
+        return self.begin(loader)
+
+    def begin(self, loader: LoaderArguments) -> Iterator[Any]:
+        """Begin an epoch, or the rest of one.
+
+        Raises:
+            ConfigurationError: The dataset cannot be sent to a worker, or an argument is invalid.
+            StateMismatchError: The loaded state does not fit.
+        """
+        if self.running is not None and self.running.made_with != settable_of(loader):
+            self._leave_engine(loader, self.running)
+        if (ordered := self.source.ordered_dataset(loader)) is not None:
+            ordered.follow_epoch(self.next_epoch(loader))
+        running = self.running
+        if running is None:
+            running = self._with_engine(loader)
+        else:
+            running = self._shipped_again(loader, running)
+            epoch, step = self.position(loader)
+            if (epoch, step - 1) == running.resumed:
+                _logger.warning(
+                    "the rest of epoch %d, in which a state was loaded, is skipped after one microbatch, and the next "
+                    "epoch begins. To look at a microbatch, do so before load_state_dict(), or call take_back() afterwards",
+                    epoch,
+                )
+        engine, plan, loaded = running.engine, running.plan, running.loaded
+        begun = plan.begin(engine.position)
+        if begun is not None:
+            engine.leave_for(begun)
+        resumed = None if loaded is None or loaded.is_untouched else self.position(loader)
+        begun_with = self.source.fingerprint(loader)
+        made = partial(DataLoaderIterator, plan, engine)
+        iterator = engine.iterate(made, loader, change_of(loader, lambda: engine.step))
+        reference = weakref.ref(iterator)
+        self._phase = replace(running, loaded=None, begun_with=begun_with, iterator=reference, resumed=resumed)
+        # Last of all: a call that is interrupted before is as good as none.
+        plan.beginning = None
+        return iterator
+
+    def _leave_engine(self, loader: LoaderArguments, running: Running) -> None:
+        """End an engine that was made with other arguments: the next epoch gets another one, with those of now."""
+        if self.next_epoch(loader) != self.position(loader)[0]:
+            running.engine.leave_early()
+            running.engine.end_epoch()
+        # Else it begins again, where it was loaded to: nothing was delivered since.
+        epoch, step = self.position(loader)
+        is_other_order = not step and running.made_with[0] != settable_of(loader)[0]
+        state = self._start_of(loader, epoch) if is_other_order else self.own_state(loader)
+        self.go_to(loader, state, is_untouched=not step)
+
+    def _with_engine(self, loader: LoaderArguments) -> Running:
+        loaded, source = self._loaded, self.source
+        check_order(None if loaded is None else loaded.state, order_of(loader.dataset))
+        source.check_begin(loader, None if loaded is None else loaded.state)
+        if loaded is not None and not loaded.is_untouched:
+            source.check_since_load(loader, loaded.state)
+        start = self._start(loader)
+        plan = source.plan(loader, start)
+        num_workers = loader.num_workers if plan.num_strands is None else plan.num_strands
+        keeps_dataset = bool(self._shipment.keeps_workers) or not num_workers
+        engine = make_engine(loader, plan, seed=start.seed(), dp_rank=start.dp_rank, keeps_dataset=keeps_dataset)
+        if loaded is not None:
+            engine.go_to(plan.read_state(source.for_engine(loader, loaded.state)))
+        running = Running(engine, plan, settable_of(loader), self._shipment.digest(loader, self.source), loaded)
+        self._phase = running
+        return running
+
+    def _shipped_again(self, loader: LoaderArguments, running: Running) -> Running:
+        """Have new workers make the next epoch if they are to get the dataset as it is now."""
+        shipped = self._shipment.changed(loader, self.source, running.shipped)
+        if shipped is not None:
+            running.engine.close()
+            self._phase = running = replace(running, shipped=shipped)
+        return running
+
+    def provenance(self, loader: LoaderArguments) -> list[Provenance]:
+        """Return what the last microbatch that the engine delivered was made of; see ``DataLoader.provenance``.
+
+        Raises:
+            ConfigurationError: None was delivered, or nothing says its samples.
+        """
+        running = self.running
+        position = None if running is None else running.engine.before_last
+        found = [] if running is None or position is None else running.plan.made_of(position)
+        if not found:
+            expected = "a microbatch that was just delivered, of a dataset with indices or a stream, in an order of the loader's"
+            raise ConfigurationError("provenance", position, expected)
+        location_of = partial(source_location_of, loader.dataset)
+        return [each._replace(locations=[location_of(sample) for sample in each.samples]) for each in found]
+
+    def statistics(self) -> LoaderStatistics:
+        """Return what was done since the first iteration, or the newest loaded state."""
+        return DataLoaderStatistics() if self.running is None else self.running.engine.statistics()
+
+    def close(self) -> None:
+        """End the workers; a new iteration starts them again."""
+        if self.running is not None:
+            self.running.engine.close()
+        for successor in () if self._successors is None else self._successors.values():
+            successor.close()
+
+    # Copies, and what frameworks make of a loader.
+
+    def copied(self, loader: LoaderArguments) -> tuple["LoaderSession", dict[str, Any]]:
+        """Return the session of a copy of the loader, and what of the loader is another object in the copy.
+
+        The copy begins at the start of the epoch, or at what was loaded.
+        """
+        found, others = copy.copy(self), dict[str, Any]()
+        found.source, found._successors, found._newest_successor = copy.copy(self.source), None, None  # noqa: SLF001 - as below
+        if (running := self.running) is not None:
+            state, others = self.source.copied_state(running.plan, self._whole_state(loader), running.engine.position)
+            found._phase = Fresh() if state is None else Loaded(state, state["step"] == 0)  # noqa: SLF001 - of this class
+        if self.driven is not None:
+            found.driven = self.driven.copy()  # its position is another from now on
+        return found, others
+
+    def after_copy(self, loader: LoaderArguments) -> None:
+        """Set the samplers of a copy that has its own: a ``set_epoch`` may follow before its first epoch begins."""
+        if (loaded := self._loaded) is not None:
+            self.source.set_samplers(loader, loaded.state)
+
+    def followed_by(self, loader: LoaderArguments, successor: Any) -> Any:
+        """Note a loader that Lightning has made of this session's; return the newest one before it."""
+        before = self._newest_successor or loader
+        self._successors = WeakTable() if self._successors is None else self._successors
+        self._successors[id(successor)] = successor
+        self._newest_successor = successor
+        return before
+
+    def succeed(self, loader: LoaderArguments, before: "LoaderSession", original: LoaderArguments) -> None:
+        """Go on where a loader stands that Lightning makes this one of: in its next epoch, or at its loaded state.
+
+        Args:
+            loader: This session's loader.
+            before: The session of that loader.
+            original: That loader.
+        """
+        loaded, step = before._loaded, before.position(original)[1]  # noqa: SLF001 - of this class, like the next one
+        self._drawn_seed, self._shipment = before._drawn_seed, before._shipment  # noqa: SLF001 - as above
+        self._is_of_lightning = True
+        if loaded is not None and step:
+            # It may be the state of a rank whose sampler Lightning brings only now.
+            self._resume(loader, self.source.own_part(loader, dict(loaded.state)))
+        elif epoch := before.next_epoch(original):
+            state = self.source.successor_state(loader, self._start(loader), self.own_state(loader), epoch)
+            if state is not None:
+                self.go_to(loader, state, is_untouched=True)
+
+    def deliver_to(self, loader: LoaderArguments, device: torch.device) -> None:
+        """Deliver to a device from the next microbatch on."""
+        if self.running is not None:
+            self.go_to(loader, self._whole_state(loader))
+        loader.device = device
+
+    def follow_fabric(self, loader: LoaderArguments) -> None:
+        """Tell the samplers the epoch that comes: Fabric counts from 0 again in each process, and saves as all ranks."""
+        self.source.is_collective = self.source.has_ranks(loader)
+        tell_epoch(samplers_of(loader), self.next_epoch(loader))
