@@ -20,12 +20,12 @@ from fkat_data.streaming.epoch.shared_resume import LARGEST_NUMBER, ResumePoint
 from fkat_data.streaming.epoch.world import World
 from fkat_data.streaming.order.batching import BatchCounts
 from fkat_data.streaming.order.epoch_order import (
+    EpochPlan,
     EpochStart,
     JoinedBatches,
     JoinedPlan,
     OrderedSamples,
     OrderSettings,
-    Plan,
     batching_of,
     check_order,
     epoch_of_phase,
@@ -351,7 +351,7 @@ class Epochs:
         phases = [batching_of(self.settings, *phase, self.grid()) for phase in self._rest(point)]
         return phases[0] if len(phases) == 1 else JoinedBatches(phases)
 
-    def plan(self, point: ResumePoint) -> Plan:
+    def plan(self, point: ResumePoint) -> EpochPlan:
         """Return the plan of the rest of an epoch from a resume point on."""
         order_cache = self._order_cache()
         phases = [plan_epoch(self.settings, *phase, self.grid(), order_cache) for phase in self._rest(point)]

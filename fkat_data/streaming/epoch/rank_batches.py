@@ -10,7 +10,7 @@ from fkat_data.errors import ConfigurationError
 from fkat_data.errors.arguments import integer
 from fkat_data.seeding import samples_seed
 from fkat_data.streaming.epoch.shared_resume import ResumePoint
-from fkat_data.streaming.order.epoch_order import Plan
+from fkat_data.streaming.order.epoch_order import EpochPlan
 
 _EXPECTED = "a list of {'epoch': e, 'batches': [first, stop]} and {'samples': [id, ...]}"
 
@@ -156,7 +156,7 @@ class RankBatches:
         point: The same.
     """
 
-    def __init__(self, plan: Plan, point: ResumePoint, rank: int, skips: SampleSkips) -> None:
+    def __init__(self, plan: EpochPlan, point: ResumePoint, rank: int, skips: SampleSkips) -> None:
         self._plan = plan
         self.point = point
         self._rank = rank

@@ -7,7 +7,7 @@ Begin with ``plan_epoch`` in ``epoch_order``, which puts these together.
 
 from fkat_data.streaming.order.batching import BATCHING_METHODS
 from fkat_data.streaming.order.block import BlockShuffle
-from fkat_data.streaming.order.epoch_order import SHUFFLES, EpochStart, OrderSettings, Plan, plan_epoch
+from fkat_data.streaming.order.epoch_order import SHUFFLES, EpochPlan, EpochStart, OrderSettings, plan_epoch
 from fkat_data.streaming.order.own_shuffle import MakeShuffle, Shuffle, register_shuffle
 from fkat_data.streaming.order.partition import PARTITIONS, EvenPartition, Grid, partitioned
 from fkat_data.streaming.order.sampling import KeyedSelection, StreamSamples, chosen_per_shard, fair_counts, selected
@@ -21,13 +21,13 @@ __all__ = [
     "REFERENCE_SHUFFLES",
     "SHUFFLES",
     "BlockShuffle",
+    "EpochPlan",
     "EpochStart",
     "EvenPartition",
     "Grid",
     "KeyedSelection",
     "MakeShuffle",
     "OrderSettings",
-    "Plan",
     "ReferenceShuffle",
     "Shuffle",
     "Spanner",

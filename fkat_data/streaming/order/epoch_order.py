@@ -34,8 +34,8 @@ from fkat_data.streaming.order.weights import POSITION_BITS, StreamShares
 _Integers = npt.NDArray[np.int64]
 
 
-class Plan(ABC):
-    """The plan of the rest of an epoch.
+class EpochPlan(ABC):
+    """The samples of the rest of an epoch: which of them each rank reads in each step.
 
     Args:
         batching: Number of batches.
@@ -117,14 +117,14 @@ class JoinedBatches:
         return before + self._phases[last].num_rank_samples(num_batches - int(self.firsts[last]))
 
 
-class JoinedPlan(Plan):
-    """The plan of consecutive phases.
+class JoinedPlan(EpochPlan):
+    """The plan of an epoch of several phases, one after the other.
 
     Args:
         plans: The plan of each phase, of at least one, all for the same grid.
     """
 
-    def __init__(self, plans: Sequence[Plan]) -> None:
+    def __init__(self, plans: Sequence[EpochPlan]) -> None:
         batches = JoinedBatches([plan.batching for plan in plans])
         super().__init__(batches, plans[0].grid)
         self._plans = plans
@@ -232,8 +232,8 @@ class EpochStart:
     is_exact: bool = False
 
 
-class EpochPlan(Plan):
-    """The plan of the rest of an epoch whose weights are constant.
+class PhasePlan(EpochPlan):
+    """The plan of one phase of an epoch, in which the weights of the streams are constant.
 
     Args:
         batching: Stream and position of each slot.
@@ -355,7 +355,7 @@ def shuffle_names() -> tuple[ShuffleName, ...]:
 
 def plan_epoch(
     settings: OrderSettings, shares: StreamShares, start: EpochStart, grid: Grid, order_cache: OrderCache = in_memory
-) -> EpochPlan:
+) -> PhasePlan:
     """Return the plan of the rest of an epoch.
 
     Args:
@@ -381,7 +381,7 @@ def plan_epoch(
         for selection, size in zip(selections, block_sizes, strict=True)
     ]
     batching = batching_of(settings, shares, start, grid)
-    return EpochPlan(batching, selections, shuffles, grid, phase=phase_of(start.epoch))
+    return PhasePlan(batching, selections, shuffles, grid, phase=phase_of(start.epoch))
 
 
 def check_order(settings: OrderSettings, shares: StreamShares, num_canonical_nodes: int) -> None:
