@@ -61,6 +61,8 @@ def test_a_microbatch_goes_through_the_stations_in_their_order(face, tmp_path):
 
 def test_the_stations_of_worker_processes_are_functions_of_the_package():
     said = re.search(r"With worker processes, (.+)", TEXT)[1]
+    held = re.search(r"## What holds what\n\n```text\n(.+?)```", TEXT, re.DOTALL)[1]
+    said += "".join(f"`{name}`" for name in re.findall(r"\b(?:[A-Z][a-z]+){2,}\b|(?<=─ )[A-Z]\w+", held))
     source = "\n".join(path.read_text() for path in ROOT.rglob("*.py"))
     for name in re.findall(r"`([\w.]+)`", said):
         assert re.search(rf"(def|class) {name.rpartition('.')[2]}\b", source), name
