@@ -21,7 +21,7 @@ from fkat_data.runtime.interruption import genuine, suppress
 from fkat_data.runtime.lifetime import Descriptor
 from fkat_data.storage.file_identity import FileIdentity
 from fkat_data.storage.location import file_system_of, is_chain, path_of, resolved
-from fkat_data.storage.store_errors import NoRangesError, read_in_order, store_error, store_errors
+from fkat_data.storage.store_errors import NoRangesError, StoreCalls, read_in_order
 
 Locations: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 """Paths or URIs of one or more files."""
@@ -90,8 +90,7 @@ def open_uri(uri: str, storage_options: Mapping[str, Any]) -> RemoteFile:
     """
     file_system, name = _file_system(uri, storage_options)
     try:
-        with store_errors(uri):
-            file = RemoteFile(file_system, name, uri, is_chained=is_chain(uri), hop_bytes=_HOP_IN_STORE_BYTES)
+        file = RemoteFile(file_system, name, uri, is_chained=is_chain(uri), hop_bytes=_HOP_IN_STORE_BYTES)
     except genuine(FileNotFoundError) as error:
         raise (is_folder(uri) if _has_folder(file_system, name) else not_found(uri)) from error
     except genuine(IsADirectoryError) as error:
@@ -101,14 +100,18 @@ def open_uri(uri: str, storage_options: Mapping[str, Any]) -> RemoteFile:
     return file
 
 
+#: What fsspec raises where it knows none for a URI, or with these options.
+_NO_FILE_SYSTEM = ValueError, TypeError, ImportError
+
+
 def _file_system(uri: str, storage_options: Mapping[str, Any]) -> tuple[Any, str]:
     """Return the file system of a URI, and the name of the file in it; raise as ``open_uri``."""
     try:
-        return file_system_of(uri, storage_options)
-    except genuine(ValueError, TypeError, ImportError) as error:
+        return StoreCalls(uri, storage_options).made(
+            lambda: file_system_of(uri, storage_options), has_limit=False, passing=_NO_FILE_SYSTEM
+        )
+    except genuine(*_NO_FILE_SYSTEM) as error:
         raise ConfigurationError("paths", shown_path(uri), f"a URI that fsspec can open: {error}") from error
-    except genuine(Exception) as error:
-        raise store_error(uri, error) from error
 
 
 def _has_folder(file_system: Any, name: str) -> bool:

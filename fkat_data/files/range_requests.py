@@ -29,6 +29,8 @@ Content: TypeAlias = bytes | memoryview
 
 _EXPIRES_S, _RENEWED_S = 3600, 1800
 _CONNECT_S, _SILENCE_S = 5.0, 30.0
+#: The longest time for an answer, however slowly it comes: a request is for 8 MiB at most.
+_ANSWER_S = 60.0
 #: A server closes a connection that is not used: from here on, a new one is quicker than to find that out.
 _IDLE_S = 15.0
 MOST_AT_ONCE = 64
@@ -110,11 +112,13 @@ class _Connection:
             OSError: The connection has failed.
         """
         size, receive = stop - start, self.socket.recv
+        late_s = time.monotonic() + _ANSWER_S
         received = receive(min(size + 2048, _RECEIVED_BYTES))
         if received:
             self.is_idle = False
         while (end := received.find(b"\r\n\r\n")) < 0:
             part = receive(_RECEIVED_BYTES)
+            _check_time(late_s)
             if not part or len(received) > _LONGEST_HEAD:
                 raise ConnectionError
             received += part
@@ -125,7 +129,7 @@ class _Connection:
         if len(content) > size:
             return None
         if len(content) < size:
-            content = self._all_of(content, size)
+            content = self._all_of(content, size, late_s)
         if b"\r\nconnection: close\r\n" not in head:
             self.is_idle, self.used_s = True, time.monotonic()
             idle = _idle_of(self.server)
@@ -134,7 +138,7 @@ class _Connection:
                 idle.popleft()
         return content
 
-    def _all_of(self, content: bytes, size: int) -> Content:
+    def _all_of(self, content: bytes, size: int, late_s: float) -> Content:
         """Return a content of which the beginning was received."""
         # One buffer, of which nothing is copied again.
         buffer = memoryview(bytearray(size))
@@ -142,10 +146,16 @@ class _Connection:
         buffer[:at] = content
         while at < size:
             num_received = self.socket.recv_into(buffer[at : at + _MOST_RECEIVED_BYTES])
+            _check_time(late_s)
             if not num_received:
                 raise ConnectionError
             at += num_received
         return bytes(buffer) if size <= _RECEIVED_BYTES else buffer.toreadonly()
+
+
+def _check_time(late_s: float) -> None:
+    if time.monotonic() > late_s:
+        raise TimeoutError
 
 
 def _brings(head: bytes, start: int, stop: int, size_bytes: int) -> bool:
@@ -244,7 +254,7 @@ class Requests:
             self._send(connection)
 
     def contents(self) -> list[Content | None]:
-        """Return the bytes of the ranges, once; None for those that did not come."""
+        """Return the bytes of the ranges, once; None for those that did not come, and all that follow one that was late."""
         found: list[Content | None] = []
         for span in self._spans:
             content = self._received(self._sent.popleft(), span) if self._sent else None
@@ -274,6 +284,9 @@ class Requests:
             return connection.receive(*span, self._size_bytes)
         except genuine(_RefusedError):
             self.is_refused = True
+        except genuine(TimeoutError):
+            self._sent.clear()  # each would take as long
+            self._num_sent = len(self._spans)
         except genuine(OSError):
             pass  # the caller's other client says what is wrong
         return None

@@ -12,7 +12,7 @@ from typing import Any, cast
 from fkat_data.files.range_requests import MOST_AT_ONCE, Content, RangeRequests, Requests, Span
 from fkat_data.observe.stages import reading
 from fkat_data.runtime.background import BackgroundCall, in_parallel
-from fkat_data.storage.store_errors import settings_of, size_by_range, store_errors
+from fkat_data.storage.store_errors import StoreCalls, settings_of, size_by_range
 
 #: What fsspec's file systems implement to read a range of a file.
 _REQUEST = "_fetch_range"
@@ -43,8 +43,9 @@ class RemoteFile:
         hop_bytes: A gap between two ranges that is smaller is read, too, unless it is larger than the second range.
 
     Raises:
-        FileNotFoundError: The file does not exist.
-        OSError: Any other error of the file system.
+        ShardNotFoundError: The file does not exist.
+        IsADirectoryError: It is a folder.
+        DownloadError: The store does not open it.
 
     Attributes:
         size_bytes: The size of the file when it was opened.
@@ -55,17 +56,13 @@ class RemoteFile:
         # Imported here, because only remote files need it and a worker must start quickly.
         from fsspec.spec import AbstractBufferedFile  # noqa: PLC0415 - see above
 
+        self._calls = StoreCalls(uri, file_system.storage_options)
         with reading():
-            self._file: Any = file_system.open(name, "rb", **settings_of(file_system))
-            is_unknown = "http" in file_system.protocol and getattr(self._file, "size", 0) is None
-            size_bytes = size_by_range(file_system, name) if is_unknown else None
-            if size_bytes:
-                self._file.close()
-                self._file = file_system.open(name, "rb", size=size_bytes, **settings_of(file_system))
-            self.size_bytes: int = 0 if size_bytes == 0 else self._file.seek(0, os.SEEK_END)
+            self._file: Any
+            self.size_bytes: int
+            self._file, self.size_bytes = self._calls.made(lambda: _opened(file_system, name))
         details: Any = getattr(self._file, "details", None)
         self.details: Mapping[str, Any] = cast("Mapping[str, Any]", details) if isinstance(details, Mapping) else {}
-        self._uri = uri
         self._hop_bytes = hop_bytes
         # What each file of a store has below its cache: it compares the version, where the store can. A chain's is kept.
         has_ranges = not is_chained and isinstance(self._file, AbstractBufferedFile)
@@ -136,7 +133,7 @@ class RemoteFile:
             DownloadError: The store does not deliver them.
         """
         joined = joined_spans(spans, self._hop_bytes)
-        with reading(), store_errors(self._uri):
+        with reading():
             fetched = None if is_ahead else self._from_begun(joined) or self._from_ahead(joined)
             fetched = fetched or self._fetched(joined)
         if len(spans) == len(joined) == 1:
@@ -214,15 +211,33 @@ class RemoteFile:
     def _answer(self, start: int, stop: int) -> Content:
         parts: list[Content] = []
         while start < stop:
-            with self._turn:
-                part = bytes(self._request(start, stop))
-            if len(part) > stop - start:
-                raise OSError(f"the store sent {len(part):,} bytes for the {stop - start:,} from byte {start:,} on")
+            part = self._calls.made(lambda start=start: self._asked_for(start, stop), num_bytes=stop - start)
             if not part:
                 break
             parts.append(part)
             start += len(part)
         return _joined(parts)
+
+    def _asked_for(self, start: int, stop: int) -> bytes:
+        with self._turn:
+            part = bytes(self._request(start, stop))
+        if len(part) > stop - start:
+            raise OSError(f"the store sent {len(part):,} bytes for the {stop - start:,} from byte {start:,} on")
+        return part
+
+
+def _opened(file_system: Any, name: str) -> tuple[Any, int]:
+    """Return an open file of a file system, and its size."""
+    settings = settings_of(file_system)
+    file: Any = file_system.open(name, "rb", **settings)
+    if "http" in file_system.protocol and getattr(file, "size", 0) is None:
+        size_bytes = size_by_range(file_system, name)
+        if size_bytes:
+            file.close()
+            file = file_system.open(name, "rb", size=size_bytes, **settings)
+        elif size_bytes == 0:
+            return file, 0
+    return file, file.seek(0, os.SEEK_END)
 
 
 class _Ahead:

@@ -113,7 +113,8 @@ def read_sidecar(path: str, kind: str, storage_options: Mapping[str, Any]) -> Si
         return None
     except genuine(OSError, ValueError, KeyError, TypeError, struct.error, ShardCorruptError, DownloadError) as error:
         # Stores call what is not there so, too, to those who may not list.
-        level = logging.INFO if isinstance(error.__cause__ or error, PermissionError) else logging.WARNING
+        is_refused = isinstance(error, PermissionError) or (isinstance(error, DownloadError) and error.is_refused)
+        level = logging.INFO if is_refused else logging.WARNING
         _logger.log(level, "%s cannot be read, and the file that it is about is read instead: %s", target, error)
         return None
 

@@ -14,7 +14,7 @@ from fkat_data.samplers.sequence import SequenceShardSampler, merge_uris
 from fkat_data.storage.folders import data_names, files_below, marks_of_folders, say_partitions
 from fkat_data.storage.location import file_system_of, found_below, is_chain, path_of
 from fkat_data.storage.patterns import compiled, literal_where
-from fkat_data.storage.store_errors import store_error, store_errors
+from fkat_data.storage.store_errors import StoreCalls
 
 
 class FsShardSampler(SequenceShardSampler):
@@ -85,6 +85,10 @@ class FsShardSampler(SequenceShardSampler):
         super().__init__(merge_uris(shards, num_uri_merge))
 
 
+#: What fsspec raises where it knows none for a URI, or with these options.
+_NO_FILE_SYSTEM = ValueError, TypeError, ImportError, FileNotFoundError
+
+
 class _File(NamedTuple):
     shard: str
     relative_path: str  # below the URI; empty if the URI is this file
@@ -130,12 +134,15 @@ def _files_of_uri(uri: str, *, recursive: bool, storage_options: dict[str, Any])
     # Imported here, because workers import this module but list nothing: they start faster without fsspec.
     from fsspec.implementations.local import LocalFileSystem  # noqa: PLC0415  see above
 
+    calls = StoreCalls(uri, storage_options)
     try:
-        file_system, root = file_system_of(uri, storage_options)
-    except genuine(ValueError, TypeError, ImportError, FileNotFoundError) as error:
+        file_system, root = calls.made(
+            lambda: file_system_of(uri, storage_options), has_limit=False, passing=_NO_FILE_SYSTEM
+        )
+    except genuine(*_NO_FILE_SYSTEM) as error:
         raise ConfigurationError("uri", without_secrets(uri), f"a URI that fsspec can open: {error}") from error
-    except genuine(Exception) as error:
-        raise _noted(store_error(uri, error), uri) from error
+    except genuine(DownloadError) as error:
+        raise _noted(error, uri)  # noqa: B904 - it says all of its cause
     if isinstance(file_system, LocalFileSystem):
         path = path_of(uri)  # what it percent-encodes, fsspec takes as it is
         root = root if path is None or not path.is_absolute() else str(path)
@@ -143,7 +150,7 @@ def _files_of_uri(uri: str, *, recursive: bool, storage_options: dict[str, Any])
         return [_File(file_system.unstrip_protocol(name), _relative_path(root, name)) for name in names]
     prefix, suffix = _prefix_and_suffix(uri, file_system.unstrip_protocol(root))
     files: list[_File] = []
-    for name in _remote_files(file_system, root, uri, recursive=recursive):
+    for name in _remote_files(file_system, root, uri, calls, recursive=recursive):
         relative_path = _relative_path(root, name)
         if not name.startswith(root.rstrip("/")):  # a web page may link to another spelling of its own address
             files.append(_File(file_system.unstrip_protocol(name), relative_path))
@@ -165,18 +172,21 @@ def _enters_none(folder: str) -> bool:
     return False
 
 
-def _remote_files(file_system: Any, root: str, uri: str, *, recursive: bool) -> Sequence[str]:
+def _remote_files(file_system: Any, root: str, uri: str, calls: StoreCalls, *, recursive: bool) -> Sequence[str]:
+    def entries_now() -> dict[str, dict[str, Any]]:
+        # fsspec keeps file systems for the life of the process, with their listings. List what is there now.
+        file_system.invalidate_cache(root)
+        found = _web_file(file_system, root) or found_below(file_system, root, None if recursive else 1)
+        if not found and not file_system.exists(root):
+            file_system.info(root)  # to ``exists``, a store that fails has nothing
+        return found
+
     try:
-        with store_errors(uri):
-            # fsspec keeps file systems for the life of the process, with their listings. List what is there now.
-            file_system.invalidate_cache(root)
-            entries = _web_file(file_system, root) or found_below(file_system, root, None if recursive else 1)
-            if not entries and not file_system.exists(root):
-                file_system.info(root)  # to ``exists``, a store that fails has nothing
+        entries = calls.made(entries_now, has_limit=False)  # a listing of millions takes minutes
     except genuine(FileNotFoundError):
         raise _not_found(uri, root) from None
     except genuine(DownloadError) as error:
-        raise _noted(error, uri)  # noqa: B904 - its cause is the store's own error
+        raise _noted(error, uri)  # noqa: B904 - it says all of its cause
     marks = marks_of_folders({name: entry.get("size") for name, entry in entries.items()})
     return [name for name, entry in entries.items() if entry.get("type") != "directory" and name not in marks]
 

@@ -4,7 +4,7 @@ import logging
 import random
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from enum import Enum
@@ -48,6 +48,9 @@ class StatusError(TransferError):
         return f"status {self.status} {self.reason}".rstrip()
 
 
+PART_BYTES = 64 << 20
+"""The number of bytes that a time limit is for: the reference's default size of a shard."""
+
 #: Client errors that pass: the request took too long, came too early, or was one too many.
 _TRANSIENT_STATUSES = frozenset({408, 409, 412, 416, 423, 425, 429})
 _MISSING_STATUSES = frozenset({404, 410})
@@ -81,6 +84,9 @@ _REFUSED_NAMES = frozenset(
 _REFUSED_TYPES = (PermissionError, TypeError, ValueError, ImportError, AttributeError, LookupError, NotImplementedError)
 
 
+_MISSING_TYPES = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+
+
 class Retryability(Enum):
     """Whether another attempt may succeed where one failed."""
 
@@ -110,6 +116,8 @@ class FailureCause:
 def cause_of(error: BaseException) -> FailureCause:
     """Return the cause of a failed attempt, from the exception that ended it."""
     chain = list(_chain(error))
+    if isinstance(error, _MISSING_TYPES) and _is_unanswered(error.__cause__):
+        chain = chain[1:]
     retryability = next((found for link in chain if (found := _retryability(link)) is not None), Retryability.TRANSIENT)
     retry_after_s = next((asked_s for link in chain if (asked_s := _retry_after_s(link)) is not None), None)
     return FailureCause(retryability, _text(chain), retry_after_s)
@@ -134,7 +142,7 @@ def _retryability(error: BaseException) -> Retryability | None:
         code in _MISSING_CODES
         or status in _MISSING_STATUSES
         or name in _MISSING_NAMES
-        or isinstance(error, (FileNotFoundError, NotADirectoryError, IsADirectoryError))
+        or isinstance(error, _MISSING_TYPES)
     ):
         retryability = Retryability.MISSING
     elif status is not None:
@@ -149,6 +157,15 @@ def _retryability(error: BaseException) -> Retryability | None:
         # A client that trips over a broken answer raises these too, with the connection's error behind them.
         retryability = Retryability.PERMANENT
     return retryability
+
+
+def _is_unanswered(cause: BaseException | None) -> bool:
+    """Return whether what a client takes for a missing file is an answer that says something else, or none at all."""
+    if cause is not None and (status := _status(cause)) is not None:
+        return status not in _MISSING_STATUSES
+    return type(cause).__name__ in _TRANSIENT_NAMES or (
+        isinstance(cause, OSError) and not isinstance(cause, _MISSING_TYPES)
+    )
 
 
 def _response(error: BaseException) -> Any:
@@ -167,10 +184,11 @@ def _code(error: BaseException) -> str:
 
 def _status(error: BaseException) -> int | None:
     response = _response(error)
+    candidates: Iterable[Any]
     if isinstance(response, Mapping):
         candidates = [_metadata(error).get("HTTPStatusCode")]
-    else:
-        candidates = [getattr(source, name, None) for source in (error, response) for name in _STATUS_NAMES]
+    else:  # one after another: aiohttp warns where ``code`` is read
+        candidates = (getattr(source, name, None) for source in (error, response) for name in _STATUS_NAMES)
     return next((int(value) for value in candidates if isinstance(value, (int, str)) and _is_status(value)), None)
 
 

@@ -1,24 +1,26 @@
-"""Errors of stores, as errors of this library that name the file; and files of stores that have no ranges."""
+"""Calls of fsspec's file systems, in attempts that end in errors that name the file; and files of stores that have no ranges."""
 
 import io
 import re
-import time
-from collections.abc import Iterator, Mapping
-from types import TracebackType
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
 
-from fkat_data.errors import ConfigurationError, DownloadError, FkatDataError, ShardNotFoundError
+from fkat_data.errors import ConfigurationError, DownloadError, ShardNotFoundError
 from fkat_data.errors.wording import without_secrets
-from fkat_data.runtime.background import in_loop
-from fkat_data.runtime.interruption import is_interruption, suppress
+from fkat_data.runtime.background import in_loop, in_thread
+from fkat_data.runtime.interruption import genuine, suppress
+from fkat_data.storage.attempts import PART_BYTES, FinalError, Redaction, TransferError, with_attempts
+
+_Result = TypeVar("_Result")
+
+NUM_RETRIES, TIMEOUT_S = 2, 60.0
+"""Attempts after a failed one, and seconds for each 64 MiB of one: as streams have by default."""
 
 _HTTP = "http"
 #: Seconds without a byte after which a server that sends a file in order is given up.
 _LONGEST_SILENCE_S = 60.0
 #: What fsspec says of a server that sends a file whole, whatever range it is asked for.
 _WITHOUT_RANGES = ("range requests", "seek streaming")
-_LONGEST_MESSAGE = 500
-_STATUSES_REFUSED = (401, 403)
 #: Answers to a request for a range: the whole file, the range, and that the file does not reach so far.
 _WHOLE, _OF_RANGES = 200, (206, 416)
 _TOTAL = re.compile(r"bytes (?:[0-9]+-[0-9]+|\*)/([0-9]+)", re.IGNORECASE)
@@ -38,58 +40,73 @@ class NoRangesError(ConfigurationError):
         return cls("path", without_secrets(uri), expected)
 
 
-class store_errors:  # noqa: N801 - a context, as those of contextlib
-    """A context in which a store is asked for a file: whatever it raises becomes an error that names the file.
+class StoreCalls:
+    """Calls of a store's client for one file or folder: each over as many attempts as a stream makes, within as much time.
 
     Args:
-        uri: The file.
-
-    Raises:
-        Exception: What ``store_error`` returns. What a signal's handler raises passes as it is, and so do errors of this
-            library, those that name a folder, and a ``MemoryError``.
+        uri: The file or the folder.
+        options: The options of its file system, of which messages show no secrets.
     """
 
-    def __init__(self, uri: str) -> None:
+    def __init__(self, uri: str, options: Mapping[str, Any]) -> None:
         self._uri = uri
-        self._started_at = 0.0
+        self._redaction = Redaction(uri, options)
 
-    def __enter__(self) -> None:
-        self._started_at = time.monotonic()
+    def made(
+        self,
+        call: Callable[[], _Result],
+        *,
+        num_bytes: int = 0,
+        has_limit: bool = True,
+        num_retries: int | None = None,
+        passing: tuple[type[Exception], ...] = (),
+    ) -> _Result:
+        """Return what a call returns.
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        del kind, traceback
-        if isinstance(error, Exception) and not isinstance(error, _PASSING) and not is_interruption(error):
-            raise store_error(self._uri, error, time.monotonic() - self._started_at) from error
+        Args:
+            call: The call.
+            num_bytes: How many bytes it asks for.
+            has_limit: Whether each attempt is given up after a minute for each 64 MiB; its thread is left behind.
+            num_retries: How often a failed attempt is followed by another one; None: as often as of a stream.
+            passing: Errors that reach the caller as they are, like those that name a folder, and a ``MemoryError``.
 
+        Raises:
+            ShardNotFoundError: There is no such file.
+            NoRangesError: The server has no ranges.
+            DownloadError: Each attempt failed, or one failed in a way that another would repeat.
+            Exception: An error of this library, or what a signal's handler has raised.
+        """
+        limit_s = TIMEOUT_S * (1 + num_bytes // PART_BYTES)
 
-_PASSING = (FkatDataError, IsADirectoryError, MemoryError)
+        failed: list[Exception] = []
 
+        def attempt() -> _Result:
+            try:
+                return in_thread(call, limit_s) if has_limit else call()
+            except genuine(Exception) as error:
+                if isinstance(error, (IsADirectoryError, MemoryError, *passing)):
+                    raise FinalError(error) from error
+                if isinstance(error, io.UnsupportedOperation) or (
+                    isinstance(error, ValueError) and any(words in str(error) for words in _WITHOUT_RANGES)
+                ):
+                    raise NoRangesError.of(self._uri) from error
+                failed[:] = [error]
+                if isinstance(error, TimeoutError):
+                    raise TransferError(f"no answer within {limit_s:g} s") from error
+                raise
 
-def store_error(uri: str, error: Exception, spent_s: float = 0.0) -> FkatDataError:
-    """Return the error of this library for one of a store, without what may be secret in the URI.
-
-    Args:
-        uri: The file.
-        error: What the store has raised.
-        spent_s: Seconds until then.
-
-    Returns:
-        A ``ShardNotFoundError``; a ``NoRangesError``, if the server has no ranges; a ``DownloadError`` otherwise.
-    """
-    shown = without_secrets(uri)
-    text = " ".join(str(error).replace(uri, shown).split())
-    if isinstance(error, FileNotFoundError):
-        return ShardNotFoundError(shown, "no such file")
-    if isinstance(error, io.UnsupportedOperation) or (
-        isinstance(error, ValueError) and any(words in text for words in _WITHOUT_RANGES)
-    ):
-        return NoRangesError.of(uri)
-    text = text[:_LONGEST_MESSAGE]
-    cause = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    is_refused = isinstance(error, PermissionError) or getattr(error, "status", None) in _STATUSES_REFUSED
-    return DownloadError(shown, [(cause, spent_s)], is_refused)
+        try:
+            return with_attempts(
+                attempt,
+                url=without_secrets(self._uri),
+                num_retries=NUM_RETRIES if num_retries is None else num_retries,
+                timeout_s=limit_s,
+                redaction=self._redaction,
+            )
+        except genuine(DownloadError, ShardNotFoundError) as error:
+            if failed and failed[0] is not error:
+                raise error from failed.pop()  # where the client's code has failed
+            raise
 
 
 def settings_of(file_system: Any) -> dict[str, Any]:
@@ -150,14 +167,11 @@ def read_in_order(uri: str, file_system: Any, name: str, start: int, chunk_bytes
         timeout = ClientTimeout(total=None, sock_connect=_LONGEST_SILENCE_S, sock_read=_LONGEST_SILENCE_S)
         # With a size, fsspec does not ask for it: its own timeout has this name, too.
         settings |= {"block_size": 0, "size": 1, "timeout": timeout}
-    with store_errors(uri):
-        file = file_system.open(name, "rb", **settings)
+    calls = StoreCalls(uri, file_system.storage_options)
+    file = calls.made(lambda: file_system.open(name, "rb", **settings))
     try:
-        while True:
-            with store_errors(uri):
-                chunk: bytes = file.read(chunk_bytes)
-            if not chunk:
-                return
+        # Behind another attempt, there might be another content.
+        while chunk := calls.made(lambda: bytes(file.read(chunk_bytes)), has_limit=False, num_retries=0):
             left, start = chunk[start:], max(0, start - len(chunk))
             if left:
                 yield left

@@ -3,6 +3,7 @@
 import gzip
 import io
 import itertools
+import random
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -25,6 +26,7 @@ from fkat_data.datasets import (
 )
 from fkat_data.errors import ConfigurationError, DownloadError, FkatDataError, ShardNotFoundError
 from fkat_data.samplers import FsShardSampler
+from fkat_data.storage import store_errors
 from fkat_data.streaming import Stream, StreamingDataset
 from fkat_data.streaming.writing import MDSWriter, merge_index, write_parallel
 from fkat_data.tools import convert
@@ -145,7 +147,8 @@ CONTENTS = {
 
 
 @pytest.fixture(autouse=True)
-def store():
+def store(monkeypatch):
+    monkeypatch.setattr(store_errors, "NUM_RETRIES", 0)
     fsspec.register_implementation("failing", FailingStore, clobber=True)
     FailingStore.contents = dict(CONTENTS)
     yield
@@ -241,6 +244,20 @@ def test_each_call_of_a_store_that_fails_is_an_error_with_the_file_or_does_no_ha
         if Plan.num_calls < call:
             break
     assert num_errors > 0
+
+
+@pytest.mark.parametrize("reader", [reader for reader in READERS if "stream" not in reader])
+@pytest.mark.parametrize("error", ["broken connection", "time", "another"])
+def test_a_call_that_fails_once_is_made_again(tmp_path, monkeypatch, reader, error):
+    monkeypatch.setattr(store_errors, "NUM_RETRIES", 1)
+    monkeypatch.setattr(random.SystemRandom, "uniform", lambda *_: 0.0)
+    read, name = READERS[reader]
+    Plan.set(0, None)
+    expected = read(f"failing://bucket/{name}", tmp_path)
+    for call in itertools.count(1):
+        assert outcome(read, name, tmp_path, call, ERRORS[error]) == expected
+        if Plan.num_calls < call:
+            break
 
 
 @pytest.mark.parametrize("reader", READERS)

@@ -8,7 +8,7 @@ from email.utils import parsedate_to_datetime
 from typing import NamedTuple, Protocol, TypeVar
 
 from fkat_data.runtime.interruption import genuine
-from fkat_data.storage.attempts import ContentError, TransferError
+from fkat_data.storage.attempts import PART_BYTES, ContentError, TransferError
 
 
 class ListedFile(NamedTuple):
@@ -155,8 +155,6 @@ def moment_of(version: str) -> str:
 
 _Answer = TypeVar("_Answer")
 
-#: The number of bytes that ``timeout_s`` is for: the reference's default size of a shard.
-PART_BYTES = 64 << 20
 #: The longest time without a byte.
 LONGEST_SILENCE_S = 30.0
 _WINDOW_S = 30.0
