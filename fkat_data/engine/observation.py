@@ -14,6 +14,7 @@ from fkat_data.observe.statistics import LoaderStatistics
 from fkat_data.observe.timeline import Timeline
 from fkat_data.runtime.machine import num_usable_cpus
 from fkat_data.types import Microbatch
+from fkat_data.worker.worker import PipedWorker
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -79,8 +80,9 @@ class Observation:
 
     def statistics(self, progress: DeliveryProgress) -> LoaderStatistics:
         """Return the present numbers, with what was delivered so far."""
-        workers, times = list(self._pool.workers), self._pool.times()
-        num_in_pipe = sum(max(0, worker.times().produced - worker.num_received) for worker in workers)
+        reports = self._pool.reports()
+        times = self._pool.times(reports)
+        num_in_pipe = sum(max(0, each.times.produced - each.num_received) for each in reports)
         num_ready = num_in_pipe + self._prefetcher.num_arrived + progress.num_moving
         return self._statistics_type(
             delivered=progress.num_delivered,
@@ -100,9 +102,9 @@ class Observation:
             blocked_s=times.of("blocked"),
             idle_s=times.of("idle"),
             copied_s=progress.copied_s,
-            num_segments=sum(worker.num_segments for worker in workers),
-            segment_bytes=sum(worker.segment_bytes for worker in workers),
-            held_bytes=self._pool.held_bytes,
+            num_segments=sum(each.num_segments for each in reports),
+            segment_bytes=sum(each.segment_bytes for each in reports),
+            held_bytes=sum(each.held_bytes for each in reports),
             worker_restarts=self._prefetcher.restarts.total,
             skipped_shards=self._prefetcher.skips.total,
             skipped_samples=self._prefetcher.num_skipped_samples,
@@ -112,7 +114,7 @@ class Observation:
             num_cpus=self._num_cpus,
             waiting=self._sink.waiting(progress.num_delivered),
             making=times.making,
-            made_on=self._pool.made_on(),
+            made_on=self._pool.made_on(reports),
             opened_alone=self._pool.opened_alone,
         )
 
@@ -177,13 +179,14 @@ class Observation:
         if timeline is None:
             return
         self._returned_s = None
-        for worker in self._pool.workers:
-            worker.dismiss()
+        self._pool.dismiss()
         deadline_s = time.monotonic() + _LAST_EVENTS_S
         for worker in self._pool.workers:
-            if not self._is_taking:  # else another thread, or the one that was interrupted, reads the pipe
+            if not self._is_taking and isinstance(
+                worker, PipedWorker
+            ):  # else another thread, or the one that was interrupted, reads the pipe
                 worker.take_events(deadline_s)
-            times = worker.times()
+            times = worker.report().times
             if times.stage:
                 last = EventRecorder(worker.pid, MAIN_THREAD)
                 last.add(times.stage, times.began_s, time.perf_counter(), times.subject)

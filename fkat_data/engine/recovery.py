@@ -69,7 +69,7 @@ class WaitClock:
         """
         passed_s = self.interval_s
         self._waited_s += passed_s
-        self._left_s -= max(0.0, min(passed_s, time.monotonic() - worker.started_s))
+        self._left_s -= max(0.0, min(passed_s, time.monotonic() - worker.report().started_s))
         self._until_report_s -= passed_s
         self._until_shown_s -= passed_s
         if self._until_report_s <= 0:
@@ -111,15 +111,15 @@ class WaitClock:
 
 
 def _earlier(worker: Worker) -> str:
-    making = worker.times().making
+    making = worker.report().times.making
     return f" Of the {making.num:,} microbatches that it has made, {making}." if making.num else ""
 
 
 def activity_of(worker: Worker, task: Task) -> Activity:
     """Return what a worker does while the trainer waits for it."""
-    times = worker.times()
+    report = worker.report()
+    times, is_starting = report.times, report.started_s == math.inf
     shard = shard_name(task.payload)
-    is_starting = worker.started_s == math.inf
     if is_starting or not worker.has_begun(task.task_id):
         is_new = is_starting or (not times.stage and not times.produced)
         return Activity("the worker is starting" if is_new else f"the worker has not begun {shard} yet")

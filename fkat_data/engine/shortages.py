@@ -8,7 +8,7 @@ from collections.abc import Callable
 from fkat_data.errors import MemoryLimitError
 from fkat_data.transport.memory_limit import group_bytes, sufficient_limit
 from fkat_data.worker.messages import MemoryShortage
-from fkat_data.worker.worker import Worker
+from fkat_data.worker.worker import PipedWorker, Worker
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -70,11 +70,11 @@ class Shortages:
             has_arrived: Whether a microbatch can be delivered instead.
         """
         shortage = self.newest
-        if shortage is None:
+        if shortage is None or not isinstance(worker, PipedWorker):
             return None
 
         def has_room(limit_bytes: int) -> bool:
-            return worker.held_bytes + shortage.needed_bytes <= limit_bytes
+            return worker.report().held_bytes + shortage.needed_bytes <= limit_bytes
 
         if shortage.left_bytes < 0 and has_room(shortage.allowed_bytes):  # released since the worker asked
             return None
@@ -83,7 +83,7 @@ class Shortages:
         self._collect(
             lambda: shortage.left_bytes < 0 and has_room(shortage.allowed_bytes), is_last_resort=is_last_resort
         )
-        held_bytes = worker.held_bytes
+        held_bytes = worker.report().held_bytes
         if shortage.left_bytes < 0 and not has_room(shortage.allowed_bytes) and has_room(shortage.limit_bytes):
             least_bytes = shortage.held_bytes + 2 * shortage.needed_bytes
             worker.allow_memory(max(least_bytes, int(_GROWTH * shortage.allowed_bytes)))

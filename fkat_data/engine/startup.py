@@ -39,7 +39,7 @@ from fkat_data.worker.messages import (
 from fkat_data.worker.microbatch_source import MicrobatchSource, RandomAccessSource, SequentialSource
 from fkat_data.worker.produce import OpenShard, Producer
 from fkat_data.worker.settings import WorkerSettings, stand_in_for_worker, worker_info
-from fkat_data.worker.worker import Worker
+from fkat_data.worker.worker import PipedWorker, Worker
 
 _logger = logging.getLogger(__name__)
 
@@ -269,7 +269,7 @@ class StartupMaker:
             self._clock.count()
 
     def _has_any_started(self) -> bool:
-        return any(worker.has_started for worker in self._workers)
+        return any(isinstance(worker, PipedWorker) and worker.has_started for worker in self._workers)
 
     def _made(self, group: WorkerGroup, task: Task, index: int) -> Item | End | Failure | None:
         clock = self._clock_here()

@@ -20,14 +20,14 @@ from fkat_data.worker.messages import (
     WithPlanUpdate,
     WorkerGone,
 )
-from fkat_data.worker.worker import Worker
+from fkat_data.worker.worker import PipedWorker, Worker
 
 if TYPE_CHECKING:  # Windows has no worker processes
     from fkat_data.worker.process.claim_table import ClaimTable
 
 _INSTANT_S = 1e-6
 _LONGEST_DEATH_S = 5.0
-_Polled: TypeAlias = "tuple[list[Worker], select.poll, dict[int, Worker]]"
+_Polled: TypeAlias = "tuple[list[Worker], list[Callable[[], None]], select.poll, dict[int, Worker]]"
 
 
 class Loss(NamedTuple):
@@ -138,7 +138,7 @@ class WorkerGroup:
     @property
     def is_blocked(self) -> bool:
         """Whether a worker waits for a limit, or for memory."""
-        return any(worker.times().stage == "blocked" for worker in self.members)
+        return any(worker.report().times.stage == "blocked" for worker in self.members)
 
     @property
     def works_ahead(self) -> bool:
@@ -230,7 +230,8 @@ class WorkerGroup:
     def leave_to_caller(self, task_id: int, index: int) -> None:
         """Let workers that begin a task from here on begin it at a microbatch: the caller makes those before."""
         for worker in self.members:
-            worker.begin_behind(task_id, index)
+            if isinstance(worker, PipedWorker):
+                worker.begin_behind(task_id, index)
 
     def take_made(self, message: Item | End | Failure) -> Item | End | Failure | None:
         """Return the next message of the current task, which the caller has made, as one of a worker."""
@@ -406,11 +407,11 @@ class WorkerGroup:
             StaleIteratorError: Another thread closed the loader.
             WorkerGone: A worker is gone.
         """
-        members, poll, by_descriptor = self._polled()
+        _, flushes, poll, by_descriptor = self._polled()
         if timeout_s != 0:
             self._send_limit()
-        for worker in members:
-            worker.flush()
+        for flush in flushes:
+            flush()
         began_s = time.perf_counter()
         self._is_polling = timeout_s != 0
         ready = poll.poll(None if timeout_s is None else 1000 * timeout_s)
@@ -465,11 +466,14 @@ class WorkerGroup:
                 raise StaleIteratorError("the loader was closed while this iterator waited")
             poll = select.poll()
             by_descriptor: dict[int, Worker] = {}
+            flushes: list[Callable[[], None]] = []
             for worker in members:
+                assert isinstance(worker, PipedWorker)  # noqa: S101 - no others make a shard together
+                flushes.append(worker.flush)
                 for descriptor in worker.descriptors:
                     poll.register(descriptor, select.POLLIN)
                     by_descriptor[descriptor] = worker
-            self._poll = members, poll, by_descriptor
+            self._poll = members, flushes, poll, by_descriptor
         return self._poll
 
 

@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -32,7 +32,7 @@ from fkat_data.worker.inline import InlineWorker
 from fkat_data.worker.produce import EpochAware, Producer
 from fkat_data.worker.settings import CALLS_PER_ACTOR, ProgramKey, RemoteBackend, WorkerKind, WorkerSettings
 from fkat_data.worker.threads import ThreadWorker
-from fkat_data.worker.worker import Worker
+from fkat_data.worker.worker import PipedWorker, Worker, WorkerReport
 
 if TYPE_CHECKING:  # only where worker processes are wanted: Windows has none
     from fkat_data.engine.worker_starter import WorkerStarter
@@ -165,23 +165,22 @@ class WorkerPool:
         """Workers that make a task together."""
         return self._settings.group_size
 
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of shared memory whose microbatches are alive."""
-        return sum(worker.held_bytes for worker in self.workers)
+    def reports(self) -> list[WorkerReport]:
+        """Return the reports of the workers that run."""
+        return [worker.report() for worker in list(self.workers)]
 
-    def times(self) -> StageTimes:
-        """Return the times of all workers, past ones included."""
-        return added_times([*self._past, *self.startup.times(), *(worker.times() for worker in self.workers)])
+    def times(self, reports: Iterable[WorkerReport]) -> StageTimes:
+        """Return the times of all workers: of these, and of past ones."""
+        return added_times([*self._past, *self.startup.times(), *(report.times for report in reports)])
 
     @property
     def opened_alone(self) -> str:
         """Why each worker has opened the dataset for itself; empty where they share what was opened once."""
         return "" if self._starter is None else self._starter.opened_alone
 
-    def made_on(self) -> Mapping[str, Durations]:
-        """Return how long microbatches took, by machine, of workers elsewhere."""
-        return added_durations(self._past_made_on, *(worker.made_on for worker in list(self.workers)))
+    def made_on(self, reports: Iterable[WorkerReport]) -> Mapping[str, Durations]:
+        """Return how long microbatches took, by machine, of workers elsewhere: of these, and of past ones."""
+        return added_durations(self._past_made_on, *(report.made_on for report in reports))
 
     def start(self) -> None:
         """Start the workers that do not run, those that died included; do not wait for them.
@@ -235,7 +234,7 @@ class WorkerPool:
     def leave_hung_fork(self) -> bool:
         """Return whether the workers, forks of this program, seem to hang at their start: ``restart`` replaces them."""
         starter = self._starter
-        if starter is None or not starter.may_hang or any(worker.has_started for worker in self.workers):
+        if starter is None or not starter.may_hang or any(worker.has_started for worker in _piped(self.workers)):
             return False
         try:
             starter.leave_fork(*self._to_ship())
@@ -270,12 +269,16 @@ class WorkerPool:
     def give_up(self) -> None:
         """End the workers, as ``close`` does; those that ``start`` starts get the same settings."""
         if self._settings.timeline is not None:
-            workers, deadline_s = list(self.workers), time.monotonic() + _LAST_EVENTS_S
-            for worker in workers:
-                worker.dismiss()
+            workers, deadline_s = _piped(self.workers), time.monotonic() + _LAST_EVENTS_S
+            self.dismiss()
             for worker in workers:
                 worker.take_events(deadline_s)
         self._leave(self._let_go)
+
+    def dismiss(self) -> None:
+        """Let worker processes leave as soon as they look at their pipes, and send their last events before."""
+        for worker in _piped(self.workers):
+            worker.dismiss()
 
     def _leave(self, at_end: Callable[[], None]) -> None:
         self.startup.end()
@@ -309,8 +312,9 @@ class WorkerPool:
                 self._ending.pop()
 
     def _remember(self, workers: Sequence[Worker]) -> None:
-        self._past_made_on = added_durations(self._past_made_on, *(worker.made_on for worker in workers))
-        self._past = [added_times([*self._past, *(worker.times() for worker in workers)])]
+        reports = [worker.report() for worker in workers]
+        self._past_made_on = self.made_on(reports)
+        self._past = [added_times([*self._past, *(report.times for report in reports)])]
 
     def _inline_worker(self) -> InlineWorker:
         settings, recorder = self._settings, None
@@ -476,6 +480,10 @@ def _nothing_opened() -> None:
 
 def _enter_nothing(stage: str, index: int = -1, label: str = "") -> None:
     """Measure nothing: what has a clock marks there instead."""
+
+
+def _piped(workers: Iterable[Worker]) -> list[PipedWorker]:
+    return [worker for worker in list(workers) if isinstance(worker, PipedWorker)]
 
 
 def _close_until(worker: Worker, deadline_s: float) -> None:

@@ -5,7 +5,7 @@ import inspect
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from contextlib import ExitStack
 from typing import Any, TypeVar, cast
 
@@ -13,10 +13,9 @@ import torch
 
 from fkat_data.errors.tracebacks import hide_own_frames
 from fkat_data.errors.wording import shard_name
-from fkat_data.observe.durations import Durations
 from fkat_data.observe.progress import ReplayDisplay
 from fkat_data.observe.sink import EventSink
-from fkat_data.observe.stages import StageClock, StageTimes, new_page
+from fkat_data.observe.stages import StageClock, new_page
 from fkat_data.plan.position import Task
 from fkat_data.runtime.interruption import genuine
 from fkat_data.runtime.modes import are_modes_of_a_worker, modes_of_a_worker
@@ -37,44 +36,18 @@ from fkat_data.worker.messages import (
     remember_fingerprint,
 )
 from fkat_data.worker.produce import Produced, Producer, note_microbatch, produce, produce_together
+from fkat_data.worker.worker import WorkerReport
 
 _Made = TypeVar("_Made")
 
 
 class WorkerOfThisProcess(TaskReports):
-    """What a worker is that has no process of its own, no pipe and no shared memory."""
-
-    descriptors: tuple[int, ...] = ()
-    has_started: bool = True
-    started_s: float = 0.0
-    held_bytes: int = 0
-    num_segments: int = 0
-    segment_bytes: int = 0
+    """What a worker is that has no process of its own."""
 
     @property
     def pid(self) -> int:
         """This process."""
         return os.getpid()
-
-    @property
-    def made_on(self) -> Mapping[str, Durations]:
-        """How long microbatches took, by machine, if there are several."""
-        return {}
-
-    def dismiss(self) -> None:
-        """Do nothing: there is no process."""
-
-    def take_events(self, deadline_s: float) -> None:
-        """Do nothing: the timeline already has them."""
-
-    def flush(self) -> None:
-        """Do nothing: there is no pipe."""
-
-    def begin_behind(self, task_id: int, index: int) -> None:
-        """Do nothing: the caller's thread makes all there is."""
-
-    def allow_memory(self, size_bytes: int) -> None:
-        """Do nothing: there is no shared memory."""
 
 
 class InlineWorker(WorkerOfThisProcess):
@@ -126,14 +99,10 @@ class InlineWorker(WorkerOfThisProcess):
     def end_wait(self) -> None:
         """Do nothing: there is no wait."""
 
-    @property
-    def num_received(self) -> int:
-        """Everything that was made: there is no pipe."""
-        return self._clock.times().produced
-
-    def times(self) -> StageTimes:
-        """Return how the time was spent, without the time between microbatches."""
-        return self._clock.times()
+    def report(self) -> WorkerReport:
+        """Return how the time was spent, without the time between microbatches; all that was made was received."""
+        times = self._clock.times()
+        return WorkerReport(times, times.produced)
 
     def give_leftover_rows(self, task_id: int, leftover_rows: bytes) -> None:
         """Give a task that was assigned without it what the one before has left."""

@@ -9,14 +9,14 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 
 from fkat_data.errors.tracebacks import hide_own_frames
 from fkat_data.errors.wording import add_note
-from fkat_data.observe.durations import Durations, added_durations
+from fkat_data.observe.durations import added_durations
 from fkat_data.observe.sink import EventSink
 from fkat_data.observe.stages import StageClock, StageTimes, added_times
 from fkat_data.plan.position import ShardFingerprint, Task
@@ -27,6 +27,7 @@ from fkat_data.worker.produce import Producer, note_microbatch
 from fkat_data.worker.remote_maker import Begun, Failed, Made, Over, Replies, Reply
 from fkat_data.worker.settings import CALLS_PER_ACTOR
 from fkat_data.worker.threads import Threads, ThreadTask, ThreadWorker
+from fkat_data.worker.worker import WorkerReport
 
 # Microbatches that are asked for ahead, for each worker, of a shard whose end is not known: behind it are none.
 _MOST_AHEAD = 8
@@ -306,25 +307,21 @@ class RemoteWorker(ThreadWorker):
         return self._lost is None and super().is_alive
 
     @property
-    def started_s(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride] - others are there at once
-        """When what the caller waits for had started, by ``time.monotonic()``; infinity: it has not."""
-        return max(self._asking.started_s[index] for index in self._awaited())
-
-    @property
     def pid(self) -> int:
         """The process that was lost; else this one."""
         return os.getpid() if self._lost is None else self._lost.pid
 
-    @property
-    def made_on(self) -> Mapping[str, Durations]:
-        """How long microbatches took, by machine."""
+    def report(self) -> WorkerReport:
+        """Return what the workers have done together, and when those that the caller waits for had started."""
         several = enumerate(clock.times().making for clock in self._clocks[:-1])
         about = self._asking.about
-        return added_durations(
+        made_on = added_durations(
             *({about[number // CALLS_PER_ACTOR][1]: making} for number, making in several if making.num)
         )
+        started_s = max(self._asking.started_s[index] for index in self._awaited())
+        return super().report()._replace(started_s=started_s, made_on=made_on)
 
-    def times(self) -> StageTimes:
+    def _times(self) -> StageTimes:
         """Return how the workers spent their time together, and the microbatch that is furthest behind."""
         several = [clock.times() for clock in self._clocks]
         times = added_times(several)
@@ -334,7 +331,7 @@ class RemoteWorker(ThreadWorker):
         # It never falls, though a call counts as work only when it is answered.
         self._idle_s = max(self._idle_s, min(idle_s, total_s - sum(work_s)))
         asked = [each[1] for each in list(self._asking.asked) if each is not None]
-        stage, index = ("produce", min(asked)) if asked else (super().times().stage, -1)
+        stage, index = ("produce", min(asked)) if asked else (super()._times().stage, -1)
         return times._replace(seconds=(*times.seconds[:-1], self._idle_s), stage=stage, subject=index)
 
     def give_leftover_rows(self, task_id: int, leftover_rows: bytes) -> None:

@@ -53,6 +53,7 @@ from fkat_data.worker.messages import (
 )
 from fkat_data.worker.microbatch_source import Part
 from fkat_data.worker.produce import OpenShard, Produced, Producer, note_microbatch
+from fkat_data.worker.worker import WorkerReport
 
 _logger = logging.getLogger(__name__)
 
@@ -329,8 +330,7 @@ class ThreadWorker(WorkerOfThisProcess):
         self._default_dtype = torch.get_default_dtype()
         self.is_waiting: bool = False
         """Whether the last call was interrupted while it waited for a message: nothing had changed then."""
-        self.num_received: int = 0
-        """Microbatches that were received from the threads."""
+        self._num_received = 0
         self._tasks: deque[ThreadTask] = deque()
         self._inbox: deque[_ThreadResult] = deque()
         self._mean_bytes: float | None = None
@@ -379,7 +379,11 @@ class ThreadWorker(WorkerOfThisProcess):
         """Record that the interrupted wait is over."""
         self.is_waiting = False
 
-    def times(self) -> StageTimes:
+    def report(self) -> WorkerReport:
+        """Return what the threads have done together."""
+        return WorkerReport(self._times(), self._num_received)
+
+    def _times(self) -> StageTimes:
         """Return how the threads spent their time together, and the stage of the one that is furthest behind."""
         several = [clock.times() for clock in self._clocks]
         busy = [times for times in several if times.stage not in ("", "idle")]
@@ -516,8 +520,8 @@ class ThreadWorker(WorkerOfThisProcess):
         message = work.early.pop(work.next_out)
         last = message.behind if isinstance(message, MicrobatchChunk) else message
         if isinstance(message, MicrobatchChunk):
-            self.num_received += len(message.microbatches)
-        self.num_received += isinstance(last, Item)
+            self._num_received += len(message.microbatches)
+        self._num_received += isinstance(last, Item)
         work.next_out += 1
         if not isinstance(last, Item) or last.is_last:
             self._end(work)

@@ -1,12 +1,36 @@
 """What the engine asks of a worker: a process, threads, the caller's own thread, or an actor elsewhere."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Protocol
+from types import MappingProxyType
+from typing import NamedTuple, Protocol
 
 from fkat_data.observe.durations import Durations
 from fkat_data.observe.stages import StageTimes
 from fkat_data.plan.position import ShardFingerprint, Task
 from fkat_data.worker.messages import Message, SingleWorkerShard
+
+
+class WorkerReport(NamedTuple):
+    """What a worker has done so far, and what it holds.
+
+    Attributes:
+        times: How it spent its time.
+        num_received: Microbatches that were received from it.
+        started_s: When it began to look for tasks (monotonic); infinite while that is not known; 0 where it does not count.
+        held_bytes: Bytes of shared memory whose microbatches are alive.
+        num_segments: Its pieces of shared memory.
+        segment_bytes: Bytes of those.
+        made_on: How long microbatches took, by machine, if there are several.
+    """
+
+    times: StageTimes
+    num_received: int
+    started_s: float = 0.0
+    held_bytes: int = 0
+    num_segments: int = 0
+    segment_bytes: int = 0
+    made_on: Mapping[str, Durations] = MappingProxyType({})
 
 
 class Worker(Protocol):
@@ -26,16 +50,6 @@ class Worker(Protocol):
         ...
 
     @property
-    def has_started(self) -> bool:
-        """Whether the worker has opened what it was sent, and looks for tasks."""
-        ...
-
-    @property
-    def started_s(self) -> float:
-        """When the worker began to look for tasks (monotonic); infinite while that is not known."""
-        ...
-
-    @property
     def works_ahead(self) -> bool:
         """Whether the worker makes microbatches before they are asked for."""
         ...
@@ -48,36 +62,6 @@ class Worker(Protocol):
     @property
     def num_ready(self) -> int:
         """Microbatches that are made, and were not received."""
-        ...
-
-    @property
-    def num_received(self) -> int:
-        """Microbatches that were received."""
-        ...
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of shared memory whose microbatches are alive."""
-        ...
-
-    @property
-    def num_segments(self) -> int:
-        """The worker's pieces of shared memory."""
-        ...
-
-    @property
-    def segment_bytes(self) -> int:
-        """Bytes of those."""
-        ...
-
-    @property
-    def made_on(self) -> Mapping[str, Durations]:
-        """How long microbatches took, by machine, if there are several."""
-        ...
-
-    @property
-    def descriptors(self) -> tuple[int, ...]:
-        """What becomes readable when a message comes, or when the worker ends; empty: ``receive`` waits for itself."""
         ...
 
     def assign(self, task: Task, limit: int) -> None:
@@ -95,14 +79,6 @@ class Worker(Protocol):
 
     def cancel(self, task_id: int) -> None:
         """Drop every task with an id below this one."""
-        ...
-
-    def begin_behind(self, task_id: int, index: int) -> None:
-        """Let a task begin at a microbatch, if it is not begun: the caller makes those before."""
-        ...
-
-    def allow_memory(self, size_bytes: int) -> None:
-        """Let the worker's segments take so much together, within its limit."""
         ...
 
     def receive(self, *, timeout_s: float | None) -> Message | SingleWorkerShard | None:
@@ -133,24 +109,12 @@ class Worker(Protocol):
         """Give a task that was assigned without it what the one before has left."""
         ...
 
-    def times(self) -> StageTimes:
-        """Return how the worker spent its time."""
+    def report(self) -> WorkerReport:
+        """Return what the worker has done so far, and what it holds."""
         ...
 
     def stack(self) -> str:
         """Return the worker's Python stacks, and what may hold it up since its start."""
-        ...
-
-    def flush(self) -> None:
-        """Send what was posted, if there is room for it; for a caller that waits for several workers."""
-        ...
-
-    def dismiss(self) -> None:
-        """Let the worker leave when it next looks for tasks, and send its last events before."""
-        ...
-
-    def take_events(self, deadline_s: float) -> None:
-        """Receive the events that a dismissed worker sends, up to ``deadline_s`` (monotonic)."""
         ...
 
     def hang_up(self) -> None:
@@ -164,3 +128,37 @@ class Worker(Protocol):
     def close(self, timeout_s: float) -> None:
         """End the worker: when it next looks for tasks, or at once when ``timeout_s`` has passed. Any number of calls."""
         ...
+
+
+class PipedWorker(ABC):
+    """What a worker has besides that is another process, at the end of a pipe, with segments of its own."""
+
+    @property
+    @abstractmethod
+    def has_started(self) -> bool:
+        """Whether the worker has opened what it was sent, and looks for tasks."""
+
+    @property
+    @abstractmethod
+    def descriptors(self) -> tuple[int, ...]:
+        """What becomes readable when a message comes, or when the process ends."""
+
+    @abstractmethod
+    def begin_behind(self, task_id: int, index: int) -> None:
+        """Let the worker begin a task at a microbatch, if it has not begun it: the caller makes those before."""
+
+    @abstractmethod
+    def allow_memory(self, size_bytes: int) -> None:
+        """Let the worker's segments take so much together, within its limit."""
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Send what was posted, if there is room for it; for a caller that waits for several workers."""
+
+    @abstractmethod
+    def dismiss(self) -> None:
+        """Let the worker leave as soon as it looks at the pipe, and send its last events before."""
+
+    @abstractmethod
+    def take_events(self, deadline_s: float) -> None:
+        """Receive the events that a dismissed worker sends, and drop all else, up to ``deadline_s`` (monotonic)."""

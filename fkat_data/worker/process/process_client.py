@@ -7,16 +7,14 @@ import socket
 import struct
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
 from typing import Any
 
 from fkat_data.errors import WorkerError
 from fkat_data.errors.wording import add_note
-from fkat_data.observe.durations import Durations
 from fkat_data.observe.events import MAIN_THREAD
 from fkat_data.observe.sink import EventSink
-from fkat_data.observe.stages import BEGAN_S, PRODUCED, StageTimes, stage_times
+from fkat_data.observe.stages import BEGAN_S, PRODUCED, stage_times
 from fkat_data.observe.timeline import Timeline
 from fkat_data.plan.position import Task
 from fkat_data.runtime.interruption import genuine
@@ -55,6 +53,7 @@ from fkat_data.worker.messages import (
     unpack_fingerprint,
 )
 from fkat_data.worker.process.handle import ServerProcess, ShippedSettings, WorkerProcess
+from fkat_data.worker.worker import PipedWorker, WorkerReport
 
 _LARGE_CREDIT_BYTES = 4 << 20
 _UNWINDING_S = 0.5
@@ -62,7 +61,7 @@ _UNWINDING_S = 0.5
 _workers: "WeakTable[int, ProcessWorker]" = WeakTable()
 
 
-class ProcessWorker(TaskReports):
+class ProcessWorker(TaskReports, PipedWorker):
     """A worker process and the trainer's end of its pipe.
 
     Args:
@@ -79,8 +78,6 @@ class ProcessWorker(TaskReports):
     """
 
     works_ahead: bool = True
-    started_s: float = 0.0
-    made_on: Mapping[str, Durations] = MappingProxyType({})
 
     def __init__(
         self,
@@ -99,8 +96,7 @@ class ProcessWorker(TaskReports):
         super().__init__()
         self._sink = sink
         self._timeline = timeline
-        self.num_received: int = 0
-        """Microbatches that were received from the worker."""
+        self._num_received = 0
         self._is_zero_copy = is_zero_copy
         self._owner_pid = os.getpid()
         ours, theirs = socket.socketpair()
@@ -154,21 +150,6 @@ class ProcessWorker(TaskReports):
         return self._page[BEGAN_S] > 0
 
     @property
-    def held_bytes(self) -> int:
-        """Bytes of shared memory whose microbatches are alive."""
-        return self._leases.leased_bytes
-
-    @property
-    def num_segments(self) -> int:
-        """The worker's pieces of shared memory."""
-        return self._leases.num_mapped
-
-    @property
-    def segment_bytes(self) -> int:
-        """Bytes of those."""
-        return self._leases.mapped_bytes
-
-    @property
     def descriptors(self) -> tuple[int, ...]:
         """What becomes readable when a message comes, or when the process ends."""
         end = self._process.child.end_descriptor
@@ -188,7 +169,7 @@ class ProcessWorker(TaskReports):
     @property
     def num_ready(self) -> int:
         """Microbatches that the worker has made, and that were not received."""
-        return int(self._page[PRODUCED]) - self.num_received
+        return int(self._page[PRODUCED]) - self._num_received
 
     @property
     def is_waiting(self) -> bool:
@@ -199,9 +180,16 @@ class ProcessWorker(TaskReports):
         """Record that the interrupted wait is over."""
         self._channel.end_wait()
 
-    def times(self) -> StageTimes:
-        """Return how the worker spent its time."""
-        return stage_times(self._page, time.perf_counter())
+    def report(self) -> WorkerReport:
+        """Return what the worker has done so far, and what it holds."""
+        leases = self._leases
+        return WorkerReport(
+            stage_times(self._page, time.perf_counter()),
+            self._num_received,
+            held_bytes=leases.leased_bytes,
+            num_segments=leases.num_mapped,
+            segment_bytes=leases.mapped_bytes,
+        )
 
     def dismiss(self) -> None:
         """Let the worker leave as soon as it looks at the pipe, and send its last events before."""
@@ -388,7 +376,7 @@ class ProcessWorker(TaskReports):
         self._timeline.write(events)
 
     def _item(self, body: bytes) -> Message:
-        self.num_received += 1
+        self._num_received += 1
         task_id, index, is_last, segment, in_segment, num_parts, envelope_bytes, size_bytes, digest = ITEM.unpack_from(
             body
         )
