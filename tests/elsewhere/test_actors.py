@@ -17,6 +17,7 @@ import torch
 from interpreters import environment_of
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from worker_protocol import check_worker
 
 from fkat_data import DataLoader, ShardedDataLoader
 from fkat_data.errors import ConfigurationError, WorkerDiedError
@@ -117,6 +118,10 @@ def loader(**options):
 def read(**options):
     with loader(**options) as made:
         return [plain(microbatch) for microbatch in made]
+
+
+def test_an_actor_does_what_the_protocol_says(cluster):
+    check_worker(actors())
 
 
 def test_actors_make_the_same_bits_and_a_killed_one_is_named_or_replaced(cluster, caplog):

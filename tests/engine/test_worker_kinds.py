@@ -13,10 +13,16 @@ from drop_in_examples import Strand
 from meeting import Meeting
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, RandomSampler
+from worker_protocol import check_worker
 
 from fkat_data import DataLoader, DataLoaderFactory, ShardedDataLoader, item_generators
 from fkat_data.errors import ConfigurationError, WorkerStalledError
 from fkat_data.testing.contracts import WorkerContract
+
+
+@pytest.mark.parametrize("kind", [None, "threads", pytest.param("processes", marks=pytest.mark.with_processes)])
+def test_a_worker_does_what_the_protocol_says(kind):
+    check_worker(kind)
 
 
 @pytest.mark.usefixtures("processes")
