@@ -28,13 +28,10 @@ from fkat_data.loaders.numbered_plan import SampleOrder
 from fkat_data.loaders.rank_share import RankShare
 from fkat_data.loaders.reshards import (
     DistributedRemainder,
-    Remainder,
-    Reshard,
+    all_known,
     distributed_sampler_of,
     distributed_settings,
-    first_step,
-    of_epoch,
-    remainders_of,
+    remainder_of,
     remaining_batches,
 )
 from fkat_data.loaders.sampler_states import (
@@ -51,7 +48,8 @@ from fkat_data.loaders.sampler_states import (
     repeated,
     states_of,
 )
-from fkat_data.plan.position import Position, TaskOrigin
+from fkat_data.plan.position import Position, Reshard, TaskOrigin
+from fkat_data.plan.resharding import Remainder, first_step, of_epoch
 from fkat_data.seeding import OwnGenerators
 from fkat_data.worker.batches import NumberedBatches
 
@@ -349,7 +347,7 @@ class DrawnPlan(IndexPlan):
     def _is_of_others(self, epoch: int) -> bool:
         """Whether other ranks have had something of an epoch's batches, which are drawn again."""
         reshards = of_epoch(self._reshards, epoch)
-        return self._distributed is None and bool(reshards) and not reshards[0].is_by_order
+        return self._distributed is None and bool(reshards) and not reshards[0].dealing.is_by_order
 
     def _begin(self, epoch: int) -> None:
         loaded = self._loaded_at(epoch)
@@ -439,7 +437,7 @@ class DrawnPlan(IndexPlan):
             rest = self._distributed_rest(self._distributed, epoch).batches()
             order = CheckedOrder(iter(rest), checks, num_before=self._num_drawn)
             return order, order
-        if reshards and reshards[0].is_by_order and self._dealt is not None:
+        if reshards and reshards[0].dealing.is_by_order and self._dealt is not None:
             rest = self._generators.call(self._dealt.rest, [reshard.counts_in(epoch) for reshard in reshards])
             order = CheckedOrder(rest, checks, num_before=self._num_drawn)
             return order, order
@@ -524,22 +522,23 @@ class DrawnPlan(IndexPlan):
         reshards = of_epoch(self._reshards, epoch)
         if reshards and self._distributed is not None:
             return len(self._distributed_rest(self._distributed, epoch))
-        if reshards and reshards[0].is_by_order and self._dealt is not None:
+        if reshards and reshards[0].dealing.is_by_order and self._dealt is not None:
             return self._num_dealt(self._dealt, reshards, epoch)
         order = self._plain_order(epoch, share)
         if order is not None:
             return len(order)
-        num_left = self._length(epoch)
+        left = Remainder(self._length(epoch))
         for reshard in reshards:
             counts = reshard.counts_in(epoch)
-            if reshard.is_split and (len(set(counts)) > 1 or counts[0] is None):
+            is_split = reshard.dealing.is_split
+            if is_split and (len(set(counts)) > 1 or counts[0] is None):
                 raise TypeError(
                     "the number of microbatches is not known: ranks that split batches were at different steps"
                 )
-            counts = counts[:1] if reshard.is_split else counts
-            num_rounds = num_left // len(counts) if self._drop_last else -(-num_left // len(counts))
-            num_left = len(Remainder(num_left, 1, [num_rounds if count is None else count for count in counts]))
-        num_own = num_left if share is None else share.num_batches(num_left, drop_last=self._drop_last)
+            counts = counts[:1] if is_split else counts
+            num_rounds = len(left) // len(counts) if self._drop_last else -(-len(left) // len(counts))
+            left = left.after(1, all_known(counts, num_rounds))
+        num_own = len(left) if share is None else share.num_batches(len(left), drop_last=self._drop_last)
         return first_step(self._reshards, epoch) + num_own
 
     def _length(self, epoch: int) -> int:
@@ -585,14 +584,14 @@ class DrawnPlan(IndexPlan):
             return None
         size, drop_last = cast("int", self._batch_size), self._drop_last
         num_given = _num_given(len(indices), size, drop_last=drop_last)
-        remainders = remainders_of(self._reshards, epoch, num_given, drop_last=drop_last)
+        left = remainder_of(self._reshards, epoch, num_given, drop_last=drop_last)
         return SampleOrder(
             len(indices),
             size,
             drop_last=drop_last,
             shuffle=None,
             share=share,
-            remainders=remainders,
+            left=left,
             first=first_step(self._reshards, epoch),
         )
 

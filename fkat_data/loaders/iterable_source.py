@@ -9,10 +9,10 @@ from fkat_data.loaders.equal_ends import EndsOfRanks, EqualEnds
 from fkat_data.loaders.loader_arguments import LoaderArguments
 from fkat_data.loaders.loader_plan import LoaderPlan
 from fkat_data.loaders.rank_share import RankShare
-from fkat_data.loaders.reshards import Reshard
 from fkat_data.loaders.sample_source import EpochStart, SampleSource, window_fingerprint
 from fkat_data.loaders.states import entries_of, state_at_epoch
 from fkat_data.loaders.strand_plan import StrandPlan, StrandRanks, own_strands
+from fkat_data.plan.position import Reshard
 from fkat_data.runtime.distributed import rank_and_world_size
 
 #: What a state says of strands that a dataset counts over all ranks.

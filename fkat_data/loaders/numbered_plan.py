@@ -12,17 +12,10 @@ from fkat_data.datasets.packed import PackedDataset
 from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.loaders.loader_plan import IndexPlan, Provenance
 from fkat_data.loaders.rank_share import RankShare
-from fkat_data.loaders.reshards import (
-    Remainder,
-    Reshard,
-    first_step,
-    in_epoch_order,
-    of_epoch,
-    remainders_of,
-    reshards_in,
-)
+from fkat_data.loaders.reshards import remainder_of, reshards_in
 from fkat_data.permutation import keys_of, permutation, permuted
-from fkat_data.plan.position import Position
+from fkat_data.plan.position import Position, Reshard
+from fkat_data.plan.resharding import Remainder, first_step, of_epoch
 from fkat_data.worker.batches import NumberedBatches
 
 _PURPOSE = b"fkat DataLoader"
@@ -41,7 +34,7 @@ class SampleOrder(NumberedBatches):
         drop_last: Whether a last batch that is smaller is left out.
         shuffle: Seed and epoch that decide on the order; None: it is that of the dataset.
         share: What one of several ranks gets of the batches; None: there is one rank.
-        remainders: What other ranks before have left of the epoch, each of what was left before; this one is of the last.
+        left: What other ranks before have left of the epoch, of which this one gets its part; None: there were none.
         first: The number of the first batch.
         items: Indices to batch instead, in order; None: those of the samples.
         is_stacked: Whether the dataset reads its items into a microbatch, without code of a user's.
@@ -57,7 +50,7 @@ class SampleOrder(NumberedBatches):
         drop_last: bool,
         shuffle: tuple[int, int] | None,
         share: RankShare | None = None,
-        remainders: Sequence[Remainder] = (),
+        left: Remainder | None = None,
         first: int = 0,
         items: Sequence[Any] | None = None,
         is_stacked: bool = False,
@@ -69,10 +62,10 @@ class SampleOrder(NumberedBatches):
         self._drop_last = drop_last
         self._shuffle = shuffle
         self._share = share
-        self._remainders = tuple(remainders)
         self.first = first
         """The number of the first batch: those before it were other ranks'."""
-        self._num_left = len(remainders[-1]) if remainders else num_samples
+        self._left = Remainder(num_samples) if left is None else left
+        self._num_left = len(self._left)
         size = 1 if batch_size is None else batch_size
         # Of a batch, and of the batches of all ranks together.
         self._size = size if share is None else share.own_size(size)
@@ -120,7 +113,7 @@ class SampleOrder(NumberedBatches):
         end = begin + self._size
         left = min(begin, self._num_left), min(end, self._num_left)
         found: list[Any] = []
-        for run in in_epoch_order(self._remainders, *left):
+        for run in self._left.runs(*left):
             found += self._indices(*run)
         if self._is_even:
             found += self._filling(max(begin, self._num_left) - self._num_left, end - self._num_left)
@@ -343,7 +336,7 @@ class NumberedPlan(IndexPlan):
         reshards = self._reshards_of_dataset(epoch)
         if self._dataset is not None and reshards:
             # The part of each of the ranks that the epoch began with.
-            num_samples = len(self._dataset.for_rank(len(reshards[0].epochs), 0))
+            num_samples = len(self._dataset.for_rank(len(reshards[0].positions), 0))
         else:
             num_samples = len(sampler)
         shuffle = sampler if isinstance(sampler, EpochShuffle) else None
@@ -355,7 +348,7 @@ class NumberedPlan(IndexPlan):
         return _OrderArguments(num_samples, shuffle, int(batches.batch_size), drop_last=bool(batches.drop_last))
 
     def _reshards_of_dataset(self, epoch: int) -> list[Reshard]:
-        return [reshard for reshard in of_epoch(self._reshards, epoch) if reshard.is_by_order]
+        return [reshard for reshard in of_epoch(self._reshards, epoch) if reshard.dealing.is_by_order]
 
     def _rest_of_dataset(
         self, dataset: PackedDataset, reshards: Sequence[Reshard], epoch: int, arguments: "_OrderArguments"
@@ -366,7 +359,7 @@ class NumberedPlan(IndexPlan):
             num_samples, drop_last, order = arguments.num_samples, arguments.drop_last, None
             if arguments.shuffle is not None:
                 order = [*SampleOrder(num_samples, None, drop_last=False, shuffle=(self._seed, epoch))]
-            earlier = [(reshard.counts_in(epoch), reshard.batch_size) for reshard in reshards]
+            earlier = [(reshard.counts_in(epoch), reshard.dealing.batch_size) for reshard in reshards]
             items = dataset.rest(earlier, drop_last=drop_last, order=order)
             rest = SampleOrder(
                 *(len(items), arguments.batch_size),
@@ -390,7 +383,7 @@ class NumberedPlan(IndexPlan):
             drop_last=drop_last,
             shuffle=None if shuffle is None else (self._seed, epoch),
             share=self._share,
-            remainders=remainders_of(self._reshards, epoch, num_samples, drop_last=drop_last),
+            left=remainder_of(self._reshards, epoch, num_samples, drop_last=drop_last),
             first=first_step(self._reshards, epoch),
             is_stacked=self._is_stacked,
         )
@@ -432,9 +425,7 @@ def batches_left(state: Mapping[str, Any], rank: int | None) -> tuple[int, int] 
     share = None
     if num_ranks > 1:
         share = RankShare(num_ranks, rank or 0, state["even_batches"], state["split_batches"])
-    remainders = remainders_of(reshards, state["epoch"], num_samples, drop_last=drop_last)
+    left = remainder_of(reshards, state["epoch"], num_samples, drop_last=drop_last)
     first = first_step(reshards, state["epoch"])
-    order = SampleOrder(
-        num_samples, size, drop_last=drop_last, shuffle=None, share=share, remainders=remainders, first=first
-    )
+    order = SampleOrder(num_samples, size, drop_last=drop_last, shuffle=None, share=share, left=left, first=first)
     return len(order) - state["step"], len(order) - first

@@ -6,7 +6,8 @@ from typing import Any
 
 from fkat_data.engine.agreement import Identity
 from fkat_data.errors import StateMismatchError
-from fkat_data.plan.position import Position, ResumeState, with_reshard
+from fkat_data.plan.position import Position, ResumeState
+from fkat_data.plan.resharding import reshard
 from fkat_data.plan.shard_plan import ElasticShardPlan, Plan
 from fkat_data.plan.state import is_reported, read, verify
 from fkat_data.runtime.distributed import rank_and_world_size
@@ -104,7 +105,8 @@ def _reshard(
     if has_steps and not any(position.step for position in positions.values()):
         # No rank has delivered anything of the epoch: the shards that were passed had no microbatches.
         positions = {dp_rank: Position(position.epoch, 0, 0, 0) for dp_rank, position in positions.items()}
-    reshards, epoch = with_reshard(before[0].reshards, tuple(positions[dp_rank] for dp_rank in range(saved_size)))
+    of_ranks = [positions[dp_rank] for dp_rank in range(saved_size)]
+    reshards, epoch, step = reshard(before[0].reshards, of_ranks)
     _check_dp_rank(plan, identity, epoch)
     _logger.info(
         "state of %d data-parallel ranks split again over %d, from epoch %d on: %d shards left, %d of them begun",
@@ -114,7 +116,6 @@ def _reshard(
         num_left,
         num_begun,
     )
-    step = max(position.step for position in positions.values() if position.epoch == epoch)
     # After an earlier split, a shard may have been begun by a rank that has another one now.
     begun = {_reported(state) for dp_rank, state in enumerate(before) if positions[dp_rank].microbatch}
     batching = begun.pop() if len(begun) == 1 and not before[0].reshards else None

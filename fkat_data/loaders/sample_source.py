@@ -10,7 +10,6 @@ from fkat_data.loaders.engine_settings import drops_last, size_of_batches
 from fkat_data.loaders.loader_arguments import LoaderArguments, samplers_of
 from fkat_data.loaders.loader_plan import LoaderPlan
 from fkat_data.loaders.rank_share import RankShare, check_share
-from fkat_data.loaders.reshards import Reshard
 from fkat_data.loaders.states import (
     Layout,
     check_saver,
@@ -21,6 +20,7 @@ from fkat_data.loaders.states import (
     own_state,
     state_at_epoch,
 )
+from fkat_data.plan.position import Reshard
 from fkat_data.runtime.distributed import rank_and_world_size
 from fkat_data.worker.produce import check_files, files_field
 from fkat_data.worker.windows import version_of

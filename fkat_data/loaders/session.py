@@ -25,11 +25,12 @@ from fkat_data.loaders.loader_arguments import LoaderArguments, samplers_of
 from fkat_data.loaders.loader_plan import LoaderPlan, Provenance
 from fkat_data.loaders.numbered_plan import EpochShuffle
 from fkat_data.loaders.rank_share import RankShare, agreed_state, check_share, shared_fields
-from fkat_data.loaders.reshards import Reshard, reshards_field, reshards_in
+from fkat_data.loaders.reshards import reshards_field, reshards_in
 from fkat_data.loaders.sample_source import EpochStart, SampleSource, tell_epoch
 from fkat_data.loaders.shipment import Shipment
 from fkat_data.loaders.states import check_order, state_at_epoch
 from fkat_data.observe.statistics import DataLoaderStatistics, LoaderStatistics
+from fkat_data.plan.position import Reshard
 from fkat_data.runtime.distributed import gather
 from fkat_data.runtime.lifetime import WeakTable
 from fkat_data.seeding import next_number, shares_generators

@@ -7,8 +7,10 @@ from typing import Any, Literal, NamedTuple, TypeAlias, cast
 from fkat_data.errors import StateMismatchError
 from fkat_data.errors.arguments import STATE_VERSION, check_version, saved_integer
 from fkat_data.loaders.checked_order import checks_in, without_order
-from fkat_data.loaders.reshards import first_step, reshards_field, reshards_in, with_reshard
+from fkat_data.loaders.reshards import position_at, reshards_field, reshards_in
 from fkat_data.loaders.window_states import is_of_windows, windows_at_start, windows_of_rest
+from fkat_data.plan.position import Dealing
+from fkat_data.plan.resharding import first_step, reshard
 
 DealtBy: TypeAlias = Literal["loader", "sampler", "order"]
 """Who deals an epoch out to ranks: ``deal_out()``; a ``DistributedSampler``; a dataset or a batch sampler by itself."""
@@ -240,7 +242,7 @@ def _dealt_by(state: Mapping[str, Any]) -> DealtBy | None:
     if _num_by_order(state) > 1:
         return "order"
     reshards = reshards_in(state)
-    return ("order" if reshards[-1].is_by_order else "loader") if reshards else None
+    return ("order" if reshards[-1].dealing.is_by_order else "loader") if reshards else None
 
 
 def _check_dealing(states: Sequence[Mapping[str, Any]], layout: Layout) -> bool:
@@ -266,23 +268,19 @@ def _is_samplers(state: Mapping[str, Any]) -> bool:
 def _reshard(states: Sequence[dict[str, Any]], num_ranks: int, layout: Layout) -> dict[str, Any]:
     """Return where a rank begins with what other ranks have left."""
     of_ranks = _one_of_each(states, num_ranks)
-    epoch = min(state["epoch"] for state in of_ranks)
-    base = next(state for state in of_ranks if state["epoch"] == epoch)
-    if is_of_windows(base):
-        step = max(state["step"] for state in of_ranks if state["epoch"] == epoch)
-        rest = windows_of_rest(of_ranks, epoch)
-        own = {name: value for name, value in base.items() if name not in (*_POSITION_FIELDS, _GATHERED)}
-        return {**own, "seed": base["seed"], "epoch": epoch, "step": step, **layout.fields, "sampler": rest}
-    positions = [(state["epoch"], state["step"]) for state in of_ranks]
+    base = min(of_ranks, key=lambda state: state["epoch"])
+    before = reshards_in(base)
+    positions = [position_at(before, state["epoch"], state["step"]) for state in of_ranks]
     is_by_order = "order" in (_dealt_by(base), layout.dealt_by)
-    is_split = bool(base.get("split_batches", False))
-    how = {"is_split": is_split, "is_by_order": is_by_order}
-    reshards, epoch, step = with_reshard(reshards_in(base), positions, base["batch_size"], **how)
+    dealing = Dealing(base["batch_size"] or 1, bool(base.get("split_batches", False)), is_by_order)
+    reshards, epoch, step = reshard(before, positions, dealing)
+    own = {name: value for name, value in base.items() if name not in (*_POSITION_FIELDS, _GATHERED)}
+    own |= {"seed": base["seed"], "epoch": epoch, "step": step, **layout.fields}
+    if is_of_windows(base):
+        return {**own, "sampler": windows_of_rest(of_ranks, epoch)}
     if is_by_order and base["sampler"].get("shuffle"):
         _check_seeds(of_ranks)
-    own = {name: value for name, value in base.items() if name not in (*_POSITION_FIELDS, _GATHERED)}
-    own |= {"seed": base["seed"], "epoch": epoch, "step": step, **layout.fields, **reshards_field(reshards, epoch)}
-    own["batch_size"] = layout.batch_size
+    own |= {**reshards_field(reshards, epoch), "batch_size": layout.batch_size}
     own["sampler"] = _sampler_of_rest(of_ranks, base, step, layout, is_by_order=is_by_order)
     _logger.info(
         "state of %d ranks%s split again over %d: they go on in epoch %d at step %d",

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from fkat_data.errors import StateMismatchError
 from fkat_data.loaders.rank_share import RankShare
-from fkat_data.loaders.reshards import Remainder, in_epoch_order
+from fkat_data.plan.resharding import Remainder
 
 _Integers = npt.NDArray[np.int64]
 
@@ -135,15 +135,13 @@ class DealtWindows:
     ) -> None:
         self._numbers = numbers
         self._num_ranks, self._rank = (1, 0) if share is None else (share.num_ranks, share.rank)
-        self._remainders: list[Remainder] = []
+        self._left = Remainder(num_windows)
         for counts in reshards:
-            self._remainders.append(Remainder(num_windows, 1, counts))
-            num_windows = len(self._remainders[-1])
-        self._num_left = num_windows
+            self._left = self._left.after(1, counts)
         self._begun = [*begun[self._rank :: self._num_ranks]]
 
     def __len__(self) -> int:
-        return len(self._begun) + len(range(self._rank, self._num_left, self._num_ranks))
+        return len(self._begun) + len(range(self._rank, len(self._left), self._num_ranks))
 
     def __getitem__(self, index: int) -> BegunWindow:
         """Return this rank's window at an index; one that no rank has begun has row 0."""
@@ -152,7 +150,7 @@ class DealtWindows:
         if index < len(self._begun):
             return self._begun[index]
         number = (index - len(self._begun)) * self._num_ranks + self._rank
-        number = in_epoch_order(self._remainders, number, number + 1)[0][0]
+        number = self._left.runs(number, number + 1)[0][0]
         return BegunWindow(number if self._numbers is None else int(self._numbers[number]), 0)
 
     def left_at(self, position: WindowPosition) -> tuple[list[BegunWindow], int]:

@@ -1,8 +1,7 @@
 """The position of a rank in its plan, the state that a resume needs, and the tasks that follow it."""
 
-from collections.abc import Callable, Sequence
-from itertools import zip_longest
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 
 class Position(NamedTuple):
@@ -46,8 +45,52 @@ class Position(NamedTuple):
 START = Position(0, 0, 0, 0)
 
 
-Reshard: TypeAlias = tuple[Position, ...]
-"""Position of each data-parallel rank at a reshard, among the rank's tasks before the reshard."""
+class Dealing(NamedTuple):
+    """How an epoch's batches are dealt out to ranks.
+
+    Attributes:
+        batch_size: Samples of a batch; 1 where they are single samples, or batches of any size.
+        is_split: Whether each rank gets a part of every batch.
+        is_by_order: Whether the dataset or the batch sampler deals out.
+    """
+
+    batch_size: int = 1
+    is_split: bool = False
+    is_by_order: bool = False
+
+
+ONE_BY_ONE = Dealing()
+"""How shards are dealt out."""
+
+
+class Reshard(NamedTuple):
+    """How far ranks had come when their number changed, or the size of their batches.
+
+    Attributes:
+        positions: Each rank's, in what the reshard before has given it.
+        step: Where all ranks after them begin, in the earliest epoch of theirs.
+        dealing: How batches were dealt out to them.
+    """
+
+    positions: tuple[Position, ...]
+    step: int
+    dealing: Dealing = ONE_BY_ONE
+
+    @classmethod
+    def at(cls, positions: Sequence[Position], dealing: Dealing = ONE_BY_ONE) -> "Reshard":
+        """Return the reshard of ranks at these positions: those after them begin at their largest step."""
+        epoch = min(position.epoch for position in positions)
+        step = max(position.step for position in positions if position.epoch == epoch)
+        return cls(tuple(positions), step, dealing)
+
+    @property
+    def epoch(self) -> int:
+        """The earliest epoch of the ranks."""
+        return min(position.epoch for position in self.positions)
+
+    def counts_in(self, epoch: int) -> list[int | None]:
+        """Return how many microbatches of an epoch's one task each rank had; None: all."""
+        return [None if at.epoch > epoch else at.microbatch if at.epoch == epoch else 0 for at in self.positions]
 
 
 class TaskOrigin(NamedTuple):
@@ -64,89 +107,6 @@ class TaskOrigin(NamedTuple):
     task_index: int
     first_microbatch: int
     left_out: tuple[int, ...] = ()
-
-
-def deal(
-    epoch: int, reshards: Sequence[Reshard], dp_size: int, num_tasks: Callable[[int, int], int]
-) -> list[list[TaskOrigin]] | None:
-    """Return each rank's tasks of an epoch, by their origins, or None if the epoch had not begun at any reshard.
-
-    Args:
-        epoch: The epoch.
-        reshards: All reshards so far, in order.
-        dp_size: Current number of data-parallel ranks.
-        num_tasks: Called with a number of ranks and a rank; returns the rank's number of tasks in the epoch.
-    """
-    sizes = [*map(len, reshards), dp_size][1:]
-    origins: list[list[TaskOrigin]] | None = None
-    for reshard, next_size in zip(reshards, sizes, strict=True):
-        if origins is None:
-            if not _is_past(reshard, epoch):
-                continue
-            begun_size = len(reshard)
-            origins = [
-                [TaskOrigin(rank, index, 0) for index in range(num_tasks(begun_size, rank))]
-                for rank in range(begun_size)
-            ]
-        left = [remainder_of(own, position, epoch) for own, position in zip(origins, reshard, strict=True)]
-        origins = assign_remainders(left, next_size)
-    return origins
-
-
-def remainder_of(origins: Sequence[TaskOrigin], position: Position, epoch: int) -> list[TaskOrigin]:
-    """Return the tasks of a rank's epoch, by their origins, that were not delivered in full at a position."""
-    if position.epoch != epoch:
-        return list(origins) if position.epoch < epoch else []
-    left = list(origins[position.task_index :])
-    if left:
-        begun = left[0]
-        left[0] = begun._replace(
-            first_microbatch=begun.first_microbatch + position.microbatch, left_out=begun.left_out + position.left_out
-        )
-    return left
-
-
-def assign_remainders(left: Sequence[Sequence[TaskOrigin]], dp_size: int) -> list[list[TaskOrigin]]:
-    """Deal the remaining tasks of each rank, by their origins, to another number of ranks.
-
-    Tasks are ordered by their index in a rank's list, then by rank, so that begun ones come first. They go to the ranks
-    in turn. Two reshards with nothing delivered in between give the same tasks as the second one alone.
-    """
-    order = [origin for row in zip_longest(*left) for origin in row if origin is not None]
-    return [order[rank::dp_size] for rank in range(dp_size)]
-
-
-def with_reshard(reshards: Sequence[Reshard], reshard: Reshard) -> tuple[tuple[Reshard, ...], int]:
-    """Append a reshard. Return those that still matter, and the epoch in which the next ranks begin.
-
-    It is dropped if none of its ranks had begun that epoch or a later one.
-
-    Args:
-        reshards: All reshards so far.
-        reshard: Current positions of the ranks; a rank that has finished an epoch is at the start of the next one.
-    """
-    epoch = min(position.epoch for position in reshard)
-    return without_idle((*reshards, reshard), epoch), epoch
-
-
-def without_idle(reshards: Sequence[Reshard], epoch: int) -> tuple[Reshard, ...]:
-    """Return the reshards that matter to an epoch or a later one: those at which it had begun."""
-    return tuple(reshard for reshard in reshards if _is_past(reshard, epoch))
-
-
-def first_step(epoch: int, reshards: Sequence[Reshard]) -> int:
-    """Return the ``step`` at which every rank begins an epoch: 0, except in the epoch of the last reshard.
-
-    There, it is the largest step of the previous ranks, so that the count of microbatches continues.
-    """
-    if not reshards or min(position.epoch for position in reshards[-1]) != epoch:
-        return 0
-    return max(position.step for position in reshards[-1] if position.epoch == epoch)
-
-
-def _is_past(reshard: Reshard, epoch: int) -> bool:
-    """Return whether any rank was past the start of an epoch."""
-    return any(position[:3] > (epoch, 0, 0) for position in reshard)
 
 
 class ResumeState(NamedTuple):

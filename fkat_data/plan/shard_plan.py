@@ -4,12 +4,14 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from itertools import zip_longest
 from operator import length_hint
 from typing import Any, cast
 
 from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.errors.arguments import copied_state
-from fkat_data.plan.position import Position, Reshard, ResumeState, Task, TaskOrigin, deal, first_step
+from fkat_data.plan.position import Position, Reshard, ResumeState, Task, TaskOrigin
+from fkat_data.plan.resharding import first_step, of_epoch
 from fkat_data.samplers.base import ShardSampler, check_shard, check_shards, has_own_iteration, shard_identity
 from fkat_data.samplers.sequence import as_shard_sampler
 from fkat_data.types import ResplittableSampler, Shard, Stateful
@@ -369,7 +371,7 @@ class ElasticShardPlan(Plan):
 
     def first_step(self, epoch: int) -> int:
         """Return the step at which this rank's part of an epoch begins."""
-        return first_step(epoch, self.reshards)
+        return first_step(self.reshards, epoch)
 
     def digest(self, epoch: int) -> str | None:
         """Return 16 hexadecimal digits that identify the epoch's order and the origin of its tasks."""
@@ -393,7 +395,7 @@ class ElasticShardPlan(Plan):
             begun[dp_rank] = self._of_rank(dp_size, dp_rank, epoch)[1]
             return begun[dp_rank].num_tasks(epoch) or 0
 
-        dealt = deal(epoch, self.reshards, self.dp_size, num_tasks)
+        dealt = _deal(epoch, self.reshards, self.dp_size, num_tasks)
         self._epoch = -1  # an interruption may come between the next lines
         self._origins = None if dealt is None else dealt[self._dp_rank]
         self._begun = (
@@ -408,3 +410,40 @@ class ElasticShardPlan(Plan):
             return sampler, PureShardPlan(sampler.shards, epoch)
         except ConfigurationError as error:
             raise StateMismatchError("dp_size", dp_size, self.dp_size, f"the shards have changed: {error}") from error
+
+
+def _deal(
+    epoch: int, reshards: Sequence[Reshard], dp_size: int, num_tasks: Callable[[int, int], int]
+) -> list[list[TaskOrigin]] | None:
+    """Return each rank's tasks of an epoch, by their origins, or None if the epoch had not begun at any reshard.
+
+    Args:
+        epoch: The epoch.
+        reshards: All reshards so far, in order.
+        dp_size: Current number of data-parallel ranks.
+        num_tasks: Called with a number of ranks and a rank; returns the rank's number of tasks in the epoch.
+    """
+    known = of_epoch(reshards, epoch)
+    if not known:
+        return None
+    sizes = [*(len(reshard.positions) for reshard in known), dp_size]
+    origins = [[TaskOrigin(rank, index, 0) for index in range(num_tasks(sizes[0], rank))] for rank in range(sizes[0])]
+    for reshard, size in zip(known, sizes[1:], strict=True):
+        left = [_left_at(position, own, epoch) for own, position in zip(origins, reshard.positions, strict=True)]
+        # By their index in a rank's list, then by rank, so that begun ones come first.
+        order = [origin for row in zip_longest(*left) for origin in row if origin is not None]
+        origins = [order[rank::size] for rank in range(size)]
+    return origins
+
+
+def _left_at(position: Position, origins: Sequence[TaskOrigin], epoch: int) -> list[TaskOrigin]:
+    """Return a rank's tasks of an epoch, by their origins, that were not delivered in full at a position."""
+    if position.epoch != epoch:
+        return list(origins) if position.epoch < epoch else []
+    left = list(origins[position.task_index :])
+    if left:
+        begun = left[0]
+        left[0] = begun._replace(
+            first_microbatch=begun.first_microbatch + position.microbatch, left_out=begun.left_out + position.left_out
+        )
+    return left

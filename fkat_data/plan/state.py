@@ -41,7 +41,8 @@ import torch
 
 from fkat_data.errors import StateMismatchError
 from fkat_data.errors.arguments import STATE_VERSION, check_version
-from fkat_data.plan.position import Position, Reshard, ResumeState, without_idle
+from fkat_data.plan.position import Position, Reshard, ResumeState
+from fkat_data.plan.resharding import of_epoch
 from fkat_data.runtime.modes import without_modes
 
 #: The field of a sealed state that has all of it.
@@ -156,7 +157,7 @@ def merge(ranks: Sequence[ResumeState]) -> dict[str, Any]:
             "all_rank_files": tuple(rank.files for rank in ranks),
             "dp_size": dp_size,
         },
-        "resplits": tuple(_resplits(without_idle(reshards, epoch) if is_whole else reshards)),
+        "resplits": tuple(_resplits(of_epoch(reshards, epoch) if is_whole else reshards)),
     }
 
 
@@ -335,13 +336,13 @@ def _counts(value: object, field: str, what: str) -> tuple[int, ...]:
 def _resplits(reshards: Sequence[Reshard]) -> list[dict[str, list[Any]]]:
     return [
         {
-            "epochs": [position.epoch for position in reshard],
-            "indices": [position.task_index - 1 for position in reshard],
-            "microbatches": [position.microbatch for position in reshard],
-            "steps": [position.step for position in reshard],
+            "epochs": [position.epoch for position in reshard.positions],
+            "indices": [position.task_index - 1 for position in reshard.positions],
+            "microbatches": [position.microbatch for position in reshard.positions],
+            "steps": [position.step for position in reshard.positions],
             **(
-                {"left_out": [list(position.left_out) for position in reshard]}
-                if any(position.left_out for position in reshard)
+                {"left_out": [list(position.left_out) for position in reshard.positions]}
+                if any(position.left_out for position in reshard.positions)
                 else {}
             ),
         }
@@ -360,7 +361,8 @@ def _reshards(state: Mapping[str, Any]) -> tuple[Reshard, ...]:
             raise StateMismatchError("resplits", [], "<a position for each rank>", _NOT_A_STATE)
         columns = [_items(resplit, name, len(epochs)) for name in ("indices", "microbatches", "steps")]
         columns.append(_items(resplit, "left_out", len(epochs), ()))
-        reshards.append(tuple(_position(*row) for row in zip(epochs, *columns, strict=True)))
+        positions = tuple(_position(*row) for row in zip(epochs, *columns, strict=True))
+        reshards.append(Reshard.at(positions))
     return tuple(reshards)
 
 
