@@ -207,10 +207,6 @@ class IndexSource(SampleSource):
         below = self.ordered_dataset(loader)
         return rank_in(outermost_sampler(loader)) or ((below.dp_rank, below.dp_size) if _is_part(below) else None)
 
-    def dataset_fields(self, loader: LoaderArguments) -> dict[str, Any]:
-        """Return the fields of a state that say what of the dataset its positions depend on."""
-        return {**self.order_fields(loader), **self._dealing_fields(loader), **super().dataset_fields(loader)}
-
     def _dealing_fields(self, loader: LoaderArguments) -> dict[str, Any]:
         """Return the fields of a state that say to how many ranks a dataset or a batch sampler deals itself out."""
         ordered, dealing = self.ordered_dataset(loader), self.dealing(loader)

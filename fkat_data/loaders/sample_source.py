@@ -205,7 +205,12 @@ class SampleSource(ABC):
         """Return the fields of a state that say what of the dataset its positions depend on."""
         saver = self.saver(loader)
         whose = {} if saver is None or saver == (0, 1) else {"saved_by": list(saver)}
-        return {**self.order_fields(loader), **files_field(loader.dataset), **whose}
+        return {**self.order_fields(loader), **self._dealing_fields(loader), **files_field(loader.dataset), **whose}
+
+    def _dealing_fields(self, loader: LoaderArguments) -> dict[str, Any]:
+        """Return the fields of a state that say to how many ranks a dataset or a batch sampler deals itself out."""
+        del loader
+        return {}
 
     def adopt_order(self, loader: LoaderArguments, state: Mapping[str, Any]) -> None:
         """Have the dataset give the order of a state.

@@ -94,6 +94,8 @@ def check_files(saved: Sequence[int] | None, dataset: object) -> None:
 def _of_files(dataset: object) -> list[OfFiles]:
     """Return what knows the files, of each dataset that is joined."""
     for _ in range(_MOST_VIEWS):
+        if dataset is None:
+            break
         source = stream_source_of(dataset)
         if source is not None:
             return [source.files]
