@@ -1,11 +1,9 @@
 """The destination of a writer: a local directory, a remote one with a local staging directory, or both."""
 
 import contextlib
-import logging
 import os
 import shutil
 import tempfile
-import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,10 +12,11 @@ from hashlib import blake2s
 from pathlib import Path
 from typing import Any, Self, cast
 
-from fkat_data.errors import ConfigurationError
+from fkat_data.errors import ConfigurationError, DownloadError
 from fkat_data.files.index import INDEX_NAME
 from fkat_data.files.stored import is_same_path
-from fkat_data.runtime.interruption import suppress
+from fkat_data.runtime.interruption import genuine, suppress
+from fkat_data.storage.attempts import TransferError, with_attempts
 from fkat_data.storage.location import is_url, resolved
 from fkat_data.streaming.cache.locks import LockFile, Owned
 from fkat_data.streaming.writing.directories import (
@@ -305,8 +304,7 @@ def _refuse_index(directory: Directory, shown: str) -> None:
         raise FileExistsError(f"{shown!r} already has a dataset; pass exist_ok=True to replace it")
 
 
-_log = logging.getLogger(__name__)
-_FIRST_PAUSE_S = 0.25
+_LONGEST_PAUSE_S = 10.0
 #: Pending files per thread. At this limit the writer waits, so that the local disk does not fill up.
 _PENDING_PER_THREAD = 4
 
@@ -386,17 +384,25 @@ class Uploads:
             raise
 
     def _upload(self, path: Path, name: str) -> None:
-        for attempt in range(1, self._num_attempts + 1):
+        failed: list[Exception] = []
+
+        def attempt() -> None:
             try:
                 self._remote.upload(str(path), name)
-                break
-            except Exception as error:
-                if attempt == self._num_attempts:
-                    error.add_note(f"while uploading {path.name} to {self._remote.shown}, attempt {attempt}")
-                    raise
-                _log.warning(
-                    "upload of %s to %s failed in attempt %d, retrying: %s", name, self._remote.shown, attempt, error
-                )
-                time.sleep(_FIRST_PAUSE_S * 2 ** (attempt - 1))
+            except genuine(Exception) as error:
+                failed.append(error)
+                raise TransferError(f"{type(error).__name__}: {error}") from error  # whatever it is, it may pass
+
+        with suppress(DownloadError):
+            with_attempts(
+                attempt,
+                url=f"upload of {name} to {self._remote.shown}",
+                num_retries=self._num_attempts - 1,
+                timeout_s=_LONGEST_PAUSE_S,
+                redaction=self._remote.redaction,
+            )
+        if len(failed) == self._num_attempts:
+            failed[-1].add_note(f"while uploading {path.name} to {self._remote.shown}, attempt {len(failed)}")
+            raise failed.pop()
         if not self._keep_local:
             path.unlink()

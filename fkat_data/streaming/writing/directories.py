@@ -100,13 +100,14 @@ class RemoteDirectory:
         shown: The URL without user, password and query, as messages show it.
         path: The directory if it is on this machine; None otherwise.
         key: A text that is equal for equal directories.
+        redaction: Removes the secrets of the URL and its options from messages.
     """
 
     def __init__(self, url: str, argument: str, storage_options: Mapping[str, Any] | None = None) -> None:
         options = given_options(storage_options)
-        self._redaction = Redaction(url, options)
+        self.redaction = Redaction(url, options)
         self._argument = argument
-        self.shown: str = self._redaction.url(url).removesuffix("?***").rstrip("/")
+        self.shown: str = self.redaction.url(url).removesuffix("?***").rstrip("/")
         # Import fsspec here, because workers that only read should start quickly.
         from fkat_data.streaming.store import remote  # noqa: PLC0415 - it imports fsspec
 
@@ -124,7 +125,7 @@ class RemoteDirectory:
             with self._named():
                 self._files, root = file_system_of(url if path is None else str(path), {} if path else options)
         except (ValueError, TypeError, ImportError) as error:
-            expected = f"a URL that fsspec can open ({self._redaction.text(str(error))})"
+            expected = f"a URL that fsspec can open ({self.redaction.text(str(error))})"
             raise ConfigurationError(argument, self.shown, expected) from error
         self._root = root.rstrip("/")
         if self._has_bucket and self._root[:1] in ("", "/"):
