@@ -3,7 +3,7 @@
 ``sharded`` loads shard by shard, each opened by a ``factory``; ``resume`` and ``epoch_length`` are its own. ``data_loader`` has
 torch's arguments and behaviour, and one ``session``, which knows where the loader stands. ``sources`` chooses where its
 microbatches come from (``index_source``, ``iterable_source``, ``stream_sources``), and a source makes one of the plans here:
-of batches of indices (``numbered_plan``, ``drawn_plan``), of windows (``window_plan``) or of strands, which are copies of an
+of batches of indices (``computed_plan``, ``sampler_plan``), of windows (``window_plan``) or of strands, which are copies of an
 iterable dataset (``strand_plan``). ``states`` reads and writes states; ``reshards`` and ``rank_share`` deal what is left of
 an epoch out to other ranks. Begin with ``data_loader.DataLoader``.
 """

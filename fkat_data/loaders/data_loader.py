@@ -12,9 +12,9 @@ from fkat_data.errors import ConfigurationError
 from fkat_data.errors.wording import Described
 from fkat_data.integrations.hooks.accelerate import check_question, gradient_state, is_prepared
 from fkat_data.integrations.hooks.lightning import is_begun_by_fabric, original_of
+from fkat_data.loaders.computed_plan import EpochShuffle
 from fkat_data.loaders.engine_settings import checked_argument, prepare_workers
 from fkat_data.loaders.loader_plan import Provenance
-from fkat_data.loaders.numbered_plan import EpochShuffle
 from fkat_data.loaders.rank_share import RankShare
 from fkat_data.loaders.session import LoaderSession
 from fkat_data.loaders.sources import source_of

@@ -16,9 +16,9 @@ from fkat_data.engine.engine import Engine, EngineSettings
 from fkat_data.engine.recovery import Recovery
 from fkat_data.engine.worker_pool import WorkerPoolSettings, prepare_template
 from fkat_data.errors import ConfigurationError, arguments
+from fkat_data.loaders.computed_plan import is_computed
 from fkat_data.loaders.loader_arguments import LoaderArguments
 from fkat_data.loaders.loader_plan import LoaderPlan
-from fkat_data.loaders.numbered_plan import is_numbered
 from fkat_data.observe.statistics import DataLoaderStatistics
 from fkat_data.observe.timeline import open_timeline
 from fkat_data.plan.iteration import EpochIterator, HandOver, Iterations
@@ -103,7 +103,7 @@ def settable_of(loader: LoaderArguments) -> list[Any]:
     """
     is_cut_by_workers = loader.has_windows or isinstance(loader.dataset, torch_data.IterableDataset)
     size = size_of_batches(loader) if is_cut_by_workers else None
-    kind = is_numbered(loader.sampler, loader.batch_sampler)
+    kind = is_computed(loader.sampler, loader.batch_sampler)
     return [kind, size, *(getattr(loader, name) for name in _SETTABLE)]
 
 
@@ -139,7 +139,7 @@ class DataLoaderIterator(EpochIterator, _TORCHS):
         iterations: Iterations,
         loader: Any,
     ) -> None:
-        super().__init__(plan.watched(take, engine), cursor, iterations, loader)
+        super().__init__(plan.wrapped_take(take, engine), cursor, iterations, loader)
         self._loader: Any = loader
         self._plan = plan
         self._epoch = plan.epoch_and_step(engine.position)[0]
@@ -257,7 +257,7 @@ def make_engine(
         and loader.worker_init_fn is None
         and not recovery.needs_processes,
     )
-    is_ahead = is_multiprocessing and plan.has_parts
+    is_ahead = is_multiprocessing and plan.has_several_tasks
     num_ahead = -1 if loader.prefetch_factor is None else loader.prefetch_factor * group_size
     num_tasks_ahead = num_groups if plan.has_windows else plan.num_tasks_ahead
     settings = EngineSettings(

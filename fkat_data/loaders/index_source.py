@@ -10,16 +10,16 @@ from torch.utils.data import Subset
 from fkat_data.datasets.packed import PackedDataset
 from fkat_data.datasets.token_budget import TokenBudgetBatchSampler
 from fkat_data.errors import ConfigurationError, StateMismatchError
-from fkat_data.loaders.drawn_plan import DrawnPlan
+from fkat_data.loaders.computed_plan import ComputedPlan, EpochShuffle, check_kind_of_order, is_computed
 from fkat_data.loaders.engine_settings import size_of_batches
-from fkat_data.loaders.equal_ends import EndsOfRanks
 from fkat_data.loaders.loader_arguments import LoaderArguments, outermost_sampler, samplers_of
 from fkat_data.loaders.loader_plan import IndexPlan, LoaderPlan
-from fkat_data.loaders.numbered_plan import EpochShuffle, NumberedPlan, check_kind_of_order, is_numbered
 from fkat_data.loaders.rank_share import RankShare, shared_fields
 from fkat_data.loaders.reshards import distributed_sampler_of, rank_in
 from fkat_data.loaders.sample_source import EpochStart, SampleSource, start_of_order, tell_epoch, window_fingerprint
+from fkat_data.loaders.sampler_plan import SamplerPlan
 from fkat_data.loaders.sampler_states import FirstBatch, samplers_in, with_samplers_set
+from fkat_data.loaders.shortest_rank import ShortestRankOfJob
 from fkat_data.loaders.states import Layout
 from fkat_data.loaders.window_plan import WindowOrder, WindowPlan, order_of_windows
 from fkat_data.plan.position import Reshard
@@ -77,12 +77,12 @@ class IndexSource(SampleSource):
 
     def _index_plan(self, loader: LoaderArguments, start: EpochStart) -> IndexPlan:
         dealing = self.dealing(loader)
-        if is_numbered(loader.sampler, loader.batch_sampler):
+        if is_computed(loader.sampler, loader.batch_sampler):
             dataset = dealing if isinstance(dealing, PackedDataset) else None
             is_stacked = loader.batch_sampler is not None and stacks_items(loader.dataset, loader.collate_fn)
             order = loader.sampler, loader.batch_sampler
-            return NumberedPlan(*order, start.seed(), self.share, start.reshards, dataset, is_stacked=is_stacked)
-        return DrawnPlan(
+            return ComputedPlan(*order, start.seed(), self.share, start.reshards, dataset, is_stacked=is_stacked)
+        return SamplerPlan(
             outermost_sampler(loader),
             start.seed(),
             start.dp_rank,
@@ -188,7 +188,7 @@ class IndexSource(SampleSource):
         below, order = self.ordered_dataset(loader), outermost_sampler(loader)
         if isinstance(order, TokenBudgetBatchSampler):
             return None if _is_part(below) else order
-        if not isinstance(below, PackedDataset) or not is_numbered(loader.sampler, loader.batch_sampler):
+        if not isinstance(below, PackedDataset) or not is_computed(loader.sampler, loader.batch_sampler):
             return None
         # A view has to pass indices on as they are.
         dataset: Any = loader.dataset
@@ -237,7 +237,7 @@ class IndexSource(SampleSource):
         begun = samplers_in(sampler)
         if begun:
             self.first_batch.note(state["epoch"], begun)
-        if state["step"] or not begun or is_numbered(loader.sampler, loader.batch_sampler):
+        if state["step"] or not begun or is_computed(loader.sampler, loader.batch_sampler):
             return
         drawn_from = self._drawn_from(loader)
         state["sampler"] = with_samplers_set(drawn_from, sampler, state["seed"], state["epoch"], self.first_batch)
@@ -305,7 +305,7 @@ class IndexSource(SampleSource):
 
     def current_state(self, loader: LoaderArguments, start: EpochStart, state: dict[str, Any]) -> dict[str, Any]:
         """Return a loaded state at an epoch's start as the samplers are now: a program may have set them since."""
-        if samplers_in(state["sampler"]) or is_numbered(loader.sampler, loader.batch_sampler):
+        if samplers_in(state["sampler"]) or is_computed(loader.sampler, loader.batch_sampler):
             return state
         # The samplers are what it says already, or what the program has set since.
         return {**state, "sampler": self._first_plan(loader, start).state_at(state["epoch"], 0)}
@@ -320,7 +320,7 @@ class IndexSource(SampleSource):
     ) -> int:
         """Return the microbatches of an epoch that is not under way; raise TypeError where that is not known."""
         plan = self._first_plan(loader, start)
-        if not step and isinstance(running, DrawnPlan):
+        if not step and isinstance(running, SamplerPlan):
             plan = running  # what it has drawn is taken back when the epoch begins again
         with in_epoch(self.ordered_dataset(loader), epoch):
             return plan.num_batches(epoch)
@@ -331,7 +331,7 @@ class IndexWindowSource(IndexSource):
 
     def __init__(self) -> None:
         super().__init__()
-        self._ends = EndsOfRanks()
+        self._ends = ShortestRankOfJob()
 
     def _index_plan(self, loader: LoaderArguments, start: EpochStart) -> IndexPlan:
         limit = loader.max_skipped_samples if loader.on_sample_error == "skip" else None

@@ -5,11 +5,11 @@ from functools import partial
 from typing import Any, Literal
 
 from fkat_data.errors import ConfigurationError, StateMismatchError, arguments
-from fkat_data.loaders.equal_ends import EndsOfRanks, EqualEnds
 from fkat_data.loaders.loader_arguments import LoaderArguments
 from fkat_data.loaders.loader_plan import LoaderPlan
 from fkat_data.loaders.rank_share import RankShare
 from fkat_data.loaders.sample_source import EpochStart, SampleSource, window_fingerprint
+from fkat_data.loaders.shortest_rank import ShortestRank, ShortestRankOfJob
 from fkat_data.loaders.states import entries_of, state_at_epoch
 from fkat_data.loaders.strand_plan import StrandPlan, StrandRanks, own_strands
 from fkat_data.plan.position import Reshard
@@ -28,7 +28,7 @@ class IterableSource(SampleSource):
 
     state_field: Literal["sampler", "strands", "stream"] = "strands"
 
-    def __init__(self, ends: EndsOfRanks | None) -> None:
+    def __init__(self, ends: ShortestRankOfJob | None) -> None:
         super().__init__()
         self._ends = ends
 
@@ -37,14 +37,14 @@ class IterableSource(SampleSource):
         num_strands = loader.num_workers if start.state is None else int(start.state["num_strands"])
         own_dataset = None if num_strands or loader.num_workers else loader.dataset
         fields = self._strand_fields(loader, start.state)
-        return StrandPlan(num_strands, start.dp_rank, own_dataset, fields, ends=self._ends_of(loader))
+        return StrandPlan(num_strands, start.dp_rank, own_dataset, fields, shortest_rank=self._ends_of(loader))
 
     def _strand_fields(self, loader: LoaderArguments, state: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return what a state says of the strands of all ranks; nothing where the dataset does not count them."""
         del loader, state
         return {}
 
-    def _ends_of(self, loader: LoaderArguments) -> Callable[[], EqualEnds | None] | None:
+    def _ends_of(self, loader: LoaderArguments) -> Callable[[], ShortestRank | None] | None:
         """Return what gives by what ranks ask one another whether all have a microbatch; None: they do not."""
         # How many rows a rank makes is its windows' affair: without windows, it is the dataset's.
         if self._ends is None or self._num_ranks <= 1:
@@ -124,7 +124,7 @@ class IterableSource(SampleSource):
 class CountedIterableSource(IterableSource):
     """Strands that a dataset counts over all ranks, so that any number of ranks takes them over."""
 
-    def __init__(self, ends: EndsOfRanks | None) -> None:
+    def __init__(self, ends: ShortestRankOfJob | None) -> None:
         super().__init__(ends)
         self._ranks = StrandRanks()
 

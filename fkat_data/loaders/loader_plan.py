@@ -35,18 +35,18 @@ class LoaderPlan(Plan):
     """The plan of a DataLoader's epochs, and the part of a state that is the plan's."""
 
     takes_updates = True
-    has_parts: bool = False
+    has_several_tasks: bool = False
     """Whether an epoch has several tasks, the next of which can be made ahead."""
     num_tasks_ahead: int = 1
     """Tasks in work ahead of the current one, where there are several."""
     has_windows: bool = False
     """Whether each task is a window, which one worker makes."""
     beginning: Any = None
-    """Where an iteration begins that ``begin`` has begun and the caller does not have yet; None: there is none."""
+    """The position that ``begin`` has returned for an iteration of which nothing was delivered yet; None: there is none."""
     counts_all_ranks: bool = False
     """Whether workers are counted over all ranks."""
     num_strands: int | None = None
-    """Tasks that take turns, one for each worker; 0: the only one belongs to no worker; None: they do not take turns."""
+    """Interleaved tasks, one for each worker; 0: one, without a worker; None: tasks follow one another."""
 
     def first(self) -> Position:
         """Return the position of a loader that was not iterated."""
@@ -61,8 +61,8 @@ class LoaderPlan(Plan):
         del position
         return None
 
-    def watched(self, take: Callable[[], Any], engine: Any) -> Callable[[], Any]:
-        """Return what an iteration of an engine takes its microbatches by, instead of ``take``."""
+    def wrapped_take(self, take: Callable[[], Any], engine: Any) -> Callable[[], Any]:
+        """Return a function to call instead of ``take``, which returns an engine's next microbatch."""
         del engine
         return take
 

@@ -14,6 +14,7 @@ from fkat_data.engine.engine import Engine
 from fkat_data.errors import ConfigurationError, StateMismatchError, arguments
 from fkat_data.errors.arguments import STATE_VERSION
 from fkat_data.errors.sample_errors import source_location_of
+from fkat_data.loaders.computed_plan import EpochShuffle
 from fkat_data.loaders.engine_settings import (
     DataLoaderIterator,
     change_of,
@@ -23,7 +24,6 @@ from fkat_data.loaders.engine_settings import (
 )
 from fkat_data.loaders.loader_arguments import LoaderArguments, samplers_of
 from fkat_data.loaders.loader_plan import LoaderPlan, Provenance
-from fkat_data.loaders.numbered_plan import EpochShuffle
 from fkat_data.loaders.rank_share import RankShare, agreed_state, check_share, shared_fields
 from fkat_data.loaders.reshards import reshards_field, reshards_in
 from fkat_data.loaders.sample_source import EpochStart, SampleSource, tell_epoch

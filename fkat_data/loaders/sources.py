@@ -5,11 +5,11 @@ from typing import Any
 from torch.utils import data as torch_data
 
 from fkat_data.loaders.engine_settings import check_threads
-from fkat_data.loaders.equal_ends import EndsOfRanks
 from fkat_data.loaders.index_source import IndexSource, IndexWindowSource
 from fkat_data.loaders.iterable_source import CountedIterableSource, IterableSource
 from fkat_data.loaders.loader_arguments import LoaderArguments
 from fkat_data.loaders.sample_source import SampleSource
+from fkat_data.loaders.shortest_rank import ShortestRankOfJob
 from fkat_data.loaders.strand_plan import counts_all_ranks
 from fkat_data.loaders.stream_sources import StreamBatchSource, StreamWindowSource
 from fkat_data.loaders.window_plan import check_windows
@@ -34,7 +34,9 @@ def source_of(loader: LoaderArguments, batch_sampler: object) -> SampleSource:
         source = StreamWindowSource(loader) if cuts_windows else StreamBatchSource(loader)
     elif isinstance(dataset, torch_data.IterableDataset):
         is_counted = loader.num_workers > 0 and counts_all_ranks(loader.dataset)
-        source = (CountedIterableSource if is_counted else IterableSource)(EndsOfRanks() if cuts_windows else None)
+        source = (CountedIterableSource if is_counted else IterableSource)(
+            ShortestRankOfJob() if cuts_windows else None
+        )
     else:
         source = IndexWindowSource() if cuts_windows else IndexSource()
     if loader.num_workers:

@@ -1,7 +1,8 @@
-"""The plan of an iterable dataset: a strand a worker, whose microbatches come in turn, as torch takes them.
+"""The plan of an iterable dataset: one task for each worker, whose microbatches are interleaved, as torch does it.
 
-The turn follows from the position: of the strands that have something left, the one with the fewest microbatches
-delivered is next, and the first of those. So a position needs no more than the step, and which strands have ended.
+The dataset's iterator in one worker yields a *strand*: that worker's part of the dataset. Which strand is next follows from
+the position: of those that have not ended, the one with the fewest microbatches delivered, and the first of those. So a
+position needs no more than the step, and which strands have ended.
 """
 
 import logging
@@ -11,8 +12,8 @@ from typing import Any, NamedTuple, TypeGuard, cast
 
 from fkat_data.errors import StateMismatchError
 from fkat_data.errors.wording import counted
-from fkat_data.loaders.equal_ends import DeliveredAlike, EqualEnds
 from fkat_data.loaders.loader_plan import LoaderPlan
+from fkat_data.loaders.shortest_rank import ShortestRank, TakeUntilShortestRank
 from fkat_data.loaders.states import state_at_epoch
 from fkat_data.plan.position import Position, ResumeState, Task, TaskOrigin
 from fkat_data.runtime.interruption import genuine
@@ -26,14 +27,15 @@ _MOST_BEHIND = 4
 
 
 class StrandPlan(LoaderPlan):
-    """The plan of epochs whose tasks are strands.
+    """The plan of an iterable dataset's epochs: each task is one worker's iterator over the dataset, a strand.
 
     Args:
-        num_strands: Strands; 0: one, which belongs to no worker.
+        num_strands: Strands, one for each worker; 0: there is no worker, and the only strand is the caller's.
         dp_rank: The loader's data-parallel rank.
         own_dataset: The dataset, if it is iterated in this process; None: workers have it.
-        of_ranks: What a state says of strands of several ranks, of which these are some; empty: the loader has them all.
-        ends: Gives by what ranks ask one another before each microbatch whether all have one; None: they do not.
+        of_ranks: From a state, where strands are numbered over all ranks: which of them are this rank's; empty: this loader
+            has all.
+        shortest_rank: Gives by what ranks ask one another before each microbatch whether all have one; None: they do not.
     """
 
     def __init__(
@@ -43,9 +45,9 @@ class StrandPlan(LoaderPlan):
         own_dataset: Any,
         of_ranks: Mapping[str, Any] | None = None,
         *,
-        ends: Callable[[], EqualEnds | None] | None = None,
+        shortest_rank: Callable[[], ShortestRank | None] | None = None,
     ) -> None:
-        self._ends = ends
+        self._shortest_rank = shortest_rank
         self._of_ranks = dict(of_ranks or {})
         self.counts_all_ranks: bool = bool(self._of_ranks)
         # What other ranks had of each strand when this one took it over, in the epoch that was under way and the next.
@@ -99,10 +101,10 @@ class StrandPlan(LoaderPlan):
         for index in self._left(position):
             self._snapshots[index].abandon(epoch)
 
-    def watched(self, take: Callable[[], Any], engine: Any) -> Callable[[], Any]:
+    def wrapped_take(self, take: Callable[[], Any], engine: Any) -> Callable[[], Any]:
         """Return what takes microbatches as long as every rank has one, where ranks make rows of windows."""
-        ends = None if self._ends is None else self._ends()
-        if ends is None:
+        shortest_rank = None if self._shortest_rank is None else self._shortest_rank()
+        if shortest_rank is None:
             return take
         begun: list[Position] = []
 
@@ -117,7 +119,7 @@ class StrandPlan(LoaderPlan):
             engine.cut_epoch()
             return "one microbatch or more left out on this rank"
 
-        return DeliveredAlike(take, ends, reached, lambda: 1 + engine.count_ahead(), cut, engine)
+        return TakeUntilShortestRank(take, shortest_rank, reached, lambda: 1 + engine.count_ahead(), cut, engine)
 
     def num_batches(self, epoch: int) -> int:
         """Raise.

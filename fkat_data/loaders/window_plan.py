@@ -20,13 +20,13 @@ from torch.utils.data import BatchSampler, IterableDataset
 
 from fkat_data.errors import ConfigurationError, SkippedSamplesError, StateMismatchError
 from fkat_data.errors.wording import counted
-from fkat_data.loaders.drawn_plan import DrawnPlan
-from fkat_data.loaders.equal_ends import DeliveredAlike, EndsOfRanks
+from fkat_data.loaders.computed_plan import EpochShuffle, SampleOrder, is_computed
 from fkat_data.loaders.loader_plan import IndexPlan, Provenance
-from fkat_data.loaders.numbered_plan import EpochShuffle, SampleOrder, is_numbered
 from fkat_data.loaders.rank_share import RankShare
 from fkat_data.loaders.reshards import distributed_sampler_of
+from fkat_data.loaders.sampler_plan import SamplerPlan
 from fkat_data.loaders.sampler_states import FirstBatch
+from fkat_data.loaders.shortest_rank import ShortestRankOfJob, TakeUntilShortestRank
 from fkat_data.loaders.window_states import DealtWindows, WindowPosition, dealt_windows, window_position_in
 from fkat_data.plan.position import Position, ResumeState, Task, TaskOrigin
 from fkat_data.types import stream_source_of
@@ -128,7 +128,7 @@ class DrawnWindows(WindowOrder):
         self._sampler = sampler
         self._window_size = window_size
         batches: Any = BatchSampler(sampler, window_size, drop_last=False)  # type: ignore[arg-type]  # iterable, as checked
-        self._plan = DrawnPlan(batches, seed, 0, most_ahead=1, known=known)
+        self._plan = SamplerPlan(batches, seed, 0, most_ahead=1, known=known)
         self._saved: Mapping[str, Any] | None = None
         # The epoch whose end this rank has come to, and its windows.
         self._ended: tuple[int, int] | None = None
@@ -202,19 +202,19 @@ class WindowPlan(IndexPlan):
         order: What they are cut from.
         window_size: Samples of a window.
         share: What this rank gets of the windows; None: there is one rank.
-        ends: By what ranks end an epoch together.
+        shortest_rank: By what ranks end an epoch together.
         is_batched: Whether rows of several windows form a microbatch.
         max_skipped: Samples of an epoch that may be left out; None: none is.
     """
 
-    has_parts = has_windows = True
+    has_several_tasks = has_windows = True
 
     def __init__(
         self,
         order: WindowOrder,
         window_size: int,
         share: RankShare | None,
-        ends: EndsOfRanks,
+        shortest_rank: ShortestRankOfJob,
         *,
         is_batched: bool,
         max_skipped: int | None = None,
@@ -239,7 +239,7 @@ class WindowPlan(IndexPlan):
         self._num_handed_out = 0
         # Microbatches of the same window behind one, by the step after it.
         self._num_behind: dict[int, int] = {}
-        self._ends = ends
+        self._shortest_rank = shortest_rank
 
     @property
     def has_states(self) -> bool:
@@ -373,9 +373,9 @@ class WindowPlan(IndexPlan):
         counts = (count for (of, number), count in self._skipped.items() if of == epoch and number < end)
         return saved.get("num_skipped", 0) + sum(counts)
 
-    def watched(self, take: Callable[[], Any], engine: Any) -> Callable[[], Any]:
+    def wrapped_take(self, take: Callable[[], Any], engine: Any) -> Callable[[], Any]:
         """Return what takes microbatches as long as every rank has one."""
-        ends = None if self._share is None else self._ends.get()
+        shortest_rank = None if self._share is None else self._shortest_rank.get()
 
         def reached() -> tuple[int, int]:
             position = engine.position
@@ -390,7 +390,11 @@ class WindowPlan(IndexPlan):
             engine.cut_epoch()
             return f"{left} left out on this rank"
 
-        return take if ends is None else DeliveredAlike(take, ends, reached, num_certain, cut, engine)
+        return (
+            take
+            if shortest_rank is None
+            else TakeUntilShortestRank(take, shortest_rank, reached, num_certain, cut, engine)
+        )
 
     def state_at(self, epoch: int, step: int) -> dict[str, Any]:
         """Return what the rest of an epoch depends on."""
@@ -528,7 +532,7 @@ def order_of_windows(
         found = sampler if dealing is None else dealing
         expected = f"an order of all ranks, {_WINDOWED}; deal_out(num_ranks, rank) gives ranks their windows"
         raise ConfigurationError("sampler", found, expected)
-    if is_numbered(sampler, batch_sampler):
+    if is_computed(sampler, batch_sampler):
         return SampledWindows(sampler, window_size, seed)
     if not isinstance(sampler, Sized):
         raise ConfigurationError("sampler", sampler, f"a sampler that has a length, {_WINDOWED}")

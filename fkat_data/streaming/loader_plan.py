@@ -16,8 +16,8 @@ import numpy as np
 from torch.utils import data
 
 from fkat_data.errors.sample_errors import collated
-from fkat_data.loaders.drawn_plan import DrawnBatches
 from fkat_data.loaders.loader_plan import LoaderPlan, Provenance
+from fkat_data.loaders.sampler_plan import SamplerBatches
 from fkat_data.loaders.window_plan import WindowOrder
 from fkat_data.loaders.window_states import Spread
 from fkat_data.plan.position import Position, ResumeState, TaskOrigin
@@ -43,7 +43,7 @@ _READ_TOGETHER = 1024
 _READ_TOGETHER_BYTES = 4 << 20
 
 
-class StreamPart(DrawnBatches):
+class StreamPart(SamplerBatches):
     """Batches that follow on one another in an epoch.
 
     Args:
@@ -62,13 +62,14 @@ class StreamPart(DrawnBatches):
 class StreamEpochs(LoaderPlan):
     """The plan of this rank's part of a stream's epochs.
 
-    Where the dataset's resume point says that the next epoch begins is read by ``begin``, and nowhere else.
+    A ``ResumePoint`` of the dataset says where its next iteration begins: an epoch, and how many samples of it were read.
+    ``begin`` alone reads it.
 
     Args:
         reader: Of the ``StreamingDataset``.
         dp_rank: The loader's.
         drop_last: Whether a short batch at an epoch's end is left out.
-        leaves_empty_rest: Whether a loaded position with nothing behind it counts as the next epoch's begin.
+        leaves_empty_rest: Whether a loaded position at an epoch's end counts as the start of the next epoch.
     """
 
     def __init__(self, reader: StreamReader, dp_rank: int, *, drop_last: bool, leaves_empty_rest: bool) -> None:
@@ -77,7 +78,7 @@ class StreamEpochs(LoaderPlan):
         self._drop_last = drop_last
         self._leaves_empty_rest = leaves_empty_rest
         self._point: ResumePoint | None = None
-        # Where the dataset's own next iteration was to begin when this one had begun.
+        # The dataset's resume point after this iteration had begun: another one then was set by the user.
         self._next_point = ResumePoint()
         self._batches: RankBatches | None = None
         self._first_step = 0
@@ -90,7 +91,7 @@ class StreamEpochs(LoaderPlan):
         return Position(point.epoch, 0, 0, step_of(self._reader, point))
 
     def upcoming(self, position: Position) -> ResumePoint:
-        """Return where an iteration begins that begins now: the present one again, if nothing of it was delivered.
+        """Return the resume point of an iteration that begins now: that of the present one, if nothing of it was delivered.
 
         Args:
             position: The loader's.
@@ -158,7 +159,7 @@ class StreamEpochs(LoaderPlan):
 
     @abstractmethod
     def _point_behind(self, position: Position) -> ResumePoint | None:
-        """Return where an iteration goes on that follows this position of the one under way; None: it is not known."""
+        """Return the resume point after the microbatches before this position; None: it is not known."""
 
     def _epoch_at(self, position: Position) -> int:
         """Return the epoch of a position of the iteration that has begun, or of which it is behind the last batch."""
@@ -176,7 +177,7 @@ class StreamEpochs(LoaderPlan):
         return self._point_behind(position)
 
     def _loaded_point(self) -> ResumePoint:
-        """Return where an iteration begins that this one does not go on from."""
+        """Return the resume point that the dataset has loaded, or that of its first iteration."""
         point: ResumePoint = self._reader.next_point()
         is_within = not self._leaves_empty_rest or not point.sample_in_epoch
         if is_within or num_wanted_batches(self._reader, point, drop_last=self._drop_last):
@@ -207,12 +208,12 @@ class StreamPlan(StreamEpochs):
         reader: As for ``StreamEpochs``, like the next three.
         dp_rank: The loader's.
         drop_last: Whether a short batch at an epoch's end is left out.
-        leaves_empty_rest: Whether a loaded position with nothing behind it counts as the next epoch's begin.
+        leaves_empty_rest: Whether a loaded position at an epoch's end counts as the start of the next epoch.
         is_read_here: Whether this process reads the samples.
         collate_fn: What makes a batch of samples.
     """
 
-    has_parts = True
+    has_several_tasks = True
 
     def __init__(
         self, reader: StreamReader, dp_rank: int, *, is_read_here: bool, collate_fn: Any, **settings: bool

@@ -40,14 +40,15 @@ class _BatchRecord(NamedTuple):
 
 
 class UserIteratorBatches(ShardProduct):
-    """The batches of a worker that iterates a dataset with the user's ``__iter__``.
+    """Batches that a worker makes of what a user's own ``__iter__`` yields.
 
-    One sample for each that was delivered gives the batches of the order. Anything else is cut by the batch size alone.
+    If that yields exactly one sample for each that the dataset gave it, the batches are those of the dataset's order.
+    Otherwise, each ``batch_size`` samples become one.
 
     Args:
         reader: Of the dataset.
         collate_fn: Makes a batch of samples.
-        strand: The part of the iteration, as ``UserIteratorPlan`` makes it.
+        strand: The worker's part of the iteration, as ``UserIteratorPlan`` makes it.
     """
 
     def __init__(self, reader: StreamReader, collate_fn: Callable[[list[Any]], Any], strand: Strand) -> None:
@@ -59,7 +60,7 @@ class UserIteratorBatches(ShardProduct):
         self._point, self._drop_last = cast("tuple[ResumePoint, bool]", pickle.loads(snapshot.state))
 
     def microbatch_source(self, opening: Opening) -> SequentialSource:
-        """Return the source, which begins with the first batch: only the user's code knows the rest."""
+        """Return the source. It begins with the first batch: what the user's code yields next follows only from what it did."""
         marked = partial(self._marked, collate_of_samples(self._reader, self._collate_fn, opening.collate))
         return SequentialSource(lambda _: (0, marked()), opening.rng, rng_index_of=self._rng_index_of)
 

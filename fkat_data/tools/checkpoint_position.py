@@ -13,7 +13,7 @@ import torch
 
 from fkat_data.errors import ConfigurationError
 from fkat_data.errors.wording import counted
-from fkat_data.loaders.numbered_plan import batches_left
+from fkat_data.loaders.computed_plan import batches_left
 from fkat_data.loaders.window_states import is_of_windows, windows_of
 from fkat_data.plan.position import ResumeState
 from fkat_data.plan.state import read, unsealed

@@ -23,13 +23,13 @@ from fkat_data.errors.sample_errors import early_end
 from fkat_data.runtime.interruption import genuine
 from fkat_data.seeding import ShardRng, generator_states, has_made_generators
 from fkat_data.types import RandomAccess
-from fkat_data.worker.batches import NumberedBatches, SeededBatches, draw_batches
+from fkat_data.worker.batches import BatchSequence, SeededBatches, draw_batches
 from fkat_data.worker.fetch import direct_fetch, direct_iteration, gives_items_together, prefetch_of
 from fkat_data.worker.microbatch_source import (
-    DrawnSource,
+    IndexedSource,
     MicrobatchSource,
-    NumberedSource,
     Opening,
+    SamplerSource,
     SequentialSource,
     ShardProduct,
 )
@@ -70,7 +70,7 @@ def adopt(product: Any, opening: Opening) -> MicrobatchSource:
     is_indexed = _is_random_access(product)
     # One that is both steps from the first microbatch on: its own iteration may be a loader's.
     if is_indexed and (opening.is_shared or not can_skip):
-        return NumberedSource(product.microbatch, _num_microbatches(product), rng)
+        return IndexedSource(product.microbatch, _num_microbatches(product), rng)
     if not is_indexed and _is_map_style(product):
         return _of_map_style(product, opening)
 
@@ -112,12 +112,12 @@ def _of_map_style(loader: "DataLoader[Any]", opening: Opening) -> MicrobatchSour
     fetch, rng = direct_fetch(loader, opening.collate), opening.rng
     if fetch is None:
         return OwnIterationSource(loader, sampler, rng)
-    if isinstance(sampler, NumberedBatches):
-        return NumberedSource(fetch, len(sampler), rng, sampler.batch, prefetch_of(loader))
+    if isinstance(sampler, BatchSequence):
+        return IndexedSource(fetch, len(sampler), rng, sampler.batch, prefetch_of(loader))
     # A user's sampler may draw from a clock.
     indices = sampler.sampler if type(sampler) is BatchSampler else sampler
-    draws_alike = isinstance(indices, NumberedBatches) or type(indices) in _TORCHS_SAMPLERS
-    return DrawnSource(fetch, draw_batches(sampler, rng), rng, prefetch_of(loader), draws_alike=draws_alike)
+    draws_alike = isinstance(indices, BatchSequence) or type(indices) in _TORCHS_SAMPLERS
+    return SamplerSource(fetch, draw_batches(sampler, rng), rng, prefetch_of(loader), draws_alike=draws_alike)
 
 
 class OwnIterationSource(SequentialSource):

@@ -24,8 +24,8 @@ class IndexBatch(NamedTuple):
     is_last: bool
 
 
-class NumberedBatches(ABC):
-    """Batches of indices, any of which is known without those before it: a sampler, or a batch sampler."""
+class BatchSequence(ABC):
+    """A sequence of batches of indices, any of which is known without those before it: a sampler, or a batch sampler."""
 
     runs_no_user_code: bool = False
     """Whether its microbatches are made without a random draw, in memory that no other code has, and all together."""
@@ -47,12 +47,12 @@ class NumberedBatches(ABC):
 
 def runs_no_user_code(shard: object) -> bool:
     """Return whether no code of a user's makes a shard, from its opening on."""
-    return isinstance(shard, NumberedBatches) and shard.runs_no_user_code
+    return isinstance(shard, BatchSequence) and shard.runs_no_user_code
 
 
 def draws_nothing(shard: object) -> bool:
     """Return whether no code of a user's makes a shard."""
-    return isinstance(shard, NumberedBatches) and (shard.runs_no_user_code or shard.is_stacked)
+    return isinstance(shard, BatchSequence) and (shard.runs_no_user_code or shard.is_stacked)
 
 
 def draw_batches(sampler: Iterable[Any], rng: ShardRng) -> Generator[IndexBatch]:

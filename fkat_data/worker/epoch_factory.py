@@ -27,7 +27,7 @@ from fkat_data.seeding import (
     worker_base_seed,
 )
 from fkat_data.types import Stateful, stream_source_of
-from fkat_data.worker.batches import NumberedBatches
+from fkat_data.worker.batches import BatchSequence
 from fkat_data.worker.fetch import direct_iteration
 from fkat_data.worker.messages import ShardTrailer, WithPlanUpdate
 from fkat_data.worker.microbatch_source import Collate, Opening, SequentialSource, ShardProduct
@@ -226,25 +226,25 @@ class StrandProduct(ShardProduct):
             replaced.load(dataset, partial(_load, dataset, state))
         elif state.get("dataset") is not None:
             _load(dataset, state)
-        watched, spec = self._watched(dataset, state), self._spec
+        tracked, spec = self._tracked(dataset, state), self._spec
         loader = TorchDataLoader(
-            watched, batch_size=spec.batch_size, drop_last=spec.drop_last, collate_fn=cast("Any", spec.collate_fn)
+            tracked, batch_size=spec.batch_size, drop_last=spec.drop_last, collate_fn=cast("Any", spec.collate_fn)
         )
         microbatches = direct_iteration(loader, collate)
         if replaced is not None and state.get("dataset") is not None:
             microbatches = _unloaded(microbatches, dataset, replaced)
         if state.get("iterator") is not None:
-            watched.iterator.load_state_dict(state["iterator"])
-        if not watched.has_state or not has_whole_state(dataset):
+            tracked.iterator.load_state_dict(state["iterator"])
+        if not tracked.has_state or not has_whole_state(dataset):
             return first, microbatches
         if memory is not None and not first:
-            memory.begun = watched.state()
-        return first, self._stamped(first, microbatches, watched, memory)
+            memory.begun = tracked.state()
+        return first, self._stamped(first, microbatches, tracked, memory)
 
-    def _watched(self, dataset: Any, state: Mapping[str, Any]) -> "_Watched":
+    def _tracked(self, dataset: Any, state: Mapping[str, Any]) -> "_TrackedDataset":
         if not self._spec.window_fn:
-            return _Watched(dataset)
-        return _WatchedWindows(dataset, self._spec.window_fn, self._spec.window_size, self._strand, state)
+            return _TrackedDataset(dataset)
+        return _TrackedWindows(dataset, self._spec.window_fn, self._spec.window_size, self._strand, state)
 
     def _snapshot(self, first_microbatch: int, memory: DatasetMemory | None) -> Snapshot | None:
         snapshot = self._strand.snapshot
@@ -255,14 +255,14 @@ class StrandProduct(ShardProduct):
         return None if memory is None or memory.begun is None else Snapshot(0, memory.begun)
 
     def _stamped(
-        self, first: int, microbatches: Iterator[Any], watched: "_Watched", memory: DatasetMemory | None
+        self, first: int, microbatches: Iterator[Any], tracked: "_TrackedDataset", memory: DatasetMemory | None
     ) -> Iterator[Any]:
         every = self._spec.snapshot_every_n_steps
         for index, microbatch in enumerate(microbatches, first + 1):
             is_due = every and index % every == 0
-            yield WithPlanUpdate(microbatch, watched.state()) if is_due else microbatch
+            yield WithPlanUpdate(microbatch, tracked.state()) if is_due else microbatch
         if memory is not None:
-            memory.ended = watched.state(is_over=True)
+            memory.ended = tracked.state(is_over=True)
             yield ShardTrailer(memory.ended)
 
 
@@ -291,7 +291,7 @@ def _end_of(state: dict[str, Any], dataset: Any, memory: DatasetMemory | None) -
         yield ShardTrailer(pickle.dumps({"dataset": saved, "iterator": None, "is_own_iterator": is_own_iterator}))
 
 
-class _Watched(IterableDataset[Any]):
+class _TrackedDataset(IterableDataset[Any]):
     """A dataset whose iterator is known."""
 
     def __init__(self, dataset: Any) -> None:
@@ -337,7 +337,7 @@ class _Watched(IterableDataset[Any]):
         }
 
 
-class _WatchedWindows(_Watched):
+class _TrackedWindows(_TrackedDataset):
     """A dataset whose samples become rows, window by window: its state is that before a window, and a row of it.
 
     Args:
@@ -450,7 +450,7 @@ class EpochFactory(EpochAware):
         return made
 
     def __call__(self, payload: Any) -> Any:
-        """Return the microbatches of an epoch, or of a part: of a ``NumberedBatches``, a ``Strand``, or a ``Window``.
+        """Return the microbatches of an epoch, or of a part: of a ``BatchSequence``, a ``Strand``, or a ``Window``.
 
         Raises:
             Exception: What ``worker_init_fn`` raises.
@@ -465,7 +465,7 @@ class EpochFactory(EpochAware):
 
     def _product(self, payload: Any, dataset: Any) -> Any:
         spec, collate_fn = self._spec, cast("Any", self._spec.collate_fn)
-        batches = cast("NumberedBatches", payload)
+        batches = cast("BatchSequence", payload)
         if isinstance(payload, Window):
             rows = CollateSpec(spec.window_fn, collate_fn, spec.batch_size, spec.drop_last)
             return WindowProduct(payload, dataset, rows, seed=spec.seed, skips=spec.skips_samples)

@@ -162,7 +162,7 @@ class RandomAccessSource(MicrobatchSource, Protocol):
         ...
 
 
-class NumberedSource:
+class IndexedSource:
     """Microbatches that are known by their numbers alone.
 
     Args:
@@ -235,7 +235,7 @@ class NumberedSource:
         """Do nothing: no indices are drawn."""
 
 
-class DrawnSource:
+class SamplerSource:
     """Microbatches of batches of indices that are drawn in order.
 
     Args:
@@ -349,11 +349,11 @@ def _digest(batch: Any) -> int:
         return 0
 
 
-class BulkSource(NumberedSource):
+class BulkSource(IndexedSource):
     """Microbatches of which neighbours are read together, by one thread at a time.
 
     Args:
-        make: As of a ``NumberedSource``, like the next two.
+        make: As of a ``IndexedSource``, like the next two.
         count: Microbatches of the shard.
         rng: The shard's random numbers; None: nothing is drawn.
         iterate: Yields the microbatches from a number on, read together; where one fails, those before it come first.

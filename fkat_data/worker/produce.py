@@ -22,7 +22,7 @@ from fkat_data.seeding import ShardRng
 from fkat_data.transport.digest import digest_of
 from fkat_data.types import Shard, stream_source_of
 from fkat_data.worker.adoption import OwnIterationSource, ShardCount, count_microbatches, is_product, source_of
-from fkat_data.worker.batches import NumberedBatches, draws_nothing
+from fkat_data.worker.batches import BatchSequence, draws_nothing
 from fkat_data.worker.fetch import num_prefetched
 from fkat_data.worker.messages import content_of
 from fkat_data.worker.microbatch_source import (
@@ -474,7 +474,7 @@ def fingerprint_of(product: object) -> ShardFingerprint:
     if not isinstance(product, DataLoader):
         return ShardFingerprint(files=numbers_of_files(product))
     loader = cast("DataLoader[Any]", product)
-    if isinstance(cast("Any", loader.batch_sampler), NumberedBatches) or isinstance(loader.sampler, NumberedBatches):
+    if isinstance(cast("Any", loader.batch_sampler), BatchSequence) or isinstance(loader.sampler, BatchSequence):
         return ShardFingerprint()  # a part of an epoch of fkat_data.DataLoader, whose state says more
     return ShardFingerprint(_batching_of(loader), numbers_of_files(loader.dataset))
 

@@ -7,10 +7,10 @@ import torch
 from torch.utils.data import default_collate  # pyright: ignore[reportUnknownVariableType]  # torch leaves its elements open
 
 from fkat_data.errors.sample_errors import note_source_locations
-from fkat_data.worker.batches import NumberedBatches
+from fkat_data.worker.batches import BatchSequence
 from fkat_data.worker.collate import collates_as_known
 from fkat_data.worker.fetch import prefetch_items_of
-from fkat_data.worker.microbatch_source import Collate, NumberedSource, Opening, ShardProduct
+from fkat_data.worker.microbatch_source import Collate, IndexedSource, Opening, ShardProduct
 
 
 def stacks_items(dataset: Any, collate_fn: object) -> bool:
@@ -38,14 +38,14 @@ class StackedBatches(ShardProduct):
         batches: The indices of each.
     """
 
-    def __init__(self, dataset: Any, batches: NumberedBatches) -> None:
+    def __init__(self, dataset: Any, batches: BatchSequence) -> None:
         self._dataset = dataset
         self._batches = batches
 
-    def microbatch_source(self, opening: Opening) -> NumberedSource:
+    def microbatch_source(self, opening: Opening) -> IndexedSource:
         """Return the source: nothing is drawn. A microbatch gets memory of its own unless the worker has some for it."""
         prefetch, batches = prefetch_items_of(self._dataset), self._batches
-        return NumberedSource(partial(self._made, opening.collate), len(batches), None, batches.batch, prefetch)
+        return IndexedSource(partial(self._made, opening.collate), len(batches), None, batches.batch, prefetch)
 
     def _made(self, collate: Collate | None, indices: list[int]) -> torch.Tensor:
         if not collates_as_known():

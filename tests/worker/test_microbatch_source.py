@@ -10,9 +10,9 @@ from drop_in_examples import Counting, Drawing
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, default_collate
 
 from fkat_data.datasets import TokenWindows
-from fkat_data.loaders.drawn_plan import DrawnBatches
+from fkat_data.loaders.computed_plan import SampleOrder
 from fkat_data.loaders.factory import DataLoaderFactory
-from fkat_data.loaders.numbered_plan import SampleOrder
+from fkat_data.loaders.sampler_plan import SamplerBatches
 from fkat_data.seeding import ShardRng, preserved_generators, seed_generators
 from fkat_data.streaming import MDSWriter, StreamingDataLoader, StreamingDataset
 from fkat_data.streaming.loader_plan import StreamPlan
@@ -22,7 +22,7 @@ from fkat_data.worker.adoption import OwnIterationSource, source_of
 from fkat_data.worker.collate import FreshCollate
 from fkat_data.worker.epoch_factory import EpochFactory, EpochSpec, Strand
 from fkat_data.worker.messages import content_of
-from fkat_data.worker.microbatch_source import BulkSource, DrawnSource, NumberedSource, Opening, SequentialSource
+from fkat_data.worker.microbatch_source import BulkSource, IndexedSource, Opening, SamplerSource, SequentialSource
 from fkat_data.worker.windows import Window
 
 RNG = ShardRng.of(1, 0, 0, 0)
@@ -126,22 +126,22 @@ WINDOWS = {"window_fn": rows, "window_size": 4, "batch_size": 3}
 
 #: A product, the kind of its source in one worker alone, and what several workers have of it, where that differs.
 PRODUCTS = {
-    "a DataLoader": (lambda _: drawn(range(COUNT)), DrawnSource),
-    "a shuffled DataLoader": (lambda _: drawn(RandomSampler(range(COUNT))), DrawnSource),
-    "a DataLoader of single samples": (lambda _: DataLoader(Dataset(), batch_size=None), DrawnSource),
+    "a DataLoader": (lambda _: drawn(range(COUNT)), SamplerSource),
+    "a shuffled DataLoader": (lambda _: drawn(RandomSampler(range(COUNT))), SamplerSource),
+    "a DataLoader of single samples": (lambda _: DataLoader(Dataset(), batch_size=None), SamplerSource),
     "a DataLoader of a class of its own": (lambda _: OwnIteration(Dataset(), 3, shuffle=True), OwnIterationSource),
     "a DataLoader of an iterable dataset": (lambda _: DataLoader(Counting(COUNT), 3), SequentialSource),
     "a list": (lambda _: ["a", "b", "c"], SequentialSource),
     "an empty list": (lambda _: [], SequentialSource),
     "a generator": (lambda _: (random.random() for _ in range(3)), SequentialSource),
-    "a random access": (lambda _: Asked(), NumberedSource),
-    "a random access that can skip": (lambda _: AskedOrSkipping(), SequentialSource, NumberedSource),
+    "a random access": (lambda _: Asked(), IndexedSource),
+    "a random access that can skip": (lambda _: AskedOrSkipping(), SequentialSource, IndexedSource),
     "numbered batches": (
         lambda _: of_epoch(Dataset(), SampleOrder(COUNT, 3, drop_last=False, shuffle=(1, 0)), is_batched=True),
-        NumberedSource,
+        IndexedSource,
     ),
-    "drawn batches": (lambda _: of_epoch(Dataset(), DrawnBatches(0, BATCHES), is_batched=True), NumberedSource),
-    "stacked batches": (tokens, NumberedSource),
+    "drawn batches": (lambda _: of_epoch(Dataset(), SamplerBatches(0, BATCHES), is_batched=True), IndexedSource),
+    "stacked batches": (tokens, IndexedSource),
     "a strand": (lambda _: of_epoch(Counting(COUNT), Strand(0, 0, 1, None)), SequentialSource),
     "a strand with windows": (
         lambda _: of_epoch(Counting(COUNT), Strand(0, 0, 1, None), window_fn=(rows,)),
@@ -158,7 +158,7 @@ PRODUCTS = {
     "a StreamingDataLoader": (
         lambda folder: StreamingDataLoader(stored(folder)),
         SequentialSource,
-        NumberedSource,
+        IndexedSource,
     ),
     "a StreamingDataLoader of a stream with its own iteration": (
         lambda folder: StreamingDataLoader(stored(folder, OwnIter)),

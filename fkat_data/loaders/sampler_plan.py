@@ -1,7 +1,7 @@
-"""The plan of a loader with a sampler of the user's: it is iterated here, as torch does, a few batches ahead.
+"""The plan of a loader with a user's sampler: it is iterated in the trainer, as torch does, a few batches ahead.
 
-An epoch is cut into parts of some batches each. All parts have one origin, so that random draws depend on the number
-of the microbatch and not on where the parts begin. What several ranks share is drawn on each of them.
+An epoch is cut into tasks of some batches each. All tasks have one origin, so that random draws depend on the number
+of the microbatch and not on where the tasks begin. What several ranks share is drawn on each of them.
 """
 
 import copy
@@ -23,8 +23,8 @@ from fkat_data.datasets.token_budget import TokenBudgetBatchSampler
 from fkat_data.errors import StateMismatchError
 from fkat_data.errors.arguments import copied_state
 from fkat_data.loaders.checked_order import Check, CheckedOrder, check_order, checks_in
+from fkat_data.loaders.computed_plan import SampleOrder
 from fkat_data.loaders.loader_plan import OTHER_LENGTH, IndexPlan
-from fkat_data.loaders.numbered_plan import SampleOrder
 from fkat_data.loaders.rank_share import RankShare
 from fkat_data.loaders.reshards import (
     DistributedRemainder,
@@ -51,11 +51,11 @@ from fkat_data.loaders.sampler_states import (
 from fkat_data.plan.position import Position, Reshard, TaskOrigin
 from fkat_data.plan.resharding import Remainder, first_step, of_epoch
 from fkat_data.seeding import OwnGenerators
-from fkat_data.worker.batches import NumberedBatches
+from fkat_data.worker.batches import BatchSequence
 
-_PART_SIZE = 32
+_BATCHES_PER_TASK = 32
 # Microbatches behind the newest one whose positions are known.
-_MOST_KEPT = 8 * _PART_SIZE
+_MOST_KEPT = 8 * _BATCHES_PER_TASK
 # Those that draw from the global generators draw when their iteration begins, and not later.
 _OF_TORCH = {
     *(BatchSampler, SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
@@ -63,7 +63,7 @@ _OF_TORCH = {
 _DRAWS_AT_ONCE = {*_OF_TORCH, list, tuple, range}
 
 
-class DrawnBatches(NumberedBatches):
+class SamplerBatches(BatchSequence):
     """Some batches of an epoch.
 
     Args:
@@ -84,11 +84,11 @@ class DrawnBatches(NumberedBatches):
         return f"<microbatches {self.first} to {len(self) - 1}>"
 
     def batch(self, index: int) -> Any:
-        """Return the batch at ``index``; None for one of another part."""
+        """Return the batch at ``index``; None for one of another task."""
         return self._batches[index - self.first] if index >= self.first else None
 
 
-class DrawnPlan(IndexPlan):
+class SamplerPlan(IndexPlan):
     """The plan of epochs that are loops over a sampler.
 
     Args:
@@ -96,14 +96,14 @@ class DrawnPlan(IndexPlan):
         seed: The loader's.
         dp_rank: The loader's data-parallel rank.
         most_ahead: Batches that may be drawn from a sampler of the user's before the caller has those before them. All of
-            an epoch that are decided on when it begins come in larger parts.
+            an epoch that are decided on when it begins come in larger tasks.
         known: Of the loader's first iteration.
         share: What this rank gets of the batches; None: there is one rank, or the sampler knows its rank.
         reshards: Where the number of ranks has changed.
         dealt: The sampler, if it deals itself out to ranks.
     """
 
-    has_parts = True
+    has_several_tasks = True
 
     def __init__(
         self,
@@ -144,9 +144,9 @@ class DrawnPlan(IndexPlan):
         self._order = CheckedOrder(iter(()))
         # This rank's batches.
         self._own: Iterator[Any] = iter(())
-        self._is_torn = self._is_over = self._is_stale = False
-        self._parts: dict[int, DrawnBatches] = {}
-        self._num_parts = self._num_drawn = 0
+        self._is_inconsistent = self._is_over = self._is_stale = False
+        self._tasks: dict[int, SamplerBatches] = {}
+        self._num_tasks = self._num_drawn = 0
         # Batches that were drawn for all ranks, and their digest.
         self._newest: Check = (0, 0)
         # How far the sampler was drawn for the batches before a step, for the steps that a state may be asked for.
@@ -178,14 +178,16 @@ class DrawnPlan(IndexPlan):
         self._distributed = distributed_sampler_of(sampler)
         self._members = members_of(sampler)
         self._draws_at_once = all(type(member) in _DRAWS_AT_ONCE for member in self._members)
-        self.num_tasks_ahead, self._part_size = (1, _PART_SIZE) if self._draws_at_once else _parts_of(self._most_ahead)
+        self.num_tasks_ahead, self._batches_per_task = (
+            (1, _BATCHES_PER_TASK) if self._draws_at_once else _tasks_of(self._most_ahead)
+        )
 
     def _go_back(self, step: int) -> None:
         """Take back what was drawn from the samplers ahead of a step, unless the program has set them since."""
         begun = self._begun
         if begun is None or not self._is_as_drawn:
             return
-        self._is_torn = True
+        self._is_inconsistent = True
         drawn = self._marks.get(step, (0, 0))[0]
         if self._has_own_states:
             self._return_to(begun, drawn if step else 0)
@@ -251,7 +253,7 @@ class DrawnPlan(IndexPlan):
     def _previous(self) -> dict[str, Any] | None:
         """Return what a state says of the iteration that was left, where the samplers are still where it was left."""
         left: Mapping[str, Any] | None = self._left
-        if left is None and self._begun is not None and self._is_over and not self._is_torn:
+        if left is None and self._begun is not None and self._is_over and not self._is_inconsistent:
             left = {**(self._within(self._newest[0]) or {}), "set": self._drawn_to}
         if left is None and self._begun is None and self._loaded is not None:
             left = self._loaded[1].get("previous")
@@ -270,29 +272,29 @@ class DrawnPlan(IndexPlan):
         return order.count, order.digest
 
     def payload(self, epoch: int, index: int) -> Any:
-        """Return a part of the epoch, or None past its end.
+        """Return a task of the epoch, or None past its end.
 
         Raises:
             Exception: The sampler's.
             StateMismatchError: The sampler gives another order than when the state of this epoch was saved, or than
                 when it was iterated before.
         """
-        is_dropped = index < self._num_parts and index not in self._parts
-        if epoch != self._epoch or self._is_torn or self._is_stale or is_dropped:
+        is_dropped = index < self._num_tasks and index not in self._tasks
+        if epoch != self._epoch or self._is_inconsistent or self._is_stale or is_dropped:
             self._begin(epoch)
-        while self._num_parts <= index and not self._is_over:
-            self._draw_part()
-        return self._parts.get(index)
+        while self._num_tasks <= index and not self._is_over:
+            self._draw_task()
+        return self._tasks.get(index)
 
     def batch_at(self, epoch: int, number: int) -> Any:
         """Return a batch of an epoch without reshards, by its number; None past its end. Raises as ``payload`` does."""
-        part: DrawnBatches | None = self.payload(epoch, number // self._part_size)
-        return None if part is None or number >= len(part) else part.batch(number)
+        task: SamplerBatches | None = self.payload(epoch, number // self._batches_per_task)
+        return None if task is None or number >= len(task) else task.batch(number)
 
     def origin(self, epoch: int, index: int) -> TaskOrigin | None:
-        """Return where a part begins in the epoch."""
-        part: DrawnBatches | None = self.payload(epoch, index)
-        return None if part is None else TaskOrigin(self._dp_rank, 0, part.first)
+        """Return where a task begins in the epoch."""
+        task: SamplerBatches | None = self.payload(epoch, index)
+        return None if task is None else TaskOrigin(self._dp_rank, 0, task.first)
 
     def load_plan_state(self, epoch: int, state: Mapping[str, Any] | None) -> None:
         """Begin this epoch with samplers as they were when the state's epoch began, and go on at its step."""
@@ -375,13 +377,13 @@ class DrawnPlan(IndexPlan):
         self._newest = self._order.count, self._order.digest
         if self._reports_start:
             self._begun = self._order_fields()  # before iter(), it said where the iteration before was left
-        self._parts.clear()
+        self._tasks.clear()
         self._marks = {}
-        self._num_parts = 0
+        self._num_tasks = 0
         if "step" in loaded:
             self._go_on(loaded, is_known=before is not None)
             self._marks = {step: self._marks[step] for step in (self._num_drawn,) if step in self._marks}
-        self._is_torn = False
+        self._is_inconsistent = False
 
     def _set_samplers(self, epoch: int, loaded: Mapping[str, Any]) -> tuple[list[Any] | None, Mapping[str, Any] | None]:
         """Set samplers to where an epoch begins.
@@ -394,7 +396,7 @@ class DrawnPlan(IndexPlan):
         begun: Mapping[str, Any] | None = self._begun if is_same_epoch and not self._is_stale else None
         again = self._again if is_same_epoch else None
         self._known = {} if begun is None else {**self._known, **self._marks}
-        self._is_torn, self._is_over = True, False
+        self._is_inconsistent, self._is_over = True, False
         if again is not None and is_same(again[1], self._states()):
             return again[0], self._begun
         if begun is None and "generators" not in loaded:
@@ -465,26 +467,26 @@ class DrawnPlan(IndexPlan):
         while self._num_drawn < count and self._draw(min(count - self._num_drawn, 1024)):
             pass
 
-    def _draw_part(self) -> None:
+    def _draw_task(self) -> None:
         # After an interruption or an error, the iterator has gone past what is missing here.
-        self._is_torn = True
+        self._is_inconsistent = True
         first = self._num_drawn
         is_alone = self._has_own_states and not self._newest[0]
-        batches = self._draw(1 if is_alone else self._part_size)
+        batches = self._draw(1 if is_alone else self._batches_per_task)
         if is_alone and batches:
             self._note()
             self._first_batch.note(self._epoch, {**cast("dict[str, Any]", self._begun), **self._first_said()})
-            batches += self._draw(self._part_size - 1)
+            batches += self._draw(self._batches_per_task - 1)
         if batches:
-            self._parts[self._num_parts] = DrawnBatches(first, batches)
-            self._num_parts += 1
-            old = self._parts.pop(self._num_parts - _MOST_KEPT // self._part_size - 1, None)
+            self._tasks[self._num_tasks] = SamplerBatches(first, batches)
+            self._num_tasks += 1
+            old = self._tasks.pop(self._num_tasks - _MOST_KEPT // self._batches_per_task - 1, None)
             if old is not None:
                 for step in range(old.first, len(old)):
                     self._marks.pop(step, None)
-        self._is_over = len(batches) < self._part_size
+        self._is_over = len(batches) < self._batches_per_task
         self._drawn_to = self._note() if self._has_own_states else self._states()
-        self._is_torn = False
+        self._is_inconsistent = False
 
     def _note(self) -> dict[str, Any]:
         """Remember and return what samplers with a state say where the batches were drawn to."""
@@ -559,7 +561,7 @@ class DrawnPlan(IndexPlan):
     @property
     def _is_as_drawn(self) -> bool:
         """Whether the samplers are where the batches were drawn to: the program has not set them since."""
-        return self._is_torn or (self._drawn_to is not None and is_same(self._states(), self._drawn_to))
+        return self._is_inconsistent or (self._drawn_to is not None and is_same(self._states(), self._drawn_to))
 
     def _num_dealt(self, dealt: TokenBudgetBatchSampler, reshards: Sequence[Reshard], epoch: int) -> int:
         if self._known_length is None or self._known_length[0] != epoch:
@@ -651,8 +653,8 @@ class DrawnPlan(IndexPlan):
         load_into(self._members, states)
 
 
-def _parts_of(most_ahead: int) -> tuple[int, int]:
-    """Return how many parts are drawn ahead of the one whose batches are next, and the batches of each."""
+def _tasks_of(most_ahead: int) -> tuple[int, int]:
+    """Return how many tasks are drawn ahead of the one whose batches are next, and the batches of each."""
     size = max(1, most_ahead // 4)
     return max(1, most_ahead // size) - 1, size
 

@@ -1,4 +1,4 @@
-"""Epochs whose length no rank knows beforehand end together: each rank delivers as many microbatches as all have."""
+"""Epochs of unknown length that end together on all ranks: after the last microbatch of the rank that has fewest."""
 
 import _thread
 import logging
@@ -111,8 +111,8 @@ def _stop(
     running.acquire(timeout=_STOPPED_WITHIN_S)
 
 
-class EqualEnds:
-    """Delivers as many microbatches of an epoch as each rank has.
+class ShortestRank:
+    """Agrees with the other ranks how many microbatches of an epoch the rank with the fewest has.
 
     Each rank says how many it is certain to have, and all deliver the smallest of these numbers before they say it again:
     in the background, once they are halfway there. Only where that has not shown more do they wait for one another, in
@@ -190,13 +190,13 @@ class EqualEnds:
         return True
 
 
-class EndsOfRanks:
-    """Makes what ends the epochs of a loader's ranks together: once, since a process group stays until the program ends."""
+class ShortestRankOfJob:
+    """Makes the ``ShortestRank`` of a job: once, since a process group stays until the program ends."""
 
     def __init__(self) -> None:
-        self._made: tuple[Any, EqualEnds | None] | None = None
+        self._made: tuple[Any, ShortestRank | None] | None = None
 
-    def get(self, *, has_rank: bool = True) -> EqualEnds | None:
+    def get(self, *, has_rank: bool = True) -> ShortestRank | None:
         """Return it; None, with a warning, where ranks cannot ask one another. A collective when it is made.
 
         Args:
@@ -205,7 +205,7 @@ class EndsOfRanks:
         job = job_store()
         if self._made is None or self._made[0] is not job:
             is_of_ranks = has_rank and rank_and_world_size()[1] > 1
-            self._made = job, EqualEnds() if is_of_ranks else None
+            self._made = job, ShortestRank() if is_of_ranks else None
             if not is_of_ranks:
                 _logger.warning(
                     "%s, so each ends its epoch alone: window_fn may make more rows on one rank than on another",
@@ -213,16 +213,16 @@ class EndsOfRanks:
                 )
         return self._made[1]
 
-    def __reduce__(self) -> tuple[type["EndsOfRanks"], tuple[()]]:
-        return EndsOfRanks, ()
+    def __reduce__(self) -> tuple[type["ShortestRankOfJob"], tuple[()]]:
+        return ShortestRankOfJob, ()
 
 
-class DeliveredAlike:
+class TakeUntilShortestRank:
     """Takes microbatches until one of the ranks has none. An interrupted call can be made again.
 
     Args:
         take: Takes this rank's next one, or raises StopIteration.
-        ends: Asks the ranks. An iteration begins here, in a collective.
+        shortest_rank: Asks the ranks. An iteration begins here, in a collective.
         position: Returns the epoch, and the microbatches of it before the next one.
         num_certain: Returns how many microbatches are certain to come, that which was just taken included.
         cut: Ends the epoch here, and returns what is left out, in words.
@@ -232,20 +232,20 @@ class DeliveredAlike:
     def __init__(
         self,
         take: Callable[[], Any],
-        ends: EqualEnds,
+        shortest_rank: ShortestRank,
         position: Callable[[], tuple[int, int]],
         num_certain: Callable[[], int],
         cut: Callable[[], str],
         engine: Any,
     ) -> None:
-        ends.begin()
+        shortest_rank.begin()
         self._take = take
-        self._ends = ends
+        self._shortest_rank = shortest_rank
         self._position = position
         self._num_certain = num_certain
         self._cut = cut
         self._engine = engine
-        self._epoch = self._upcoming = self._agreed_up_to = self._halfway = -1
+        self._epoch = self._next_step = self._agreed_up_to = self._halfway = -1
         # Whether the next microbatch is the first behind a loaded position within an epoch.
         self._is_within = False
 
@@ -253,27 +253,27 @@ class DeliveredAlike:
         """Return the next microbatch; raise StopIteration where a rank has none."""
         here, step = self._position()
         if self._epoch < 0:
-            self._epoch, self._upcoming, self._is_within = here, step, self._engine.position.step > 0
+            self._epoch, self._next_step, self._is_within = here, step, self._engine.position.step > 0
         if here != self._epoch:
-            step = self._upcoming  # behind an epoch's last microbatch, a position is in the next one
+            step = self._next_step  # behind an epoch's last microbatch, a position is in the next one
         microbatch, has_one = self._next()
         if step >= self._agreed_up_to or not has_one:
             # Where nothing was left at a loaded position, the next epoch has begun.
             is_of_epoch = has_one and self._position()[0] == self._epoch
-            num_agreed = self._ends.agree(self._epoch, step, self._num_certain() if is_of_epoch else 0)
+            num_agreed = self._shortest_rank.agree(self._epoch, step, self._num_certain() if is_of_epoch else 0)
             if not num_agreed and self._is_within:
                 # Nor is anything left for all together: this rank goes on with the next epoch, as the others do.
                 if is_of_epoch:
                     self._engine.skip_epoch()
                     microbatch, has_one = self._next()
                 self._epoch, step, self._is_within = self._epoch + 1, 0, False
-                num_agreed = self._ends.agree(self._epoch, step, self._num_certain() if has_one else 0)
+                num_agreed = self._shortest_rank.agree(self._epoch, step, self._num_certain() if has_one else 0)
             if not num_agreed:
                 self._end(step, is_cut=has_one)
             self._agreed_up_to, self._halfway = step + num_agreed, step + num_agreed // 2
         if step == self._halfway:
-            self._ends.look_ahead(self._epoch, step, self._num_certain())
-        self._upcoming, self._is_within = step + 1, False
+            self._shortest_rank.look_ahead(self._epoch, step, self._num_certain())
+        self._next_step, self._is_within = step + 1, False
         return microbatch
 
     def _next(self) -> tuple[Any, bool]:

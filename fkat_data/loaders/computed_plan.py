@@ -1,4 +1,7 @@
-"""The plan of a loader whose order is arithmetic: an epoch is one task, and workers compute its batches."""
+"""The plan of a loader whose order is computed: sequential, or a shuffle by arithmetic. Workers compute the batches.
+
+An epoch is one task: its payload is a ``SampleOrder``, which returns the indices of any batch by its number.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from typing import Any, NamedTuple, cast
@@ -16,7 +19,7 @@ from fkat_data.loaders.reshards import remainder_of, reshards_in
 from fkat_data.permutation import keys_of, permutation, permuted
 from fkat_data.plan.position import Position, Reshard
 from fkat_data.plan.resharding import Remainder, first_step, of_epoch
-from fkat_data.worker.batches import NumberedBatches
+from fkat_data.worker.batches import BatchSequence
 
 _PURPOSE = b"fkat DataLoader"
 # Up to here the order is drawn at once, in milliseconds, and every order is as likely as any other.
@@ -25,7 +28,7 @@ _DRAWN_AT_ONCE = 1 << 16
 _BLOCK_SIZE = 1 << 13
 
 
-class SampleOrder(NumberedBatches):
+class SampleOrder(BatchSequence):
     """One epoch's batches of samples, each computed when it is asked for.
 
     Args:
@@ -192,7 +195,7 @@ class EpochShuffle(RandomSampler):
         return iter(SampleOrder(len(self), None, drop_last=False, shuffle=(seed, epoch)))
 
 
-def is_numbered(sampler: object, batch_sampler: object) -> bool:
+def is_computed(sampler: object, batch_sampler: object) -> bool:
     """Return whether the samplers give samples in order, or in the arithmetic shuffle, in batches of one size."""
     if batch_sampler is not None:
         if type(batch_sampler) is not BatchSampler:
@@ -212,7 +215,7 @@ def check_kind_of_order(state: Mapping[str, Any], sampler: object, batch_sampler
     """
     indices = sampler if batch_sampler is None else getattr(batch_sampler, "sampler", None)
     present = ("<a sampler>", "<in order>", "<shuffle=True>")[
-        is_numbered(sampler, batch_sampler) and 1 + isinstance(indices, EpochShuffle)
+        is_computed(sampler, batch_sampler) and 1 + isinstance(indices, EpochShuffle)
     ]
     kinds = {None: present, False: "<in order>", True: "<shuffle=True>"}
     plan_state = state["sampler"]
@@ -232,7 +235,7 @@ def check_kind_of_order(state: Mapping[str, Any], sampler: object, batch_sampler
     raise StateMismatchError("sampler", saved, present, hint)
 
 
-class NumberedPlan(IndexPlan):
+class ComputedPlan(IndexPlan):
     """The plan of epochs of one task each, whose order is arithmetic.
 
     Args:
