@@ -25,7 +25,7 @@ class DatasetSource(StreamSource[StreamEpochs, StreamWindows]):
     """
 
     def __init__(self, reader: StreamReader, *, has_own_iter: bool) -> None:
-        self.reader = reader
+        self.reader: StreamReader = reader
         self._has_own_iter = has_own_iter
 
     @property

@@ -73,9 +73,9 @@ class StreamReader:
     """
 
     def __init__(self, dataset: Any, state: StreamState, maker: SampleMaker) -> None:
-        self.dataset = dataset
-        self.state = state
-        self.maker = maker
+        self.dataset: Any = dataset
+        self.state: StreamState = state
+        self.maker: SampleMaker = maker
 
     @property
     def catalog(self) -> Catalog:

@@ -42,8 +42,8 @@ class SampleMaker:
         self, dataset: "SampleAccess", shards: OpenShards, transform: Callable[[Any], Any] | None = None
     ) -> None:
         self._dataset = dataset
-        self.shards = shards
-        self.transform = transform
+        self.shards: OpenShards = shards
+        self.transform: Callable[[Any], Any] | None = transform
 
     @property
     def has_user_code(self) -> bool:

@@ -1,8 +1,9 @@
 """Access to the samples of streams by their numbers.
 
-A ``Stream`` says where shards are (``file_pattern``, ``pinned_commits``); its source fetches them (``cached_source``) or reads them in place
-(``in_place_source``); a ``Catalog`` numbers the shards of all streams; ``OpenShards`` opens them and reads their rows,
-while ``ReadAhead`` prepares those that follow. Begin with ``OpenShards``.
+A ``Stream`` says where shards are (``file_pattern``, ``pinned_commits``). Its source (``shard_source``) reads them in
+place, or through a cache of what it fetches (``cached_source``) or decompresses (``decompressed_source``). A ``Catalog``
+numbers the shards of all streams; ``OpenShards`` opens them and reads their rows, while ``ReadAhead`` prepares those that
+follow. Begin with ``OpenShards``.
 """
 
 from fkat_data.streaming.reading.catalog import Catalog, sources_of

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from hashlib import blake2s
 from pathlib import Path
@@ -10,19 +10,17 @@ from typing import BinaryIO
 
 from fkat_data.errors import ConfigurationError, DownloadError, ShardCorruptError, ShardError, ShardNotFoundError
 from fkat_data.files.index import INDEX_NAME, parse_index, read_index
-from fkat_data.files.shard import FileInfo, MapRegister, ShardEntry, is_part
+from fkat_data.files.shard import FileInfo, ShardEntry, is_part
 from fkat_data.files.stored import decompress_into, directory_key
 from fkat_data.files.token_shards import TokenWindowing
 from fkat_data.runtime.interruption import genuine
-from fkat_data.streaming.cache.cache import Cache
 from fkat_data.streaming.cache.cache_budget import CacheBudget
 from fkat_data.streaming.cache.cache_directory import NOT_WRITABLE
-from fkat_data.streaming.cache.dataset_version import DatasetVersion
-from fkat_data.streaming.cache.mapped_files import give_back_idle_maps
 from fkat_data.streaming.cache.paths import BOOKKEEPING
 from fkat_data.streaming.reading.dataset_index import DatasetIndex, FoundIndex, GeneratedIndex, digest_of
 from fkat_data.streaming.reading.file_pattern import NO_DATASET, FilePattern
 from fkat_data.streaming.reading.pinned_commits import PinnedCommit
+from fkat_data.streaming.reading.shard_source import Evictable, ShardCache, ShardSource, names_of
 from fkat_data.streaming.store.store import Store
 
 
@@ -74,34 +72,8 @@ _logger = logging.getLogger(__name__)
 _MOST_FETCHES = 10
 
 
-class Evictable:
-    """The files of a cache that may be evicted: those of shards, which can be made again, and no index."""
-
-    def __init__(self) -> None:
-        self._names: dict[str, frozenset[str]] = {}
-        self._can_be_made: dict[str, Callable[[str], bool]] = {}
-
-    def add(self, directory: Path, names: Iterable[str], can_be_made: Callable[[str], bool]) -> None:
-        """Allow the eviction of files of a directory.
-
-        Args:
-            directory: The directory, as the budget has it.
-            names: The files.
-            can_be_made: Returns whether one of them, or a part of a stored file, can be made again now; it pickles.
-        """
-        self._names[str(directory)] = frozenset(names)
-        self._can_be_made[str(directory)] = can_be_made
-
-    def __call__(self, directory: Path, name: str) -> bool:
-        """Return whether a file may be evicted."""
-        key = str(directory)
-        names = self._names.get(key)
-        # Another job may have fetched parts with other columns.
-        return names is not None and (name in names or is_part(name)) and self._can_be_made[key](name)
-
-
-class CachedSource:
-    """A stream's shards in a store, cached in a directory of this node. It pickles; threads and processes may share it.
+class CachedSource(ShardSource):
+    """A stream's shards in a store, and the cache of all their files in a directory of this node.
 
     Args:
         store: The store.
@@ -114,14 +86,7 @@ class CachedSource:
         pattern: Which files of the store the stream consists of; None: those of its index, and all if it has none.
         columns: The columns to read of files that have no index; None: all.
         windowing: How tokens become samples; None for files of other formats.
-
-    Attributes:
-        directory: The directory of the files.
-        map_register: Records which of them are mapped: those are not evicted.
-        read_commit: What ``read_index`` has read, if the store has commits; else None.
     """
-
-    is_immediate = False
 
     def __init__(
         self,
@@ -137,19 +102,14 @@ class CachedSource:
         columns: tuple[str, ...] | None = None,
         windowing: TokenWindowing | None = None,
     ) -> None:
+        self._made = ShardCache(directory, budget, evictable)
+        self._index_of_store = DatasetIndex(store)
+        super().__init__(self._made.files.directory, [], validate_hash, self._index_of_store, self._made)
         self._store = store
         self._given = directory
-        self._evictable = evictable
-        self._validate_hash = validate_hash
         self._keep_zip = keep_zip
         self._remote = None if remote is None else remote.absolute()
-        self._cache = Cache(directory, budget)
         self._is_writable = budget.directory(directory).is_writable
-        self._dataset_version = DatasetVersion(directory)
-        self.directory: Path = self._cache.directory
-        self.map_register: MapRegister | None = self._cache.mapped_files
-        self.read_commit: PinnedCommit | None = None
-        self._index = DatasetIndex(store)
         self._pattern = "" if pattern is None else pattern.text
         self._is_listed = pattern is not None
         path = self.directory / BOOKKEEPING / "generated_index.json"
@@ -200,11 +160,11 @@ class CachedSource:
             return self._read_generated()
 
     def _read_generated(self) -> list[ShardEntry]:
-        recorded, copy = self._dataset_version.recorded, self._copy()
+        recorded, copy = self._made.dataset_version.recorded, self._copy()
         if copy is not None and (recorded is None or not _is_of(copy, recorded)):
             raise self._is_foreign()
         try:
-            made = self._generated.read(self._dataset_version.making)
+            made = self._generated.read(self._made.dataset_version.making)
         except DownloadError as error:
             # A store that refuses is up: the configuration is wrong.
             cached = None if error.is_refused else self._generated.cached()
@@ -217,21 +177,21 @@ class CachedSource:
 
         def names(_: str) -> list[str]:
             before = self._names_before([]) if self._copy() is not None else []
-            return [*before, *filter(self.can_be_fetched, made.stale(self._dataset_version.names()))]
+            return [*before, *filter(self.can_be_made, made.stale(self._made.dataset_version.names()))]
 
-        self._dataset_version.adopt(made.version, names)
+        self._made.dataset_version.adopt(made.version, names)
         self._note_commit(made.version)
-        self._evictable.add(self._given, names_of(entries), self.can_be_fetched)
+        self._made.may_evict(names_of(entries), self.can_be_made)
         return entries
 
     def _read_written(self) -> list[ShardEntry]:
         # In this order: a process that replaces the files removes the index before it records another version.
-        recorded, label = self._dataset_version.record
+        recorded, label = self._made.dataset_version.record
         copy = self._copy()
         try:
-            report = "" if recorded is None or copy is None else self._index.report()
+            report = "" if recorded is None or copy is None else self._index_of_store.report()
             if copy is None or not report or label != self._label(report) or not _is_of(copy, recorded):
-                return self._replaced(self._index.read(), copy, recorded)
+                return self._replaced(self._index_of_store.read(), copy, recorded)
         except (DownloadError, ShardNotFoundError) as error:
             # A store that refuses is up, and a copy of another store's index says nothing: the configuration is wrong.
             is_other = label.partition(" ")[0] not in ("", self._label("").strip())
@@ -246,55 +206,24 @@ class CachedSource:
         self._adopt(recorded or digest_of(copy), report, entries, label)
         return entries
 
-    def fetch(self, entry: ShardEntry, *, wait: bool = True) -> Path | None:
-        """Fetch a shard's raw files unless they are there; return their directory.
+    def cached_files(self, entry: ShardEntry) -> list[tuple[FileInfo, FileInfo | None]]:
+        """Return all raw files of a shard."""
+        return entry.files
 
-        Args:
-            entry: The shard.
-            wait: Whether to wait while another process fetches the shard; if not, None is returned instead.
+    def make(self, entry: ShardEntry, raw: FileInfo, compressed: FileInfo | None, *, wait: bool) -> bool:
+        """Fetch a file, and decompress it, unless it is there."""
+        files = self._made.files
+        if compressed is None:
+            fill = partial(self._download, raw)
+        else:
+            fill = partial(self._decompress, raw, compressed, str(entry.compression))
+        if files.get(raw.basename, raw.bytes, fill, wait=wait) is None:
+            return False
+        if compressed is not None and not self._keep_zip and files.has(compressed.basename, compressed.bytes):
+            self._discard(compressed.basename)
+        return True
 
-        Raises:
-            ConfigurationError: The index lacks the hash to compare files with; or the cache's limit is too small.
-            ShardNotFoundError: The store does not have the shard.
-            ShardCorruptError: A file differs from what the index says; or the dataset was written again.
-            DownloadError: The shard did not arrive.
-            CacheFullError: The disk is full.
-            OSError: A file cannot be written.
-        """
-        self._dataset_version.hold()
-        for raw, compressed in entry.files:
-            if compressed is None:
-                fill = partial(self._download, raw)
-            else:
-                fill = partial(self._decompress, raw, compressed, str(entry.compression))
-            if self._cache.get(raw.basename, raw.bytes, fill, wait=wait) is None:
-                return None
-            if compressed is not None and not self._keep_zip and self._cache.has(compressed.basename, compressed.bytes):
-                self._discard(compressed.basename)
-        return self.directory
-
-    def check_unchanged(self, entry: ShardEntry) -> None:
-        """Do nothing: the files of the directory are of one version while this process uses it."""
-
-    def touch(self, entry: ShardEntry) -> None:
-        """Mark a shard as used now."""
-        for raw, _ in entry.files:
-            self._cache.touch(raw.basename)
-
-    def is_there(self, entry: ShardEntry) -> bool:
-        """Return whether a shard's raw files are in the directory."""
-        return all(self._cache.has(raw.basename, raw.bytes) for raw, _ in entry.files)
-
-    def evict(self, entry: ShardEntry) -> int:
-        """Remove a shard's files from this node, except files that the store itself leads to; return their bytes.
-
-        Raises:
-            OSError: A file cannot be removed.
-        """
-        give_back_idle_maps()
-        return sum(self._cache.remove(name) for name in names_of([entry]) if self.can_be_fetched(name))
-
-    def can_be_fetched(self, name: str) -> bool:
+    def can_be_made(self, name: str) -> bool:
         """Return whether a file of the directory is a copy, instead of what the store itself leads to."""
         return self._is_writable and (
             self._remote is None or not is_linked_to(self._remote / name, self.directory / name)
@@ -302,8 +231,8 @@ class CachedSource:
 
     def _discard(self, name: str) -> None:
         try:
-            if self.can_be_fetched(name):
-                self._cache.remove(name)
+            if self.can_be_made(name):
+                self._made.files.remove(name)
         except genuine(OSError) as error:
             if error.errno not in NOT_WRITABLE:
                 raise
@@ -316,13 +245,13 @@ class CachedSource:
             self._store.download(info.basename, file, info, self._validate_hash)
         except (DownloadError, ShardCorruptError, ShardNotFoundError):
             # That the dataset was written again explains more than a wrong size or hash.
-            self._index.check(at_once=True)
+            self._index_of_store.check(at_once=True)
             raise
-        self._index.check()
+        self._index_of_store.check()
 
     def _decompress(self, raw: FileInfo, compressed: FileInfo, compression: str, file: BinaryIO) -> None:
         for _ in range(_MOST_FETCHES):
-            path = self._cache.get(compressed.basename, compressed.bytes, partial(self._download, compressed))
+            path = self._made.files.get(compressed.basename, compressed.bytes, partial(self._download, compressed))
             try:
                 decompress_into(compression, path or self.directory / compressed.basename, file, raw)
             except genuine(FileNotFoundError):
@@ -350,7 +279,7 @@ class CachedSource:
             raise self._is_foreign()
         self._adopt(found.version, found.report, found.entries, self._label(found.report))
         try:
-            self._cache.get(INDEX_NAME, len(found.content), lambda file: _write(file, found.content))
+            self._made.files.get(INDEX_NAME, len(found.content), lambda file: _write(file, found.content))
         except genuine(OSError) as error:
             # The copy only serves the next start.
             if error.errno not in NOT_WRITABLE:
@@ -362,12 +291,12 @@ class CachedSource:
         self._check_apart([*names, INDEX_NAME])
 
         def names_before(_: str) -> list[str]:
-            return self._names_before([*names, *filter(is_part, self._dataset_version.names())])
+            return self._names_before([*names, *filter(is_part, self._made.dataset_version.names())])
 
-        self._dataset_version.adopt(version, names_before, label=label)
+        self._made.dataset_version.adopt(version, names_before, label=label)
         self._note_commit(version)
-        self._evictable.add(self._given, names, self.can_be_fetched)
-        self._index.use(version, report)
+        self._made.may_evict(names, self.can_be_made)
+        self._index_of_store.use(version, report)
 
     def _label(self, report: str) -> str:
         """Return what the directory records beside a version: a digest of where it is from, and what the store reports."""
@@ -388,7 +317,7 @@ class CachedSource:
         except ShardError as error:
             _logger.warning("files of an unreadable index stay in the cache: %s", error)
         self._check_apart(before)
-        return [name for name in dict.fromkeys([*before, *names]) if self.can_be_fetched(name)]
+        return [name for name in dict.fromkeys([*before, *names]) if self.can_be_made(name)]
 
     def _check_apart(self, names: list[str]) -> None:
         """Check that no file of the cache is one of the store's.
@@ -417,11 +346,6 @@ class CachedSource:
             "record says so, and its files may be the only copy; pass another directory, remove them, or pass local without "
             "remote to read them as they are",
         )
-
-
-def names_of(entries: Iterable[ShardEntry]) -> list[str]:
-    """Return the names of all files of shards."""
-    return [info.basename for entry in entries for pair in entry.files for info in pair if info is not None]
 
 
 def _is_of(copy: bytes, recorded: str | None) -> bool:

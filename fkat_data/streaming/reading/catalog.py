@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,20 +23,17 @@ from fkat_data.storage.patterns import wildcard_at
 from fkat_data.streaming.cache.cache_budget import CacheBudget
 from fkat_data.streaming.cache.cache_directory import make_safe
 from fkat_data.streaming.order.spans import Spanner
-from fkat_data.streaming.reading.cached_source import CachedSource, Evictable, names_of, shared_file
+from fkat_data.streaming.reading.cached_source import CachedSource, shared_file
 from fkat_data.streaming.reading.dataset_index import DatasetIndex, GeneratedIndex, cached_index_path
+from fkat_data.streaming.reading.decompressed_source import DecompressedSource, folder_of
 from fkat_data.streaming.reading.file_pattern import NO_DATASET, FilePattern, no_stream, split_name
-from fkat_data.streaming.reading.in_place_source import DecompressedSource, DirectorySource, folder_of
 from fkat_data.streaming.reading.pinned_commits import PinnedCommit
+from fkat_data.streaming.reading.shard_source import Evictable, ShardSource, names_of
 from fkat_data.streaming.reading.stream import Stream
 from fkat_data.streaming.store.store import open_store
 
 #: Seconds after which a directory that is read in place does not answer.
 _LONGEST_LOOK_S = 60.0
-
-
-#: The source of a stream's shards. It pickles, and many threads and processes may use it at a time.
-ShardSource: TypeAlias = CachedSource | DirectorySource
 
 
 class _Planned(NamedTuple):
@@ -202,7 +199,7 @@ def _cached(stream: Stream, directory: Path) -> _Planned:
     return _Planned(directory, made)
 
 
-def _in_place(stream: Stream) -> DirectorySource | _Planned:
+def _in_place(stream: Stream) -> ShardSource | _Planned:
     directory = stream.local_directory or stream.remote_directory
     if directory is None:
         raise ConfigurationError("local", stream.local, "a directory, if there is no remote")
@@ -214,7 +211,7 @@ def _in_place(stream: Stream) -> DirectorySource | _Planned:
         path = cached_index_path(location)
         generated = GeneratedIndex(store, pattern or FilePattern(""), stream.columns, path, stream.tokens)
         try:
-            return DirectorySource(directory, generated.read().entries(is_in_place=True), stream.validate_hash)
+            return ShardSource(directory, generated.read().entries(is_in_place=True), stream.validate_hash)
         except ShardNotFoundError:
             if pattern is not None:
                 raise
@@ -232,7 +229,7 @@ def _in_place(stream: Stream) -> DirectorySource | _Planned:
         raise ShardNotFoundError(error.shard, NO_DATASET) from None
     if not any(entry.compression for entry in found.entries):
         index.use(found.version, found.report)
-        return DirectorySource(directory, found.entries, stream.validate_hash, index)
+        return ShardSource(directory, found.entries, stream.validate_hash, index)
     # A remote that is read in place may be shared, and is not written to.
     folder = folder_of(directory, found.version, is_beside=stream.local_directory is not None)
     made = partial(DecompressedSource, directory, found, index, folder, validate_hash=stream.validate_hash)
