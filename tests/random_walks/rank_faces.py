@@ -23,6 +23,7 @@ class RankFace:
         is_in_step: Whether all ranks are asked equally often, as a trainer's ranks are.
         has_fill: Whether the last round may repeat samples.
         is_compared: Whether a rank's part of an epoch depends on nothing but the number of ranks that began it.
+        has_one_state: Whether a state does not say in two ways that an epoch is over.
         has_epochs: Whether an epoch's order depends on nothing that was delivered before.
         fills_early: Whether a last round, which is filled up, may come before the epoch's end: that of a source.
         steps_are_strands: Whether other ranks begin at what was delivered of their strands, not at the largest step.
@@ -33,7 +34,7 @@ class RankFace:
 
     is_in_step = True
     has_fill = may_drop = fills_early = leaves_empty_rest = steps_are_strands = False
-    has_epochs = is_compared = True
+    has_epochs = is_compared = has_one_state = True
     before_loop = parts_of = None
     most_ranks = MOST_RANKS
 
@@ -360,33 +361,57 @@ class MixturesOfRanks(RankFace):
     has_fill = fills_early = True
     has_epochs = False  # a source that has given nothing begins its epoch again
 
+    def __init__(self, kind, config):
+        super().__init__(kind, config)
+        self.has_one_state = {*config["kinds"]} == {"deal_out"}
+
     @classmethod
     def drawn(cls, rng):
         number = rng.randint(1, 3)
         return {
             "counts": [rng.randint(MOST_RANKS, 20) for _ in range(number)],
+            "kinds": [rng.choice(["deal_out", "stream", "StreamingDataLoader"]) for _ in range(number)],
             "size": 1,
             "strategy": rng.choice(STRATEGIES),
         }
 
-    def build(self, num_ranks, rank, counts, size, strategy):
+    def source(self, kind, num_ranks, rank, count, size, seed):
+        if kind != "deal_out":
+            world = World(1, num_ranks, 1, rank)
+            dataset = StreamingDataset(
+                local=written(count),
+                shuffle=True,
+                shuffle_seed=seed,
+                num_canonical_nodes=2,
+                batch_size=size,
+                world=world,
+            )
+            return (DataLoader if kind == "stream" else StreamingDataLoader)(dataset, size, collate_fn=as_list)
+        loader = DataLoader(Samples(count), size, shuffle=True, seed=seed, collate_fn=as_list)
+        loader.deal_out(num_ranks, rank)
+        return loader
+
+    def build(self, num_ranks, rank, counts, kinds, size, strategy):
         names = [f"s{place}" for place in range(len(counts))]
-        sources = {}
-        for place, (name, count) in enumerate(zip(names, counts, strict=True)):
-            sources[name] = DataLoader(Samples(count), size, shuffle=True, seed=place, collate_fn=as_list)
-            sources[name].deal_out(num_ranks, rank)
+        parts = zip(names, kinds, counts, strict=True)
+        sources = {
+            name: self.source(kind, num_ranks, rank, count, size, place)
+            for place, (name, kind, count) in enumerate(parts)
+        }
         return DictDataLoader(sources, strategy_of(strategy, names), None)
 
     def items(self, microbatch):
         name, samples = microbatch
-        return [(name, int(sample[0])) for sample in samples]
+        return [(name, int(each["number"] if isinstance(each, dict) else each[0])) for each in samples]
 
     def whole(self, run):
         counts = self.config["counts"]
         return Counter((f"s{place}", number) for place, count in enumerate(counts) for number in range(count))
 
     def round_size(self, num_ranks):
-        return num_ranks * self.config["size"] * len(self.config["counts"])
+        """A stream keeps the ranks that its epoch has begun with."""
+        most = num_ranks if {*self.config["kinds"]} == {"deal_out"} else MOST_RANKS
+        return most * self.config["size"] * len(self.config["counts"])
 
 
 RANK_KINDS = {
