@@ -224,8 +224,10 @@ class LoaderSession:
         else:
             plan, position = running.plan, running.engine.position
             epoch, step = plan.epoch_and_step(position)
+        # Of an engine whose first iteration an interruption has kept from beginning, nothing is noted.
+        begun_with = running.begun_with if running is not None and step > 0 else {}
         fingerprint = (
-            (running.begun_with if running is not None and step > 0 else self.source.fingerprint(loader))
+            (begun_with or self.source.fingerprint(loader))
             | shared_fields(self.source.share)
             | reshards_field(self._reshards, epoch)
         )
