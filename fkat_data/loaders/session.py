@@ -27,7 +27,7 @@ from fkat_data.loaders.loader_plan import LoaderPlan, Provenance
 from fkat_data.loaders.rank_share import RankShare, agreed_state, check_share, shared_fields
 from fkat_data.loaders.reshards import reshards_field, reshards_in
 from fkat_data.loaders.sample_source import EpochStart, SampleSource, tell_epoch
-from fkat_data.loaders.shipment import Shipment
+from fkat_data.loaders.shipment import LoaderShipment
 from fkat_data.loaders.states import check_order, state_at_epoch
 from fkat_data.observe.statistics import DataLoaderStatistics, LoaderStatistics
 from fkat_data.plan.position import Reshard
@@ -122,7 +122,7 @@ class LoaderSession:
 
     def __init__(self, source: SampleSource, *, keeps_workers: bool | None, leaves_empty_rest: bool) -> None:
         self.source = source
-        self._shipment = Shipment(keeps_workers)
+        self._shipment = LoaderShipment(keeps_workers)
         self.driven: DrivenLoop | None = None
         """The framework's loop that iterates the loader; None: the program does."""
         # Whether Lightning has made the loader of another one, with a sampler of its own.

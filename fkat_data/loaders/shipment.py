@@ -14,7 +14,7 @@ _logger = logging.getLogger(__name__)
 _LONG_LOOK_S = 0.2
 
 
-class Shipment:
+class LoaderShipment:
     """The dataset and the functions that workers have.
 
     Args:
