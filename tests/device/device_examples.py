@@ -5,6 +5,8 @@ from contextlib import nullcontext
 
 import torch
 
+from fkat_data import DataLoader
+
 
 class LateCopyEvents:
     def __init__(self, engine, number):
@@ -68,4 +70,5 @@ def deliver_by(loader, mover):
 
     What ``register_mover`` knows stays for the process, and goes to every worker.
     """
-    loader._session.running.engine._delivery.load_to(mover)
+    engine = loader._session.running.engine if isinstance(loader, DataLoader) else loader._engine
+    engine._delivery.load_to(mover)

@@ -6,7 +6,7 @@ of that which has opened the loader's shipment once: the loader's workers, and t
 the parent, and share its memory. What forks must not share, or would lose, makes an importer or a parent unfit: it passes
 requests on to the process that it was forked from, and each parent imports, or each worker opens, for itself.
 
-Each is a fork server: one loop. A request leftover_rows the descriptors of the process to start, and among them a socket of its
+Each is a fork server: one loop. A request carries the file descriptors of the process to start, and among them a socket of its
 own, the birth socket, on which the server reports the birth and the end. When the trainer shuts that socket down, the
 server reaps the process, or kills it first. A server ends with its last child once its control socket has ended; the
 template also when it had no child for a while. The end of its lifeline kills it.
