@@ -57,7 +57,7 @@ class Engine(Generic[Microbatch_co]):
     Args:
         plan: The ordered work.
         settings: How it is done.
-        agreement: Compares the ranks; None: they are not compared.
+        agreement: Compares positions, orders and seeds of all ranks; None: they are not compared.
         lengths: Gets the lengths of shards that end; None: nothing asks for them.
         on_leave: Called with epoch and step where an iteration leaves an epoch early.
 

@@ -417,9 +417,9 @@ class Prefetcher:
         return not is_last or self._settle_others(block=block)
 
     def _settle_others(self, *, block: bool) -> bool:
-        """Find out whether an interleaved task that is next later has anything left; return False if that is not known.
+        """Find out whether interleaved tasks whose turn comes later have anything left; return False if that is not known.
 
-        Those that have nothing end here. If all have, the epoch ends with the microbatch that is next.
+        Those that have nothing end here. If none has anything, the epoch ends with the next microbatch.
         """
         for work in list(self._work)[1:]:
             message = work.arrived[0] if work.arrived else self._receive(work, block=block)

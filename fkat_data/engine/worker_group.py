@@ -49,8 +49,8 @@ class WorkerGroup:
 
     Messages of a group of one are passed on as they come. Those of a larger group are sorted: its workers claim
     microbatches by themselves, each always a later one (see ``fkat_data.worker.process.claim_table``), and what arrives early
-    waits here. This cannot run out of memory: all that a worker has sent before the microbatch that is next was delivered
-    already, so that what waits here never holds the memory which that worker needs.
+    waits here. This cannot run out of memory: a worker sends its own microbatches in order, so the worker of the next one
+    has nothing earlier that waits here and holds memory which it needs.
 
     Args:
         workers: All workers of the loader; the group's are ``size`` of them, from ``first`` on.

@@ -37,7 +37,7 @@ class SampleOrder(BatchSequence):
         drop_last: Whether a last batch that is smaller is left out.
         shuffle: Seed and epoch that decide on the order; None: it is that of the dataset.
         share: What one of several ranks gets of the batches; None: there is one rank.
-        left: What other ranks before have left of the epoch, of which this one gets its part; None: there were none.
+        left: What the ranks before a reshard have left of the epoch, for all present ranks; None: there was no reshard.
         first: The number of the first batch.
         items: Indices to batch instead, in order; None: those of the samples.
         is_stacked: Whether the dataset reads its items into a microbatch, without code of a user's.

@@ -46,7 +46,7 @@ class Plan(ABC):
     has_leftover_rows: bool = False
     """Whether each task leaves something for the one behind it."""
     takes_updates: bool = False
-    """Whether what a task gives beside its microbatches is the plan's; else it says which samples were left out."""
+    """Whether an update that comes with a microbatch is for ``record``; else it says which samples were left out."""
     num_skipped_samples: int = 0
     """Samples that were left out since the plan was made."""
 
@@ -59,7 +59,7 @@ class Plan(ABC):
         """Return the number of tasks in an epoch, or None if unknown."""
 
     def origin(self, epoch: int, index: int) -> TaskOrigin | None:
-        """Return the origin of the task at an index of an epoch that was resharded; None in other epochs."""
+        """Return where the random numbers of the task at an index come from; None: from this rank and the index."""
         del epoch, index
         return None
 

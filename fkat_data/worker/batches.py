@@ -51,7 +51,7 @@ def runs_no_user_code(shard: object) -> bool:
 
 
 def draws_nothing(shard: object) -> bool:
-    """Return whether no code of a user's makes a shard."""
+    """Return whether making a shard draws no random number: the dataset reads its batches, or no user code runs."""
     return isinstance(shard, BatchSequence) and (shard.runs_no_user_code or shard.is_stacked)
 
 

@@ -249,7 +249,7 @@ class StrandProduct(ShardProduct):
     def _snapshot(self, first_microbatch: int, memory: DatasetMemory | None) -> Snapshot | None:
         snapshot = self._strand.snapshot
         if memory is not None and snapshot is not None and memory.ended == snapshot.state:
-            return None  # the dataset is there; without a snapshot, the caller has left the epoch that it has ended
+            return None  # the dataset is at that position already
         if snapshot is not None and snapshot.step <= first_microbatch:
             return snapshot
         return None if memory is None or memory.begun is None else Snapshot(0, memory.begun)

@@ -53,8 +53,8 @@ class WorkerOfThisProcess(TaskReports):
 class InlineWorker(WorkerOfThisProcess):
     """Produces a microbatch when the caller asks for one, with those of a stream that are read together.
 
-    The caller gets what a worker process would send: a copy, unless the microbatch is in memory of its own for certain,
-    made with the default dtype of the constructor and in none of torch's modes. The caller's random generators keep
+    The caller gets what a worker process would send. It is a copy, unless nothing else can hold the microbatch's memory. It
+    is made with the default dtype that the constructor found, and outside torch's modes. The caller's random generators keep
     their state.
 
     Args:
