@@ -17,7 +17,7 @@ from fkat_data.loaders.engine_settings import checked_argument, prepare_workers
 from fkat_data.loaders.loader_plan import Provenance
 from fkat_data.loaders.rank_share import RankShare
 from fkat_data.loaders.session import LoaderSession
-from fkat_data.loaders.sources import source_of
+from fkat_data.loaders.sources import sample_source_of
 from fkat_data.loaders.states import merged_states
 from fkat_data.observe.statistics import LoaderStatistics
 from fkat_data.plan.iteration import Closing
@@ -187,7 +187,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         self.window_size: int = window_size
         self.on_sample_error: Literal["raise", "skip"] = on_sample_error
         self.max_skipped_samples: int = max_skipped_samples
-        source = source_of(self, batch_sampler)
+        source = sample_source_of(self, batch_sampler)
         # Workers that kept an order of their own would deliver another one than a state says.
         has_own_order = bool(persistent_workers) and source.ordered_dataset(self) is not None
         self._session = LoaderSession(

@@ -16,7 +16,7 @@ from fkat_data.loaders.window_plan import check_windows
 from fkat_data.types import stream_source_of
 
 
-def source_of(loader: LoaderArguments, batch_sampler: object) -> SampleSource:
+def sample_source_of(loader: LoaderArguments, batch_sampler: object) -> SampleSource:
     """Return the sample source of a DataLoader, by its dataset and its window functions.
 
     Args:

@@ -164,15 +164,16 @@ def test_data_that_fail_raise_what_they_raise():
     assert any("shard '2'" in note for note in caught.value.__notes__)
 
 
+@pytest.mark.long
 def test_a_time_limit_proves_less_and_says_so():
-    ticks = []
+    ticks, limit_s = [], 4.0  # long beside what a busy machine takes for the recording
 
     def slow(phase, count):
         ticks.append((phase, count))
-        if phase == "stopping and resuming":
-            time.sleep(0.02)
+        if phase == "stopping and resuming" and count == 3:
+            time.sleep(limit_s)
 
-    report = in_process(examples.Exact, num_trials=1000, timeout_s=0.4, progress=slow)
+    report = in_process(examples.Exact, num_trials=1000, timeout_s=limit_s, progress=slow)
     assert report.is_exact
     assert report.is_cut
     assert 0 < len(report.trials) < 1000
