@@ -39,7 +39,7 @@ from fkat_data.worker.epoch_factory import order_of
 _logger = logging.getLogger(__name__)
 
 State: TypeAlias = dict[str, Any]
-"""A DataLoader's state, as ``docs/reference/states.md`` describes it; ``states`` reads and writes its fields."""
+"""A DataLoader's state, as ``state_dict`` returns it; ``states`` checks its fields."""
 
 
 @dataclass(frozen=True)
