@@ -409,8 +409,8 @@ class MixturesOfRanks(RankFace):
         return Counter((f"s{place}", number) for place, count in enumerate(counts) for number in range(count))
 
     def round_size(self, num_ranks):
-        """A stream keeps the ranks that its epoch has begun with."""
-        most = num_ranks if {*self.config["kinds"]} == {"deal_out"} else MOST_RANKS
+        """A stream fills up what is left at each change of the number of ranks."""
+        most = num_ranks if {*self.config["kinds"]} == {"deal_out"} else 4 * MOST_RANKS
         return most * self.config["size"] * len(self.config["counts"])
 
 

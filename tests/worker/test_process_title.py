@@ -1,5 +1,6 @@
 """What ``ps`` shows of each process of the library: what it is, of which loader, and of which program."""
 
+import contextlib
 import os
 import sys
 
@@ -23,12 +24,15 @@ class Numbers(torch.utils.data.Dataset):
 
 
 def command_line(pid):
-    # setproctitle, if it is installed, leaves empty words behind.
-    return " ".join(filter(None, psutil.Process(pid).cmdline()))
+    """Return what ps shows of a process; nothing of one that has ended since it was found."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        # setproctitle, if it is installed, leaves empty words behind.
+        return " ".join(filter(None, psutil.Process(pid).cmdline()))
 
 
 def name(pid):
-    return psutil.Process(pid).name()
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).name()
 
 
 def loader(**options):
