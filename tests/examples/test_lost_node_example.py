@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -12,15 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from free_ports import free_port
 
 ROOT = Path(__file__).parents[2]
 NUM_FILES, NUM_LINES = 16, 24
-
-
-def free_port():
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return server.getsockname()[1]
 
 
 def agent(folder, port, *, is_host):

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from free_ports import free_port
 
 __all__ = ["BUCKET", "S3", "azure", "google", "moto", "nginx", "s3rver"]
 
@@ -67,7 +68,7 @@ def s3rver(directory):
     """Start s3rver, another program in another language."""
     _share_descriptions()
     program = _of_node("s3rver/bin/s3rver.js") or _lacking("s3rver")
-    port = _free_port()
+    port = free_port()
     command = ["node", program, "-d", directory, "-a", "127.0.0.1", "-p", str(port), "--silent"]
     with _running([*command, "--configure-bucket", BUCKET], port, directory / "s3rver.log"):
         yield S3(f"http://127.0.0.1:{port}", "S3RVER", "S3RVER", "s3rver")
@@ -81,7 +82,7 @@ def nginx(directory):
         _lacking("nginx")
     files = directory / "files"
     files.mkdir()
-    port = _free_port()
+    port = free_port()
     temporary = "\n".join(
         f"{kind}_temp_path {directory}/{kind};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     )
@@ -110,7 +111,7 @@ def azure(directory):
     program = _of_node(".bin/azurite-blob")
     if program is None:
         pytest.skip("Azurite is not installed: npm install --prefix .servers azurite")
-    port = _free_port()
+    port = free_port()
     command = [program, "--blobPort", str(port), "--inMemoryPersistence", "--silent", "--skipApiVersionCheck"]
     account, key = "devstoreaccount1", base64.b64encode(b"a key of our own").decode()
 
@@ -131,7 +132,7 @@ def google(directory):
     os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
     for name in ("gcsfs", "gcp_storage_emulator"):
         _imported(name)
-    port = _free_port()
+    port = free_port()
     command = [sys.executable, "-m", "gcp_storage_emulator", "start", "--host", "127.0.0.1", "--port", str(port)]
     with _running([*command, "--in-memory"], port, directory / "google.log"):
         yield f"http://127.0.0.1:{port}", lambda url: {"token": "anon", "endpoint_url": url}
@@ -170,11 +171,6 @@ def _answers(port):
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
         return True
     return False
-
-
-def _free_port():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 @functools.cache

@@ -4,6 +4,7 @@ A program finds what it would find in an interpreter of its own, but for what th
 starts, such as the seed of ``hash()``. The package is not among the imports: it knows in which process it was imported.
 """
 
+import contextlib
 import gc
 import importlib
 import itertools
@@ -11,11 +12,12 @@ import json
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import types
 from pathlib import Path
+
+from free_ports import free_port
 
 __all__ = ["PreparedInterpreter"]
 
@@ -50,9 +52,12 @@ class PreparedInterpreter:
 
     def run_ranks(self, number, path, *arguments, folder, timeout=240, **variables):
         """Run a program as each rank of a job on this machine; return what ``run`` returns, for each."""
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
-        job = {"WORLD_SIZE": number, "LOCAL_WORLD_SIZE": number, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        job = {
+            "WORLD_SIZE": number,
+            "LOCAL_WORLD_SIZE": number,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": free_port(),
+        }
         ranks = [{**variables, **job, "RANK": rank, "LOCAL_RANK": rank} for rank in range(number)]
         return self.run_together([(path, *arguments)] * number, folder=folder, timeout=timeout, variables=ranks)
 
@@ -117,7 +122,8 @@ class Programs:
         """Return what ``subprocess.run`` returns, for each; kill all after ``timeout`` seconds."""
         if not select.select([self._codes], [], [], timeout)[0]:
             for pid in self.pids:
-                os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # others have waited for it
+                    os.kill(pid, signal.SIGKILL)
         done = []
         for code, words, files in zip(json.loads(self._codes.readline()), self._words, self.files, strict=True):
             done.append(subprocess.CompletedProcess(words, code, *(file.read_text() for file in files)))
