@@ -171,7 +171,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
             pin_memory_device=pin_memory_device,
         )
         self.prefetch_factor = prefetch_factor
-        vars(self)["in_order"] = in_order  # newer versions of torch have set their default
+        self.in_order = in_order  # newer versions of torch have set their default
         self.seed: int | None = seed
         self.device = device
         self.dp_rank: int | None = dp_rank

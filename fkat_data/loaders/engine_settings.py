@@ -86,8 +86,9 @@ def checked_argument(loader: LoaderArguments, name: str, value: Any) -> Any:
     if name in _CHECKS and (value is not None or name in _NOT_NONE):
         value = _CHECKS[name](name, value)
     fields = loader.__dict__
-    is_begun = "_session" in fields and fields["_session"].is_begun
-    if name in fields and (is_begun or name != "seed"):
+    # The constructor sets it last.
+    is_made = "_session" in fields
+    if is_made and name in fields and (name != "seed" or fields["_session"].is_begun):
         present = fields[name]
         is_other_kind = name == "window_fn" and (present is None) != (value is None)
         if is_other_kind or (name in _FIXED and value != present):
