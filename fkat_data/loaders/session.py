@@ -308,9 +308,8 @@ class LoaderSession:
             return
         self.close()
         self.source.go_to(loader, state)
-        self._reshards = reshards_in(state)
-        self._drawn_seed = state["seed"]
-        self._phase = Loaded(state, is_untouched)
+        fields = {"_reshards": reshards_in(state), "_drawn_seed": state["seed"], "_phase": Loaded(state, is_untouched)}
+        vars(self).update(fields)  # one call of C: an interruption leaves all as they were, or none
         if self.driven is not None:
             self.driven.saved = None
 
