@@ -442,7 +442,8 @@ def _columns_of(
     batch: Any, types: Mapping[str, SampleType], seconds: Mapping[str, Any], first: int
 ) -> dict[str, ArrowColumn]:
     parts = {name: column.slice(first, batch.num_rows) for name, column in seconds.items()}
-    return {name: ArrowColumn.of(fitted(batch.column(name), kind), parts.get(name)) for name, kind in types.items()}
+    columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+    return {name: ArrowColumn.of(fitted(columns[name], kind), parts.get(name)) for name, kind in types.items()}
 
 
 class _RowGroup(NamedTuple):

@@ -14,6 +14,7 @@ import torch
 
 from fkat_data.files.arrow_extensions import TensorShape, is_honoured
 from fkat_data.files.arrow_times import exact_form, has_nanoseconds, is_beyond_nanoseconds, python_form, with_parts
+from fkat_data.files.sample_types import NUMBERS
 from fkat_data.runtime.interruption import suppress
 from fkat_data.runtime.machine import required
 
@@ -27,11 +28,15 @@ _PYTHON_NUMBERS = {np.dtype(name) for name in ("int64", "float64", "bool")}
 _VALUES_AT_ONCE = 8192
 #: Dicts with more keys than this are quicker to copy than to make.
 _FEW_COLUMNS = 8
+#: Columns that are put into dicts by one pass over them, which costs a sixth of a pass for each.
+_COLUMNS_AT_ONCE = 4
 
 # pyarrow ships no types: required() returns Any.
 _arrow = required("pyarrow", "parquet")
 _compute = required("pyarrow.compute", "parquet")
 _UNCHECKED = _compute.TakeOptions(boundscheck=False)
+#: The types of `_is_plain_number`, which is asked of each column of each batch.
+_NUMBER_IDS = {_arrow.from_numpy_dtype(dtype).id for dtype in NUMBERS.values()} | {_arrow.bool_().id}
 
 
 @dataclass(slots=True)
@@ -66,6 +71,9 @@ class ArrowColumn:
             tensor: How its values are stored; None: as its type says.
         """
         array = plain_array(column)
+        if seconds is None and tensor is None and _is_plain_number(array.type) and not array.null_count:
+            numbers = array.to_numpy(zero_copy_only=False)
+            return cls(numbers, is_python_number=numbers.dtype in _PYTHON_NUMBERS)
         tensor = tensor or TensorShape.of(column.type)
         if seconds is not None and is_beyond_nanoseconds(plain := plain_array(seconds)):
             return cls(None, *exact_form(array, plain))
@@ -204,7 +212,16 @@ def _dicts(num_rows: int, values: Mapping[str, list[Any]]) -> list[dict[str, Any
         samples = [{first: value} for value in values[first]]
     else:
         return [{} for _ in range(num_rows)]
-    for name in others:
+    num_together = len(others) - len(others) % _COLUMNS_AT_ONCE
+    for first in range(0, num_together, _COLUMNS_AT_ONCE):
+        a, b, c, d = others[first : first + _COLUMNS_AT_ONCE]
+        together = zip(samples, values[a], values[b], values[c], values[d], strict=True)
+        for sample, of_a, of_b, of_c, of_d in together:
+            sample[a] = of_a
+            sample[b] = of_b
+            sample[c] = of_c
+            sample[d] = of_d
+    for name in others[num_together:]:
         for sample, value in zip(samples, values[name], strict=True):
             sample[name] = value
     return samples
@@ -444,4 +461,4 @@ def _is_number(kind: Any) -> bool:
 
 
 def _is_plain_number(kind: Any) -> bool:
-    return _arrow.types.is_integer(kind) or _arrow.types.is_floating(kind) or _arrow.types.is_boolean(kind)
+    return kind.id in _NUMBER_IDS

@@ -6,6 +6,7 @@ DataLoader as before but for the order, from a store that sends 100 MB/s. *Fetch
 column chunks that hold them. In order, a local file shows what decoding allows.
 """
 
+import functools
 import io
 import itertools
 import json
@@ -40,7 +41,8 @@ _TIMES_IN_ORDER = 4
 _BATCH_SIZE = 32
 _SHUFFLED_S = 4.0
 _LATENCY_S, _LINK_BYTES_PER_S, _FAST_BYTES_PER_S = 0.01, 100e6, 10e9
-_ROWS_OF_A_GROUP = 1000
+#: Small ones, of 8 KB a column chunk; and such as writers make that do not say how many.
+_ROWS_OF_A_GROUP, _ROWS_OF_A_LARGE_GROUP = 1000, 1 << 17
 
 
 class _Workload(NamedTuple):
@@ -48,6 +50,7 @@ class _Workload(NamedTuple):
     open: Callable[..., Any]
     open_in_order: Callable[..., Any]
     sample_bytes: int
+    rows_of_a_group: int = 0
 
 
 def _write_lines(path: Path, count: int) -> None:
@@ -64,9 +67,19 @@ def _write_tar(path: Path, count: int) -> None:
             archive.addfile(member, io.BytesIO(content))
 
 
-def _write_parquet(path: Path, count: int) -> None:
+def _write_parquet(rows_of_a_group: int, path: Path, count: int) -> None:
     columns = {f"c{column:02}": np.random.default_rng(column).random(count) for column in range(60)}
-    pq.write_table(pa.table(columns), path, row_group_size=_ROWS_OF_A_GROUP, use_dictionary=False)
+    pq.write_table(pa.table(columns), path, row_group_size=rows_of_a_group, use_dictionary=False)
+
+
+def _parquet(rows_of_a_group: int) -> _Workload:
+    return _Workload(
+        functools.partial(_write_parquet, rows_of_a_group),
+        lambda path, **options: ParquetDataset(path, ["c07"], **options),
+        IterableParquetDataset,
+        0,
+        rows_of_a_group,
+    )
 
 
 def _write_tokens(path: Path, count: int) -> None:
@@ -76,9 +89,8 @@ def _write_tokens(path: Path, count: int) -> None:
 _WORKLOADS = {
     "lines": _Workload(_write_lines, JsonDataset, IterableJsonDataset, 1000),
     "tar": _Workload(_write_tar, TarDataset, TarDataset, 15_000),
-    "parquet": _Workload(
-        _write_parquet, lambda path, **options: ParquetDataset(path, ["c07"], **options), IterableParquetDataset, 0
-    ),
+    "parquet": _parquet(_ROWS_OF_A_GROUP),
+    "row-groups": _parquet(_ROWS_OF_A_LARGE_GROUP),
     "windows": _Workload(
         _write_tokens,
         *(2 * (lambda path, **options: TokenWindows(path, 2048, dtype="uint16", **options),)),
@@ -89,6 +101,7 @@ _NAMES = {
     "lines": "JSON lines of 1 KB",
     "tar": "tar, members of 15 KB",
     "parquet": "Parquet, one column of 60",
+    "row-groups": "the same, row groups of 131,072",
     "windows": "windows of 2,048 tokens",
 }
 _PLACES = ("local", "s3", "http")
@@ -150,9 +163,12 @@ def _fetched(workload: str, uri: str, options: dict[str, Any], port: int) -> flo
     _num_sent(port)
     for index in chosen:
         dataset[index]
+    num_sent = _num_sent(port)
+    if not (num_rows := _WORKLOADS[workload].rows_of_a_group):
+        return num_sent / (20 * _WORKLOADS[workload].sample_bytes)
     # Of random numbers, a column chunk is as large as they are.
-    chunks = 8 * _ROWS_OF_A_GROUP * len({index // _ROWS_OF_A_GROUP for index in chosen})
-    return _num_sent(port) / (20 * _WORKLOADS[workload].sample_bytes or chunks)
+    firsts = {index - index % num_rows for index in chosen}
+    return num_sent / sum(8 * min(num_rows, len(dataset) - first) for first in firsts)
 
 
 def _cost(port: int) -> tuple[int, float]:
