@@ -151,14 +151,12 @@ class WorkerRequest(NamedTuple):
     Attributes:
         title: Its title.
         worker_index: The worker's number among its loader's.
-        stack_signal: The signal that makes it write its stacks.
         surroundings: The trainer's.
         why_alone: Why the loader's parent has passed the request on: the worker opens the shipment for itself.
     """
 
     title: str
     worker_index: int
-    stack_signal: int
     surroundings: Surroundings
     why_alone: str = ""
 
@@ -194,14 +192,12 @@ class ParentRequest(NamedTuple):
 
     Attributes:
         title: Its title.
-        stack_signal: The signal that makes it write its stacks.
         surroundings: The trainer's.
         modules: What the importer imports before.
         why_alone: Why the importer has passed the request on: the parent imports for itself.
     """
 
     title: str
-    stack_signal: int
     surroundings: Surroundings
     modules: frozenset[str]
     why_alone: str = ""
