@@ -78,23 +78,6 @@ def test_a_value_is_the_same_in_each_face(tmp_path, name):
         assert [type(value) for value in values] == [type(value) for value in expected]
 
 
-@pytest.mark.parametrize(
-    "column",
-    [
-        pa.array([0, 1 << 30], pa.date32()),
-        pa.array([0, 1 << 62], pa.timestamp("us")),
-        pa.array([0, 1 << 60], pa.duration("s")),
-        pa.array([[0], [1 << 45]], pa.list_(pa.timestamp("s"))),
-    ],
-)
-def test_a_value_that_python_cannot_hold_is_named_by_file_and_column(tmp_path, column):
-    for read in faces(tmp_path, column):
-        with pytest.raises(
-            ConfigurationError, match=r"'column': .*Python can hold; row group 0, row 1 of .*rows\.parquet"
-        ):
-            read()
-
-
 # What has no place in the years of nanoseconds in 64 bits comes as from a column of microseconds.
 ERAS = [dt.datetime(9999, 12, 31), None, dt.datetime(1, 1, 1), dt.datetime(2262, 4, 11, 23, 47, 17)]  # noqa: DTZ001
 FINE = dt.datetime(2024, 2, 29, 1, 2, 3, 4)  # noqa: DTZ001

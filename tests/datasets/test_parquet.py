@@ -96,15 +96,6 @@ def test_two_columns_of_one_name_are_refused_unless_others_are_chosen(tmp_path, 
     next(iter(kind(twice, ["text"])))
 
 
-@KINDS_OF_DATASETS
-def test_files_that_differ_in_a_columns_type_are_refused(tmp_path, path, kind):
-    pq.write_table(pa.table({"label": ["a"]}), tmp_path / "other.parquet")
-    with pytest.raises(
-        ConfigurationError, match=r"'label'.* is string in .*other\.parquet, and int64 in .*rows\.parquet"
-    ):
-        list(kind([path, str(tmp_path / "other.parquet")], ["label"]))
-
-
 INTEGERS = {f"{sign}int{bits}": (sign, bits) for sign in ("", "u") for bits in (8, 16, 32, 64)}
 
 

@@ -115,8 +115,13 @@ def converted_table(path):
     return converted(path, nulls="json")
 
 
+def at_once(dataset):
+    return dataset.__getitems__(range(len(dataset)))
+
+
 PARQUET_READERS = {
     "map-style": lambda path: list(ParquetDataset(str(path))),
+    "map-style at once": lambda path: at_once(ParquetDataset(str(path))),
     "iterable": lambda path: list(IterableParquetDataset(str(path), rows_at_once=16)),
     "stream": streamed,
     "convert": converted_table,
@@ -312,6 +317,7 @@ def test_two_columns_of_one_name_are_refused_and_others_are_read(tmp_path, reade
         PARQUET_READERS[reader](path)
     others = {
         "map-style": lambda: list(ParquetDataset(path, ["b"])),
+        "map-style at once": lambda: at_once(ParquetDataset(path, ["b"])),
         "iterable": lambda: list(IterableParquetDataset(path, ["b"])),
         "stream": lambda: streamed(path, columns=["b"]),
         "convert": lambda: converted(path, only=["b"]),
@@ -327,6 +333,7 @@ BEYOND_PYTHON = {
     "time in a zone": pa.array([0, 253_402_300_800], pa.timestamp("s", "UTC")),
     "duration": pa.array([0, 1 << 62], pa.duration("s")),
     "within a list": pa.array([[0], [2_932_897]], pa.list_(pa.date32())),
+    "times within a list": pa.array([[0], [1 << 45]], pa.list_(pa.timestamp("s"))),
     "within a struct": pa.array([{"at": 0}, {"at": 2_932_897}], pa.struct({"at": pa.date32()})),
     "zone": pa.array([None, 1], pa.timestamp("us", "Mars/Base")),
 }
