@@ -122,6 +122,15 @@ def nobodys_rank():
 
 
 @pytest.fixture
+def generators_as_they_were():
+    """Leave random numbers as the test has found them."""
+    from fkat_data.seeding import preserved_generators
+
+    with preserved_generators():
+        yield
+
+
+@pytest.fixture
 def processes():
     """Permit the test to start processes and servers; fail it if a process, or its shared memory, outlives it."""
     before, shared_memory = leavings.processes(), leavings.SharedMemory()

@@ -24,10 +24,7 @@ def draws_after(seed, *arguments):
     return draws()
 
 
-@pytest.fixture(autouse=True)
-def _generators_as_they_were():
-    with preserved_generators():
-        yield
+pytestmark = pytest.mark.usefixtures("generators_as_they_were")
 
 
 def test_the_streams_are_the_golden_ones():

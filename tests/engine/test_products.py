@@ -7,13 +7,7 @@ from hypothesis import strategies as st
 from loader_examples import make
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, WeightedRandomSampler
 
-from fkat_data.seeding import preserved_generators
-
-
-@pytest.fixture(autouse=True)
-def _generators_as_they_were():
-    with preserved_generators():
-        yield
+pytestmark = pytest.mark.usefixtures("generators_as_they_were")
 
 
 def run(factory, first=0):

@@ -9,22 +9,15 @@ import time
 import numpy as np
 import pytest
 import torch
-from patience import Patience
 from startup_examples import FACES, Gate, Numbers, from_caller, made_with
 from torch.utils.data import get_worker_info
+from walks import wait_until
 
 from fkat_data import DataLoader, ShardedDataLoader
 from fkat_data.errors import StaleIteratorError, WorkerError
 
 pytestmark = pytest.mark.usefixtures("processes")
 WITHOUT_FACTORY = ["indices", "stream"]
-
-
-def wait_for(condition):
-    patience = Patience()
-    while not condition():
-        assert not patience.is_over()
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
@@ -53,7 +46,7 @@ def test_order_bits_and_states_are_those_of_one_process_wherever_workers_begin(f
                 if len(found) == num_by_caller:
                     gate.open()
                     if num_by_caller < 6:
-                        wait_for(gate.is_passed)
+                        wait_until(gate.is_passed)
             assert found == expected
             if num_by_caller:
                 assert by_caller == [True] * num_by_caller + [False] * (6 - num_by_caller)
@@ -277,7 +270,7 @@ def test_an_interrupted_microbatch_is_the_next_one(num_workers, num_before, is_o
         if is_opened:
             gate.open()
             if num_before:  # the worker begins behind what was interrupted
-                wait_for(gate.is_passed)
+                wait_until(gate.is_passed)
         found += [made_with(microbatch) for microbatch in iterator]
         assert found == expected
 
@@ -291,7 +284,7 @@ class AlwaysInterrupted(Numbers):
                 tries.write(".")
             if (self.gate.folder / "tries").stat().st_size == 2:
                 self.gate.open()
-                wait_for(self.gate.is_passed)
+                wait_until(self.gate.is_passed)
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(60)
         return super().__getitem__(index)
@@ -308,7 +301,7 @@ def test_workers_make_what_the_caller_is_interrupted_in_each_time(num_workers, n
             with pytest.raises(KeyboardInterrupt):
                 next(iterator)
         gate.open()
-        wait_for(gate.is_passed)
+        wait_until(gate.is_passed)
         found += [index for microbatch in iterator for index in microbatch[0].tolist()]
         assert found == list(range(24))
     assert (tmp_path / "tries").stat().st_size == num_tries
@@ -327,7 +320,7 @@ def test_a_loader_that_another_thread_closes_meanwhile_says_so(tmp_path):
     loader = DataLoader(Closing(Gate(tmp_path)), batch_size=4, num_workers=1, start_method="template")
 
     def close():
-        wait_for((tmp_path / "reached").exists)
+        wait_until((tmp_path / "reached").exists)
         loader.close()
         (tmp_path / "closed").touch()
 

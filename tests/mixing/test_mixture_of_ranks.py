@@ -1,16 +1,14 @@
 """Mixtures of several ranks: each goes on where it was, or with what other ranks have left."""
 
 import json
-from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from torch.testing._internal.distributed.fake_pg import FakeStore
+from state_cases import in_group
 
 from fkat_data import DataLoader, StateMismatchError
 from fkat_data.mixing import DictDataLoader, Weighted
@@ -18,16 +16,6 @@ from fkat_data.mixing import DictDataLoader, Weighted
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is .*:UserWarning")
 
 LENGTHS = st.tuples(st.integers(3, 14), st.integers(3, 14))
-
-
-@contextmanager
-def in_group(rank, num_ranks):
-    """Let torch.distributed know a rank, without any other process."""
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=num_ranks)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
 
 
 class Job:

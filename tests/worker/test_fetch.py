@@ -11,15 +11,11 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler
 from torch.utils.data import dataloader as torch_dataloader
 
-from fkat_data.seeding import preserved_generators, seed_global_generators
+from fkat_data.seeding import seed_global_generators
 from fkat_data.worker import fetch
 from fkat_data.worker.fetch import direct_fetch, direct_iteration
 
-
-@pytest.fixture(autouse=True)
-def _generators_as_they_were():
-    with preserved_generators():
-        yield
+pytestmark = pytest.mark.usefixtures("generators_as_they_were")
 
 
 def is_direct(iterator):

@@ -4,14 +4,10 @@ import pytest
 import torch
 
 import fkat_data
-from fkat_data.seeding import enter_rng_scope, leave_rng_scope, preserved_generators
+from fkat_data.seeding import enter_rng_scope, leave_rng_scope
 from fkat_data.worker.fetch import items_in_turn
 
-
-@pytest.fixture(autouse=True)
-def _generators_as_they_were():
-    with preserved_generators():
-        yield
+pytestmark = pytest.mark.usefixtures("generators_as_they_were")
 
 
 class Items:

@@ -13,7 +13,7 @@ from fkat_data.datasets import TokenWindows
 from fkat_data.loaders.computed_plan import SampleOrder
 from fkat_data.loaders.factory import DataLoaderFactory
 from fkat_data.loaders.sampler_plan import SamplerBatches
-from fkat_data.seeding import ShardRng, preserved_generators, seed_generators
+from fkat_data.seeding import ShardRng, seed_generators
 from fkat_data.streaming import MDSWriter, StreamingDataLoader, StreamingDataset
 from fkat_data.streaming.loader_plan import StreamPlan
 from fkat_data.streaming.reader import reader_of
@@ -167,10 +167,7 @@ PRODUCTS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _generators_as_they_were():
-    with preserved_generators():
-        yield
+pytestmark = pytest.mark.usefixtures("generators_as_they_were")
 
 
 def opened(name, folder, *, is_shared=False):

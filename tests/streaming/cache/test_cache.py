@@ -19,11 +19,6 @@ from fkat_data.errors import CacheFullError, ShardCorruptError
 
 
 @pytest.fixture
-def directory(tmp_path):
-    return tmp_path / "cache"
-
-
-@pytest.fixture
 def cache(directory):
     return cache_in(directory)
 

@@ -18,11 +18,6 @@ def names(recorded):
     return OLD
 
 
-@pytest.fixture
-def directory(tmp_path):
-    return tmp_path / "cache"
-
-
 def fill(directory):
     cache = cache_in(directory)
     for name in [*OLD, "other.mds", "index.json"]:

@@ -43,11 +43,6 @@ except KeyboardInterrupt:
 
 
 @pytest.fixture
-def directory(tmp_path):
-    return tmp_path / "cache"
-
-
-@pytest.fixture
 def maker(start, directory):
     """A process that is making the file, for long."""
     process = start(MAKER, directory)
