@@ -3,7 +3,7 @@
 An epoch is one task: its payload is a ``SampleOrder``, which returns the indices of any batch by its number.
 """
 
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterator, Sequence, Sized
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -14,8 +14,9 @@ from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Se
 from fkat_data.datasets.packed import PackedDataset
 from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.loaders.loader_plan import IndexPlan, Provenance
-from fkat_data.loaders.rank_share import RankShare
-from fkat_data.loaders.reshards import remainder_of, reshards_in
+from fkat_data.loaders.loader_state import LoaderState
+from fkat_data.loaders.rank_share import RankShare, Sharing
+from fkat_data.loaders.reshards import remainder_of
 from fkat_data.permutation import keys_of, permutation, permuted
 from fkat_data.plan.position import Position, Reshard
 from fkat_data.plan.resharding import Remainder, first_step, of_epoch
@@ -204,7 +205,7 @@ def is_computed(sampler: object, batch_sampler: object) -> bool:
     return type(sampler) in (SequentialSampler, EpochShuffle)
 
 
-def check_kind_of_order(state: Mapping[str, Any], sampler: object, batch_sampler: Any) -> None:
+def check_kind_of_order(state: LoaderState, sampler: object, batch_sampler: Any) -> None:
     """Check that the samples come in order, shuffled, or as a sampler gives them, as they did when a state was saved.
 
     Before the first microbatch of all, anything may come. Between two epochs, a ``DistributedSampler`` may have come or
@@ -218,15 +219,15 @@ def check_kind_of_order(state: Mapping[str, Any], sampler: object, batch_sampler
         is_computed(sampler, batch_sampler) and 1 + isinstance(indices, EpochShuffle)
     ]
     kinds = {None: present, False: "<in order>", True: "<shuffle=True>"}
-    plan_state = state["sampler"]
+    plan_state = state.sampler
     is_drawn = "num_samples" not in plan_state or "samplers_begun" in plan_state
     saved = "<a sampler>" if is_drawn else kinds[plan_state.get("shuffle")]
     is_distributed = "distributed" in plan_state or isinstance(indices, DistributedSampler)
-    is_before_all = (state["epoch"], state["step"]) == (0, 0)
-    if saved == present or is_before_all or (is_distributed and not state["step"]):
+    is_before_all = (state.epoch, state.step) == (0, 0)
+    if saved == present or is_before_all or (is_distributed and not state.step):
         return
     hint = "begin the epoch in the order of the run that saved: pass its sampler or its shuffle"
-    if state["step"]:
+    if state.step:
         hint = (
             "finish the epoch in the order in which it began, with the sampler or the shuffle of the run that saved. On "
             "several ranks, Lightning gives the loader a DistributedSampler; on one rank, strategy='ddp' does, and in your own "
@@ -300,27 +301,27 @@ class ComputedPlan(IndexPlan):
         arguments = self._arguments(epoch)
         return {"num_samples": arguments.num_samples, "shuffle": arguments.shuffle is not None}
 
-    def is_over(self, state: Mapping[str, Any]) -> bool:
+    def is_over(self, state: LoaderState) -> bool:
         """Return whether an epoch has nothing left at a saved position; if others delivered all before it, for any rank."""
-        num_samples = self._arguments(state["epoch"]).num_samples
-        if state["sampler"].get("num_samples", num_samples) != num_samples:
+        num_samples = self._arguments(state.epoch).num_samples
+        if state.sampler.get("num_samples", num_samples) != num_samples:
             return False
-        order = self._order_of(state["epoch"])
-        return order.is_over if 0 < order.first == state["step"] else state["step"] == len(order)
+        order = self._order_of(state.epoch)
+        return order.is_over if 0 < order.first == state.step else state.step == len(order)
 
     def made_of(self, position: Position) -> list[Provenance]:
         """Return the indices of a microbatch."""
         batch = self._order_of(position.epoch).batch(position.microbatch)
         return [Provenance([batch] if self._batch_sampler is None else batch, [])]
 
-    def first_microbatch(self, state: Mapping[str, Any]) -> int:
+    def first_microbatch(self, state: LoaderState) -> int:
         """Return where a saved position is in its epoch's task.
 
         0 for a rank that gets nothing of what others have left: it has one empty iteration, as those that get something
         have one, instead of the next epoch.
         """
-        order = self._order_of(state["epoch"])
-        return 0 if 0 < order.first == len(order) else state["step"]
+        order = self._order_of(state.epoch)
+        return 0 if 0 < order.first == len(order) else state.step
 
     def num_batches(self, epoch: int) -> int:
         """Return this rank's microbatches of an epoch, with those before the number of ranks has changed."""
@@ -408,27 +409,27 @@ class _OrderArguments(NamedTuple):
     drop_last: bool
 
 
-def batches_left(state: Mapping[str, Any], rank: int | None) -> tuple[int, int] | None:
-    """Return what a saved state says of its epoch's batches: how many a rank has left, and of how many.
+def batches_left(state: LoaderState, rank: int | None) -> tuple[int, int] | None:
+    """Return what a state says of its epoch's batches: how many a rank has left, and of how many.
 
     Args:
-        state: The state of a DataLoader.
+        state: The state.
         rank: The rank; None: any one, where all have equally many.
 
     Returns:
         None where the state does not say it: the order is not arithmetic, or ranks differ.
     """
-    sampler: Mapping[str, Any] = state.get("sampler", {})
-    num_samples, num_ranks = None if "window" in sampler else sampler.get("num_samples"), state.get("num_ranks", 1)
+    num_samples = None if state.is_of_windows else state.sampler.get("num_samples")
+    sharing, epoch = state.sharing or Sharing(), state.epoch
     # Where the last round is not even, ranks have different numbers of batches.
-    is_same_on_all = num_ranks == 1 or state["even_batches"] or state["split_batches"]
+    is_same_on_all = sharing.num_ranks == 1 or sharing.even_batches or sharing.split_batches
     if num_samples is None or (rank is None and not is_same_on_all):
         return None
-    size, drop_last, reshards = state["batch_size"], state["drop_last"], reshards_in(state)
     share = None
-    if num_ranks > 1:
-        share = RankShare(num_ranks, rank or 0, state["even_batches"], state["split_batches"])
-    left = remainder_of(reshards, state["epoch"], num_samples, drop_last=drop_last)
-    first = first_step(reshards, state["epoch"])
+    if sharing.num_ranks > 1:
+        share = RankShare(sharing.num_ranks, rank or 0, sharing.even_batches, sharing.split_batches)
+    left = remainder_of(state.reshards, epoch, num_samples, drop_last=state.drop_last)
+    first = first_step(state.reshards, epoch)
+    size, drop_last = state.batch_size, state.drop_last
     order = SampleOrder(num_samples, size, drop_last=drop_last, shuffle=None, share=share, left=left, first=first)
-    return len(order) - state["step"], len(order) - first
+    return len(order) - state.step, len(order) - first

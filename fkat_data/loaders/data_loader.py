@@ -276,7 +276,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         Collective where torch.distributed is initialised and the loader is dealt out: every rank must call it. Plain
         values, if the states of a dataset and a sampler of the user's are: see ``fkat_data.loaders.states``.
         """
-        own = self._session.state(self)
+        own = self._session.state(self).plain()
         return sealed(own if self._session.is_of_one_rank else merged_states(gather(own)))
 
     def local_state_dict(self) -> dict[str, Any]:
@@ -286,7 +286,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
             ConfigurationError: A stream's own ``__iter__`` yields samples in another way than its order, so that no
                 state can say what it would yield next.
         """
-        return sealed(self._session.local_state(self))
+        return sealed(self._session.local_state(self).plain())
 
     @staticmethod
     def merge_state_dicts(local_state_dicts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

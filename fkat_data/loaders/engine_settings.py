@@ -2,7 +2,7 @@
 
 import multiprocessing
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn, cast
 
@@ -19,6 +19,7 @@ from fkat_data.errors import ConfigurationError, arguments
 from fkat_data.loaders.computed_plan import is_computed
 from fkat_data.loaders.loader_arguments import LoaderArguments
 from fkat_data.loaders.loader_plan import LoaderPlan
+from fkat_data.loaders.loader_state import LoaderState
 from fkat_data.observe.statistics import DataLoaderStatistics
 from fkat_data.observe.timeline import open_timeline
 from fkat_data.plan.iteration import EpochIterator, HandOver, Iterations
@@ -409,14 +410,14 @@ def adopt_batch_size(
     return source
 
 
-def check_known(state: Mapping[str, Any], dataset: object) -> None:
+def check_known(state: LoaderState, dataset: object) -> None:
     """Check that a state says where a stream goes on.
 
     Raises:
         ConfigurationError: The dataset's own ``__iter__`` has not yielded one sample for each that it was handed, so that
             no position in the order says what it would yield next.
     """
-    if state.get("stream", state) is None:
+    if state.plan_state.get("stream", state) is None:
         raise ConfigurationError(
             "dataset",
             type(dataset),

@@ -14,7 +14,8 @@ from fkat_data.loaders.computed_plan import ComputedPlan, EpochShuffle, check_ki
 from fkat_data.loaders.engine_settings import size_of_batches
 from fkat_data.loaders.loader_arguments import LoaderArguments, outermost_sampler, samplers_of
 from fkat_data.loaders.loader_plan import IndexPlan, LoaderPlan
-from fkat_data.loaders.rank_share import RankShare, shared_fields
+from fkat_data.loaders.loader_state import LoaderState
+from fkat_data.loaders.rank_share import RankShare
 from fkat_data.loaders.reshards import distributed_sampler_of, rank_in
 from fkat_data.loaders.sample_source import EpochStart, SampleSource, start_of_order, tell_epoch, window_fingerprint
 from fkat_data.loaders.sampler_plan import SamplerPlan
@@ -72,7 +73,7 @@ class IndexSource(SampleSource):
     def _first_plan(self, loader: LoaderArguments, start: EpochStart) -> IndexPlan:
         plan = self._index_plan(loader, start)
         if start.state is not None:
-            plan.load_plan_state(start.state["epoch"], start.state["sampler"])
+            plan.load_plan_state(start.state.epoch, start.state.sampler)
         return plan
 
     def _index_plan(self, loader: LoaderArguments, start: EpochStart) -> IndexPlan:
@@ -102,7 +103,7 @@ class IndexSource(SampleSource):
         """Return the dataset that decides on the order by a seed and an epoch; None: none does."""
         return seeded_order_below(loader.dataset)
 
-    def check_begin(self, loader: LoaderArguments, state: Mapping[str, Any] | None) -> None:
+    def check_begin(self, loader: LoaderArguments, state: LoaderState | None) -> None:
         """Check, before the first iteration, that ranks share one order, and that a loaded state is of the same kind.
 
         Raises:
@@ -110,14 +111,14 @@ class IndexSource(SampleSource):
             StateMismatchError: The order is of another kind.
         """
         num_ranks = max(getattr(sampler, "num_replicas", None) or 1 for sampler in (None, *samplers_of(loader)))
-        if num_ranks > 1 and self.order_fields(loader):
+        if num_ranks > 1 and self.drawn_order(loader) is not None:
             expected = f"a dataset with a seed, the same on all {num_ranks} ranks: this one drew its own"
             raise ConfigurationError("dataset", loader.dataset, expected)
         if state is not None:
             # Not before: Lightning may give the loader another sampler after a load.
             self._check_kind(loader, state)
 
-    def _check_kind(self, loader: LoaderArguments, state: Mapping[str, Any]) -> None:
+    def _check_kind(self, loader: LoaderArguments, state: LoaderState) -> None:
         check_kind_of_order(state, loader.sampler, loader.batch_sampler)
 
     def deal_out(self, loader: LoaderArguments, share: RankShare, *, begun: str | None) -> RankShare | None:
@@ -154,7 +155,7 @@ class IndexSource(SampleSource):
         """Return the samples of an epoch's last batches on all ranks, without those that fill them up; 0: all are."""
         return 0 if self.share is None else self._index_plan(loader, start).num_in_last_round(epoch)
 
-    def own_part(self, loader: LoaderArguments, state_dict: Any) -> dict[str, Any]:
+    def own_part(self, loader: LoaderArguments, state_dict: Any) -> LoaderState:
         """Return where this rank goes on after a state of its own, or of any number of ranks.
 
         Raises:
@@ -162,16 +163,16 @@ class IndexSource(SampleSource):
         """
         own = super().own_part(loader, state_dict)
         dealing = self.dealing(loader)
-        if isinstance(dealing, TokenBudgetBatchSampler) and "resplits" in own:
+        if isinstance(dealing, TokenBudgetBatchSampler) and own.reshards:
             # What is left follows from its state alone.
-            dealing.for_rank(dealing.dp_size, dealing.dp_rank).load_state_dict(own["sampler"]["samplers"][-1])
+            dealing.for_rank(dealing.dp_size, dealing.dp_rank).load_state_dict(own.sampler["samplers"][-1])
         return own
 
     def layout(self, loader: LoaderArguments) -> Layout | None:
         """Return the ranks that the samples are dealt out to; None: nothing says what another rank has."""
         size = size_of_batches(loader)
         if self.share is not None:
-            return Layout(size, self.share.num_ranks, self.share.rank, shared_fields(self.share))
+            return Layout(size, self.share.num_ranks, self.share.rank, {"sharing": self.share.sharing})
         dealing = self.dealing(loader)
         if dealing is not None:
             fields, dealt_by = self._dealing_fields(loader), "order" if dealing.dp_size > 1 else None
@@ -207,14 +208,14 @@ class IndexSource(SampleSource):
         below = self.ordered_dataset(loader)
         return rank_in(outermost_sampler(loader)) or ((below.dp_rank, below.dp_size) if _is_part(below) else None)
 
-    def _dealing_fields(self, loader: LoaderArguments) -> dict[str, Any]:
-        """Return the fields of a state that say to how many ranks a dataset or a batch sampler deals itself out."""
+    def _dealing_fields(self, loader: LoaderArguments) -> dict[str, int]:
+        """Return what a ``LoaderState`` says of the ranks that a dataset or a batch sampler deals itself out to."""
         ordered, dealing = self.ordered_dataset(loader), self.dealing(loader)
         ranks = {"dataset_ranks": ordered.dp_size} if isinstance(ordered, PackedDataset) else {}
         own = {} if dealing is None else {"dealt_ranks": dealing.dp_size, "dealt_rank": dealing.dp_rank}
         return {**ranks, **own}
 
-    def adopt_order(self, loader: LoaderArguments, state: Mapping[str, Any]) -> None:
+    def adopt_order(self, loader: LoaderArguments, state: LoaderState) -> None:
         """Have the dataset give the order of a state.
 
         Raises:
@@ -222,46 +223,46 @@ class IndexSource(SampleSource):
                 state's epoch was dealt out to other ranks than the dataset is.
         """
         ordered = self.ordered_dataset(loader)
-        if isinstance(ordered, PackedDataset) and state["step"]:
-            saved, present = state.get("dataset_ranks", 1), ordered.dp_size
+        if isinstance(ordered, PackedDataset) and state.step:
+            saved, present = 1 if state.dataset_ranks is None else state.dataset_ranks, ordered.dp_size
             if saved != present:
                 hint = "go on with as many ranks as the epoch began with, or begin the next epoch"
                 raise StateMismatchError("dataset_ranks", saved, present, hint)
         super().adopt_order(loader, state)
-        if isinstance(ordered, PackedDataset) and state["step"]:
-            ordered.follow_epoch(state["epoch"])  # what is left of it has a length
+        if isinstance(ordered, PackedDataset) and state.step:
+            ordered.follow_epoch(state.epoch)  # what is left of it has a length
 
-    def set_samplers(self, loader: LoaderArguments, state: dict[str, Any]) -> None:
-        """Set samplers of the user's to what a state at an epoch's start says: a ``set_epoch`` may follow before that begins."""
-        sampler = state.get("sampler", {})
-        begun = samplers_in(sampler)
+    def with_samplers_set(self, loader: LoaderArguments, state: LoaderState) -> LoaderState:
+        """Set samplers of the user's to what a state at an epoch's start says; see ``SampleSource``."""
+        begun = samplers_in(state.sampler)
         if begun:
-            self.first_batch.note(state["epoch"], begun)
-        if state["step"] or not begun or is_computed(loader.sampler, loader.batch_sampler):
-            return
+            self.first_batch.note(state.epoch, begun)
+        if state.step or not begun or is_computed(loader.sampler, loader.batch_sampler):
+            return state
         drawn_from = self._drawn_from(loader)
-        state["sampler"] = with_samplers_set(drawn_from, sampler, state["seed"], state["epoch"], self.first_batch)
+        set_to = with_samplers_set(drawn_from, state.sampler, state.seed, state.epoch, self.first_batch)
+        return state.with_sampler(set_to)
 
     def _drawn_from(self, loader: LoaderArguments) -> Any:
         """Return the outermost sampler that the plan draws from."""
         return outermost_sampler(loader)
 
-    def for_engine(self, loader: LoaderArguments, state: dict[str, Any]) -> Mapping[str, Any]:
+    def for_engine(self, loader: LoaderArguments, state: LoaderState) -> LoaderState:
         """Return what of a loaded state the plan of a new engine reads.
 
         The length of the epoch before is not, if that of the next one may differ.
         """
-        if state["step"] or not isinstance(self.ordered_dataset(loader), PackedDataset):
+        if state.step or not isinstance(self.ordered_dataset(loader), PackedDataset):
             return state
-        return {**state, "sampler": {name: value for name, value in state["sampler"].items() if name != "num_samples"}}
+        return state.with_sampler({name: value for name, value in state.sampler.items() if name != "num_samples"})
 
-    def after_load(self, loader: LoaderArguments, state: Mapping[str, Any]) -> None:
+    def after_load(self, loader: LoaderArguments, state: LoaderState) -> None:
         """Tell samplers that Lightning has brought which epoch a loaded state has begun.
 
         Lightning itself sets it after the first microbatch.
         """
-        begun: Mapping[str, Any] = state["sampler"].get("distributed", {}) if state["step"] else {}
-        tell_epoch(samplers_of(loader), begun.get("epoch", state["epoch"]))
+        begun: Mapping[str, Any] = state.sampler.get("distributed", {}) if state.step else {}
+        tell_epoch(samplers_of(loader), begun.get("epoch", state.epoch))
 
     def is_over(self, loader: LoaderArguments, start: EpochStart) -> bool:
         """Return whether the loaded state has nothing left of its epoch, where that is known before it is begun."""
@@ -291,24 +292,24 @@ class IndexSource(SampleSource):
             raise ConfigurationError("sampler", loader.sampler, hint)
 
     def start_of(
-        self, loader: LoaderArguments, start: EpochStart, own: dict[str, Any], running: LoaderPlan | None, epoch: int
-    ) -> dict[str, Any]:
+        self, loader: LoaderArguments, start: EpochStart, own: LoaderState, running: LoaderPlan | None, epoch: int
+    ) -> LoaderState:
         """Return the state at an epoch's start; see ``SampleSource``."""
         del running
         return start_of_order(own, epoch, self._index_plan(loader, start).state_at(epoch, 0))
 
     def successor_state(
-        self, loader: LoaderArguments, start: EpochStart, own: dict[str, Any], epoch: int
-    ) -> dict[str, Any] | None:
+        self, loader: LoaderArguments, start: EpochStart, own: LoaderState, epoch: int
+    ) -> LoaderState | None:
         """Return where a loader begins that Lightning makes of another one, in whose next epoch."""
         return self.start_of(loader, start, own, None, epoch)
 
-    def current_state(self, loader: LoaderArguments, start: EpochStart, state: dict[str, Any]) -> dict[str, Any]:
+    def current_state(self, loader: LoaderArguments, start: EpochStart, state: LoaderState) -> LoaderState:
         """Return a loaded state at an epoch's start as the samplers are now: a program may have set them since."""
-        if samplers_in(state["sampler"]) or is_computed(loader.sampler, loader.batch_sampler):
+        if samplers_in(state.sampler) or is_computed(loader.sampler, loader.batch_sampler):
             return state
         # The samplers are what it says already, or what the program has set since.
-        return {**state, "sampler": self._first_plan(loader, start).state_at(state["epoch"], 0)}
+        return state.with_sampler(self._first_plan(loader, start).state_at(state.epoch, 0))
 
     def has_torchs_length(self, loader: LoaderArguments, reshards: tuple[Reshard, ...], *, is_fresh: bool) -> bool:
         """Return whether torch's class knows the microbatches of the next epoch."""

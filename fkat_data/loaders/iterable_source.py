@@ -1,12 +1,13 @@
 """The sample sources of iterable datasets: a strand for each worker, whose microbatches or rows come in turn."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from fkat_data.errors import ConfigurationError, StateMismatchError, arguments
 from fkat_data.loaders.loader_arguments import LoaderArguments
 from fkat_data.loaders.loader_plan import LoaderPlan
+from fkat_data.loaders.loader_state import LoaderState, PlanKind
 from fkat_data.loaders.rank_share import RankShare
 from fkat_data.loaders.sample_source import EpochStart, SampleSource, window_fingerprint
 from fkat_data.loaders.shortest_rank import ShortestRank, ShortestRankOfJob
@@ -26,7 +27,7 @@ class IterableSource(SampleSource):
         ends: Ends the epochs of all ranks together where microbatches are cut from rows of windows; None: none are cut.
     """
 
-    state_field: Literal["sampler", "strands", "stream"] = "strands"
+    kind: PlanKind = "strands"
 
     def __init__(self, ends: ShortestRankOfJob | None) -> None:
         super().__init__()
@@ -34,12 +35,12 @@ class IterableSource(SampleSource):
 
     def plan(self, loader: LoaderArguments, start: EpochStart) -> LoaderPlan:
         """Return a plan of the epochs from the next one on."""
-        num_strands = loader.num_workers if start.state is None else int(start.state["num_strands"])
+        num_strands = loader.num_workers if start.state is None else int(start.state.plan_state["num_strands"])
         own_dataset = None if num_strands or loader.num_workers else loader.dataset
         fields = self._strand_fields(loader, start.state)
         return StrandPlan(num_strands, start.dp_rank, own_dataset, fields, shortest_rank=self._ends_of(loader))
 
-    def _strand_fields(self, loader: LoaderArguments, state: Mapping[str, Any] | None) -> dict[str, Any]:
+    def _strand_fields(self, loader: LoaderArguments, state: LoaderState | None) -> dict[str, Any]:
         """Return what a state says of the strands of all ranks; nothing where the dataset does not count them."""
         del loader, state
         return {}
@@ -86,19 +87,20 @@ class IterableSource(SampleSource):
         """Return why accelerate must not make a loader for each of several ranks of this one's parts; None: it may."""
         return None if loader.dp_rank is None else "a loader of this rank's own part, which it would deal out again"
 
-    def own_part(self, loader: LoaderArguments, state_dict: Any) -> dict[str, Any]:
+    def own_part(self, loader: LoaderArguments, state_dict: Any) -> LoaderState:
         """Return where this rank goes on after a state of its own, or of any number of ranks.
 
         Raises:
             StateMismatchError: It is no such state, or does not say what other ranks had left.
         """
-        own = super().own_part(loader, state_dict)
+        state = super().own_part(loader, state_dict)
+        own = state.plan_state
         if "strand_numbers" in own and own["all_strands"] != own["num_strands"]:
             hint = (
                 "set counts_workers_of_all_ranks = True on the dataset, and pass num_workers, as in the run that saved"
             )
             raise StateMismatchError("strand_numbers", own["strand_numbers"], "<all strands>", hint)
-        return own
+        return state
 
     def saver(self, loader: LoaderArguments) -> tuple[int, int | None] | None:
         """Return this rank, and of how many: each iterates a dataset that only it knows the state of."""
@@ -106,13 +108,13 @@ class IterableSource(SampleSource):
         return (rank, num_ranks) if loader.dp_rank is None else (loader.dp_rank, None)
 
     def start_of(
-        self, loader: LoaderArguments, start: EpochStart, own: dict[str, Any], running: LoaderPlan | None, epoch: int
-    ) -> dict[str, Any]:
+        self, loader: LoaderArguments, start: EpochStart, own: LoaderState, running: LoaderPlan | None, epoch: int
+    ) -> LoaderState:
         """Return the state at an epoch's start; see ``SampleSource``."""
         del loader, start
         # As the next epoch does: from where the dataset was at the start of the one under way.
         begun = own if running is None else running.epoch_again(own)
-        snapshots = None if begun["step"] else [strand["snapshot"] for strand in begun["strands"]]
+        snapshots = None if begun.step else [strand["snapshot"] for strand in begun.strands]
         return state_at_epoch(own, epoch, snapshots)
 
     def has_torchs_length(self, loader: LoaderArguments, reshards: tuple[Reshard, ...], *, is_fresh: bool) -> bool:
@@ -136,9 +138,9 @@ class CountedIterableSource(IterableSource):
         del loader
         return True
 
-    def _strand_fields(self, loader: LoaderArguments, state: Mapping[str, Any] | None) -> dict[str, Any]:
+    def _strand_fields(self, loader: LoaderArguments, state: LoaderState | None) -> dict[str, Any]:
         if state is not None:
-            return {name: state[name] for name in _STRAND_FIELDS if name in state}
+            return {name: state.plan_state[name] for name in _STRAND_FIELDS if name in state.plan_state}
         num_strands = self._ranks.num_ranks * loader.num_workers
         return {
             "strand_numbers": self._ranks.numbers(num_strands),
@@ -167,7 +169,7 @@ class CountedIterableSource(IterableSource):
         self.is_collective = True
         return None
 
-    def own_part(self, loader: LoaderArguments, state_dict: Any) -> dict[str, Any]:
+    def own_part(self, loader: LoaderArguments, state_dict: Any) -> LoaderState:
         """Return where this rank goes on after a state of its own, or of any number of ranks.
 
         Raises:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from fkat_data.errors import StateMismatchError
+from fkat_data.loaders.loader_state import LoaderState
 from fkat_data.loaders.states import state_at_epoch
 from fkat_data.plan.position import START, Position, ResumeState
 from fkat_data.plan.shard_plan import Plan
@@ -77,10 +78,10 @@ class LoaderPlan(Plan):
 
     @abstractmethod
     def saved(self, position: Position) -> dict[str, Any]:
-        """Return what a state says of a position, beside its epoch and step."""
+        """Return the plan's part of a state at a position: ``LoaderState.plan_state``."""
 
     @abstractmethod
-    def read_state(self, state: Mapping[str, Any]) -> ResumeState:
+    def read_state(self, state: LoaderState) -> ResumeState:
         """Return where an engine goes on after a state.
 
         Raises:
@@ -103,9 +104,9 @@ class LoaderPlan(Plan):
         """
         del position
 
-    def epoch_again(self, state: Mapping[str, Any]) -> dict[str, Any]:
+    def epoch_again(self, state: LoaderState) -> LoaderState:
         """Return the start of a state's epoch, in the same order; the state itself where that start is not known."""
-        return state_at_epoch(state, state["epoch"])
+        return state_at_epoch(state, state.epoch)
 
     def num_tasks(self, epoch: int) -> int | None:
         """Return None: nothing asks for it."""
@@ -144,7 +145,7 @@ class IndexPlan(LoaderPlan):
         return False
 
     @abstractmethod
-    def is_over(self, state: Mapping[str, Any]) -> bool:
+    def is_over(self, state: LoaderState) -> bool:
         """Return whether an epoch has nothing left at a saved position, where that is known before it is begun."""
 
     @abstractmethod
@@ -152,15 +153,15 @@ class IndexPlan(LoaderPlan):
         """Return the samples of the last round over all ranks, if it is smaller than the others; else, or unknown, 0."""
 
     def saved(self, position: Position) -> dict[str, Any]:
-        """Return what a state says of a position, beside its epoch and step."""
+        """Return the plan's part of a state at a position."""
         return {"sampler": self.state_at(position.epoch, position.step)}
 
-    def first_microbatch(self, state: Mapping[str, Any]) -> int:
+    def first_microbatch(self, state: LoaderState) -> int:
         """Return where a saved position is in the plan's first task: at its beginning, if each part is a task."""
         del state
         return 0
 
-    def read_state(self, state: Mapping[str, Any]) -> ResumeState:
+    def read_state(self, state: LoaderState) -> ResumeState:
         """Return where an engine goes on after a state."""
-        position = Position(state["epoch"], 0, self.first_microbatch(state), state["step"])
-        return ResumeState(position, sampler=dict(state["sampler"]))
+        position = Position(state.epoch, 0, self.first_microbatch(state), state.step)
+        return ResumeState(position, sampler=dict(state.sampler))

@@ -1,13 +1,24 @@
 """The share of a loader's batches that one of several ranks delivers, as accelerate deals them out."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, cycle, islice
 from typing import Any, NamedTuple
 
-from fkat_data.errors import ConfigurationError, RankMismatchError, StateMismatchError
-from fkat_data.runtime.distributed import gather
+from fkat_data.errors import ConfigurationError
 
-_ALONE = {"num_ranks": 1, "even_batches": True, "split_batches": False}
+
+class Sharing(NamedTuple):
+    """How a loader's batches are dealt out to ranks; the same on all of them.
+
+    Attributes:
+        num_ranks: Ranks that share them.
+        even_batches: As of a ``RankShare``.
+        split_batches: As of a ``RankShare``.
+    """
+
+    num_ranks: int = 1
+    even_batches: bool = True
+    split_batches: bool = False
 
 
 class RankShare(NamedTuple):
@@ -25,6 +36,11 @@ class RankShare(NamedTuple):
     rank: int
     even_batches: bool = True
     split_batches: bool = False
+
+    @property
+    def sharing(self) -> Sharing:
+        """What of it is the same on all ranks."""
+        return Sharing(self.num_ranks, self.even_batches, self.split_batches)
 
     def own_size(self, batch_size: int) -> int:
         """Return the samples of a rank's batch.
@@ -104,49 +120,3 @@ class RankShare(NamedTuple):
         own = items[size * self.rank : size * (self.rank + 1)]
         if own:
             yield own[0] if batch_size is None else own
-
-
-def check_share(state: Mapping[str, Any], share: RankShare | None) -> None:
-    """Return if a state was saved by a loader with the same share, or another rank's of the same dealing.
-
-    Raises:
-        StateMismatchError: It was not.
-    """
-    present = shared_fields(share) or _ALONE
-    for field, value in present.items():
-        saved = state.get(field, _ALONE[field])
-        if saved != value and (field == "num_ranks" or share is not None):
-            hint = (
-                "call deal_out() before load_state_dict(), with the arguments of the run that saved; its number of ranks may "
-                "be another"
-            )
-            raise StateMismatchError(field, saved, value, hint)
-    if share is not None and state.get("rank", share.rank) != share.rank:
-        hint = (
-            "window_fn makes another number of rows on each rank: load merge_state_dicts([...]) of all "
-            "ranks' local_state_dict()"
-        )
-        raise StateMismatchError("rank", state["rank"], share.rank, hint)
-
-
-def shared_fields(share: RankShare | None) -> dict[str, Any]:
-    """Return what a state says of a share: nothing that differs from rank to rank."""
-    return {} if share is None else {name: getattr(share, name) for name in _ALONE}
-
-
-def agreed_state(own: Mapping[str, Any], *, is_seed_given: bool) -> dict[str, Any]:
-    """Return the first rank's state, for all ranks to begin with. A collective.
-
-    Raises:
-        ConfigurationError: Ranks were given different seeds.
-        RankMismatchError: Ranks have datasets of other lengths.
-    """
-    of_ranks = gather((dict(own), is_seed_given))
-    seeds = [state["seed"] if is_given else None for state, is_given in of_ranks]
-    if len(set(seeds)) > 1:
-        raise ConfigurationError("seed", seeds, "the same on all ranks")
-    lengths = [state["sampler"].get("num_samples") for state, _ in of_ranks]
-    if len(set(lengths)) > 1:
-        per_rank = ", ".join(f"{length} on rank {rank}" for rank, length in enumerate(lengths))
-        raise RankMismatchError("len(dataset)", per_rank)
-    return of_ranks[0][0]

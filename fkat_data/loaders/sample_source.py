@@ -2,27 +2,29 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from fkat_data.errors import StateMismatchError
 from fkat_data.loaders.engine_settings import drops_last, size_of_batches
 from fkat_data.loaders.loader_arguments import LoaderArguments, samplers_of
 from fkat_data.loaders.loader_plan import LoaderPlan
-from fkat_data.loaders.rank_share import RankShare, check_share
+from fkat_data.loaders.loader_state import LoaderState, PlanKind
+from fkat_data.loaders.rank_share import RankShare
 from fkat_data.loaders.states import (
     Layout,
     check_saver,
+    check_share,
     checked_loader_state,
     entries_of,
     is_of_other_size,
-    is_saved_without_drop_last,
     own_state,
     state_at_epoch,
 )
 from fkat_data.plan.position import Reshard
 from fkat_data.runtime.distributed import rank_and_world_size
-from fkat_data.worker.produce import check_files, files_field
+from fkat_data.worker.produce import check_files, numbers_of_files
 from fkat_data.worker.windows import version_of
 
 
@@ -40,7 +42,7 @@ class EpochStart(NamedTuple):
     seed: Callable[[], int]
     dp_rank: int
     reshards: tuple[Reshard, ...]
-    state: dict[str, Any] | None
+    state: LoaderState | None
     leaves_empty_rest: bool
 
 
@@ -50,8 +52,8 @@ class SampleSource(ABC):
     It is chosen once, from the arguments, which a program may set later: so each method gets the loader.
     """
 
-    state_field: Literal["sampler", "strands", "stream"] = "sampler"
-    """The field of a state that is the plan's."""
+    kind: PlanKind = "sampler"
+    """The field of a saved state that is the plan's."""
     draws_as_torch: bool = True
     """Whether to begin an iteration moves the program's generators as torch's class does."""
     takes_sampler: bool = False
@@ -95,7 +97,7 @@ class SampleSource(ABC):
         """Return the dataset that decides on the order by a seed and an epoch; None: none does."""
         del loader
 
-    def check_begin(self, loader: LoaderArguments, state: Mapping[str, Any] | None) -> None:
+    def check_begin(self, loader: LoaderArguments, state: LoaderState | None) -> None:
         """Check, before the first iteration, that ranks share one order, and that a loaded state is of the same kind.
 
         Raises:
@@ -104,7 +106,7 @@ class SampleSource(ABC):
         """
         del loader, state
 
-    def check_since_load(self, loader: LoaderArguments, state: Mapping[str, Any]) -> None:
+    def check_since_load(self, loader: LoaderArguments, state: LoaderState) -> None:
         """Check that nothing was set since a state was loaded that would cut the rest of its epoch in another way.
 
         Raises:
@@ -113,10 +115,9 @@ class SampleSource(ABC):
         hint = "set it before load_state_dict(), or once an iteration has begun: it counts from the next one"
         present = size_of_batches(loader)
         if is_of_other_size(state, present):
-            raise StateMismatchError("batch_size", state["batch_size"], present, hint)
-        is_unsaid = loader.batch_size is None and not state["drop_last"]  # as in _checked
-        if state["step"] and state["drop_last"] != drops_last(loader) and not is_unsaid:
-            raise StateMismatchError("drop_last", state["drop_last"], drops_last(loader), hint)
+            raise StateMismatchError("batch_size", state.batch_size, present, hint)
+        if state.step and state.drop_last != drops_last(loader):
+            raise StateMismatchError("drop_last", state.drop_last, drops_last(loader), hint)
 
     def has_ranks(self, loader: LoaderArguments) -> bool:
         """Return whether a sampler or the dataset knows which samples are this rank's."""
@@ -145,7 +146,7 @@ class SampleSource(ABC):
         del loader, start, epoch
         return 0
 
-    def loaded_state(self, loader: LoaderArguments, state_dict: Any) -> dict[str, Any] | None:
+    def loaded_state(self, loader: LoaderArguments, state_dict: Any) -> LoaderState | None:
         """Return where this rank goes on after a state; None: the dataset has its own position, and has gone there.
 
         Raises:
@@ -153,10 +154,9 @@ class SampleSource(ABC):
         """
         loaded = self.own_part(loader, state_dict)
         self.adopt_order(loader, loaded)
-        self.set_samplers(loader, loaded)
-        return loaded
+        return self.with_samplers_set(loader, loaded)
 
-    def own_part(self, loader: LoaderArguments, state_dict: Any) -> dict[str, Any]:
+    def own_part(self, loader: LoaderArguments, state_dict: Any) -> LoaderState:
         """Return where this rank goes on after a state of its own, or of any number of ranks.
 
         Raises:
@@ -165,24 +165,19 @@ class SampleSource(ABC):
         layout = self.layout(loader)
         own = own_state(state_dict, layout, partial(self._checked, loader, layout), *rank_and_world_size())
         if layout is None and entries_of(state_dict) is None:
-            check_saver(own, self.saver(loader), is_iterable=self.state_field == "strands")
+            check_saver(own, self.saver(loader), is_iterable=self.kind == "strands")
         check_share(own, self.share)
         return own
 
-    def _checked(self, loader: LoaderArguments, layout: Layout | None, state: object) -> dict[str, Any]:
+    def _checked(self, loader: LoaderArguments, layout: Layout | None, state: object) -> LoaderState:
         """Return one rank's state after a look at each field."""
-        present = self.fingerprint(loader)
-        if loader.batch_size is None and is_saved_without_drop_last(state):
-            present["drop_last"] = False  # older states do not know that of a batch sampler
-        checked = checked_loader_state(state, present, loader.seed, self.state_field)
+        checked = checked_loader_state(state, self.fingerprint(loader), loader.seed, self.kind)
         size = size_of_batches(loader)
-        if checked["batch_size"] is None and loader.batch_size is None:
-            checked["batch_size"] = size  # older states do not know that of a batch sampler
         kind = "distributed" if layout is not None and layout.dealt_by == "sampler" else "num_samples"
-        is_known = layout is not None and kind in checked["sampler"]
+        is_known = layout is not None and kind in checked.sampler
         if is_of_other_size(checked, size) and not is_known:
             hint = "finish the epoch in batches of that size: only its dataset or its sampler knows what is left of it"
-            raise StateMismatchError("batch_size", checked["batch_size"], size, hint)
+            raise StateMismatchError("batch_size", checked.batch_size, size, hint)
         return checked
 
     def layout(self, loader: LoaderArguments) -> Layout | None:
@@ -196,53 +191,61 @@ class SampleSource(ABC):
         """
         del loader
 
-    def order_fields(self, loader: LoaderArguments) -> dict[str, Any]:
-        """Return the field of a state for a dataset that drew the seed of its order; no field for any other."""
+    def drawn_order(self, loader: LoaderArguments) -> dict[str, Any] | None:
+        """Return the state of a dataset that drew the seed of its order; None: of any other."""
         ordered = self.ordered_dataset(loader)
-        return {"dataset": ordered.state_dict()} if ordered is not None and ordered.is_seed_drawn else {}
+        return ordered.state_dict() if ordered is not None and ordered.is_seed_drawn else None
 
-    def dataset_fields(self, loader: LoaderArguments) -> dict[str, Any]:
-        """Return the fields of a state that say what of the dataset its positions depend on."""
-        saver = self.saver(loader)
-        whose = {} if saver is None or saver == (0, 1) else {"saved_by": list(saver)}
-        return {**self.order_fields(loader), **self._dealing_fields(loader), **files_field(loader.dataset), **whose}
+    def with_dataset(self, loader: LoaderArguments, state: LoaderState) -> LoaderState:
+        """Return a state that says what of the dataset its position depends on."""
+        saver, files, drawn = self.saver(loader), numbers_of_files(loader.dataset), self.drawn_order(loader)
+        return replace(
+            state,
+            dataset=state.dataset if drawn is None else drawn,
+            files=state.files if files is None else list(files),
+            saved_by=state.saved_by if saver is None or saver == (0, 1) else list(saver),
+            **self._dealing_fields(loader),
+        )
 
-    def _dealing_fields(self, loader: LoaderArguments) -> dict[str, Any]:
-        """Return the fields of a state that say to how many ranks a dataset or a batch sampler deals itself out."""
+    def _dealing_fields(self, loader: LoaderArguments) -> dict[str, int]:
+        """Return what a ``LoaderState`` says of the ranks that a dataset or a batch sampler deals itself out to."""
         del loader
         return {}
 
-    def adopt_order(self, loader: LoaderArguments, state: Mapping[str, Any]) -> None:
+    def adopt_order(self, loader: LoaderArguments, state: LoaderState) -> None:
         """Have the dataset give the order of a state.
 
         Raises:
             StateMismatchError: It cannot, the state does not say which order that is, or a file has changed since.
         """
-        check_files(state.get("files") if state["step"] else None, loader.dataset)
-        ordered = self.ordered_dataset(loader)
-        if "dataset" in state and ordered is not None:
-            ordered.load_state_dict(state["dataset"])
-        elif "dataset" in state or (ordered is not None and ordered.is_seed_drawn):
-            saved, present = (
-                "<a drawn seed>" if has else "<none>" for has in ("dataset" in state, ordered is not None)
-            )
+        check_files(state.files if state.step else None, loader.dataset)
+        ordered, is_drawn = self.ordered_dataset(loader), state.dataset is not None
+        if is_drawn and ordered is not None:
+            ordered.load_state_dict(state.dataset)
+        elif is_drawn or (ordered is not None and ordered.is_seed_drawn):
+            saved, present = ("<a drawn seed>" if has else "<none>" for has in (is_drawn, ordered is not None))
             hint = "the dataset determines the order: make it with the arguments and seeds of the run that saved"
             raise StateMismatchError("dataset", saved, present, hint)
 
-    def set_samplers(self, loader: LoaderArguments, state: dict[str, Any]) -> None:
-        """Set samplers of the user's to what a state at an epoch's start says: a ``set_epoch`` may follow before that begins."""
-        del loader, state
+    def with_samplers_set(self, loader: LoaderArguments, state: LoaderState) -> LoaderState:
+        """Set samplers of the user's to what a state at an epoch's start says: a ``set_epoch`` may follow before that begins.
 
-    def go_to(self, loader: LoaderArguments, state: Mapping[str, Any]) -> None:
+        Returns:
+            The state, with what is left for the plan that begins with it.
+        """
+        del loader
+        return state
+
+    def go_to(self, loader: LoaderArguments, state: LoaderState) -> None:
         """Put the dataset, if it has a position of its own, where a state says."""
         del loader, state
 
-    def for_engine(self, loader: LoaderArguments, state: dict[str, Any]) -> Mapping[str, Any]:
+    def for_engine(self, loader: LoaderArguments, state: LoaderState) -> LoaderState:
         """Return what of a loaded state the plan of a new engine reads."""
         del loader
         return state
 
-    def after_load(self, loader: LoaderArguments, state: Mapping[str, Any]) -> None:
+    def after_load(self, loader: LoaderArguments, state: LoaderState) -> None:
         """Tell samplers that Lightning has brought which epoch a loaded state has begun."""
         del loader, state
 
@@ -266,8 +269,8 @@ class SampleSource(ABC):
 
     @abstractmethod
     def start_of(
-        self, loader: LoaderArguments, start: EpochStart, own: dict[str, Any], running: LoaderPlan | None, epoch: int
-    ) -> dict[str, Any] | None:
+        self, loader: LoaderArguments, start: EpochStart, own: LoaderState, running: LoaderPlan | None, epoch: int
+    ) -> LoaderState | None:
         """Return the state at an epoch's start; None: the dataset itself has gone there.
 
         Args:
@@ -279,12 +282,12 @@ class SampleSource(ABC):
         """
 
     def successor_state(
-        self, loader: LoaderArguments, start: EpochStart, own: dict[str, Any], epoch: int
-    ) -> dict[str, Any] | None:
+        self, loader: LoaderArguments, start: EpochStart, own: LoaderState, epoch: int
+    ) -> LoaderState | None:
         """Return where a loader begins that Lightning makes of another one, in whose next epoch; None: as any new one."""
         del loader, start, own, epoch
 
-    def current_state(self, loader: LoaderArguments, start: EpochStart, state: dict[str, Any]) -> dict[str, Any]:
+    def current_state(self, loader: LoaderArguments, start: EpochStart, state: LoaderState) -> LoaderState:
         """Return a loaded state at an epoch's start as the samplers are now: a program may have set them since."""
         del loader, start
         return state
@@ -302,8 +305,8 @@ class SampleSource(ABC):
         return (running or self.plan(loader, start)).num_batches(epoch)
 
     def copied_state(
-        self, plan: LoaderPlan, own: dict[str, Any], position: Any
-    ) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+        self, plan: LoaderPlan, own: LoaderState, position: Any
+    ) -> tuple[LoaderState | None, dict[str, Any]]:
         """Return where a copy of a loader that is iterated begins, and what of the loader is another object in the copy.
 
         Args:
@@ -328,6 +331,6 @@ def tell_epoch(listeners: Iterable[Any], epoch: int) -> None:
             tell(epoch)
 
 
-def start_of_order(state: Mapping[str, Any], epoch: int, plan_state: Mapping[str, Any]) -> dict[str, Any]:
+def start_of_order(state: LoaderState, epoch: int, sampler: Mapping[str, Any]) -> LoaderState:
     """Return the state of the same loader at an epoch's start, with what its plan says of that."""
-    return {**state_at_epoch(state, epoch), "sampler": dict(plan_state)}
+    return state_at_epoch(state, epoch).with_sampler(sampler)

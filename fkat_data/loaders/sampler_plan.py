@@ -25,6 +25,7 @@ from fkat_data.errors.arguments import copied_state
 from fkat_data.loaders.checked_order import Check, CheckedOrder, check_order, checks_in
 from fkat_data.loaders.computed_plan import SampleOrder
 from fkat_data.loaders.loader_plan import OTHER_LENGTH, IndexPlan
+from fkat_data.loaders.loader_state import LoaderState
 from fkat_data.loaders.rank_share import RankShare
 from fkat_data.loaders.reshards import (
     DistributedRemainder,
@@ -339,11 +340,11 @@ class SamplerPlan(IndexPlan):
         first = {name: value for name, value in loaded["first"].items() if name not in ("passed", "begun", "set")}
         return {**loaded["first"]["begun"], "first": first}
 
-    def epoch_again(self, state: Mapping[str, Any]) -> dict[str, Any]:
+    def epoch_again(self, state: LoaderState) -> LoaderState:
         """Return the start of a state's epoch, and of samplers with a state what is known of its order."""
         again = super().epoch_again(state)
-        if self._has_own_states and self._newest[0] and not again["step"] and state["epoch"] == self._epoch:
-            again["sampler"]["orders"] = [[*self._newest]]
+        if self._has_own_states and self._newest[0] and not again.step and state.epoch == self._epoch:
+            return again.with_sampler({**again.sampler, "orders": [[*self._newest]]})
         return again
 
     def _is_of_others(self, epoch: int) -> bool:
@@ -597,18 +598,18 @@ class SamplerPlan(IndexPlan):
             first=first_step(self._reshards, epoch),
         )
 
-    def is_over(self, state: Mapping[str, Any]) -> bool:
+    def is_over(self, state: LoaderState) -> bool:
         """Return whether an epoch has nothing left at a saved position; if others delivered all before it, for any rank.
 
         False for samplers that are neither torch's own nor deal themselves out.
         """
-        is_at_reshard = 0 < first_step(self._reshards, state["epoch"]) == state["step"]
+        is_at_reshard = 0 < first_step(self._reshards, state.epoch) == state.step
         if self._dealt is not None:
-            return is_at_reshard and state["step"] == self._num_batches(state["epoch"], None)
+            return is_at_reshard and state.step == self._num_batches(state.epoch, None)
         if self._distributed is None and not (self._draws_at_once and isinstance(self._sampler, Sized)):
             return False
         first_rank = None if self._share is None else self._share._replace(rank=0)
-        return state["step"] == self._num_batches(state["epoch"], first_rank if is_at_reshard else self._share)
+        return state.step == self._num_batches(state.epoch, first_rank if is_at_reshard else self._share)
 
     @property
     def has_states(self) -> bool:

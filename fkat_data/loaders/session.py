@@ -4,15 +4,14 @@ import copy
 import logging
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol, Self, TypeAlias
+from typing import Any, Protocol, Self
 
 import torch
 
 from fkat_data.engine.engine import Engine
 from fkat_data.errors import ConfigurationError, StateMismatchError, arguments
-from fkat_data.errors.arguments import STATE_VERSION
 from fkat_data.errors.sample_errors import source_location_of
 from fkat_data.loaders.computed_plan import EpochShuffle
 from fkat_data.loaders.engine_settings import (
@@ -24,22 +23,20 @@ from fkat_data.loaders.engine_settings import (
 )
 from fkat_data.loaders.loader_arguments import LoaderArguments, samplers_of
 from fkat_data.loaders.loader_plan import LoaderPlan, Provenance
-from fkat_data.loaders.rank_share import RankShare, agreed_state, check_share, shared_fields
-from fkat_data.loaders.reshards import reshards_field, reshards_in
+from fkat_data.loaders.loader_state import LoaderState
+from fkat_data.loaders.rank_share import RankShare
 from fkat_data.loaders.sample_source import EpochStart, SampleSource, tell_epoch
 from fkat_data.loaders.shipment import LoaderShipment
-from fkat_data.loaders.states import check_order, state_at_epoch
+from fkat_data.loaders.states import agreed_state, check_order, check_share, state_at_epoch
 from fkat_data.observe.statistics import DataLoaderStatistics, LoaderStatistics
 from fkat_data.plan.position import Reshard
+from fkat_data.plan.resharding import of_epoch
 from fkat_data.runtime.distributed import gather
 from fkat_data.runtime.lifetime import WeakTable
 from fkat_data.seeding import next_number, shares_generators
 from fkat_data.worker.epoch_factory import order_of
 
 _logger = logging.getLogger(__name__)
-
-State: TypeAlias = dict[str, Any]
-"""A DataLoader's state, as ``state_dict`` returns it; ``states`` checks its fields."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +53,7 @@ class Loaded:
         is_untouched: Whether it is an epoch's start that no other process has begun.
     """
 
-    state: State
+    state: LoaderState
     is_untouched: bool = False
 
 
@@ -71,7 +68,7 @@ class Running:
         shipped: The digest of what was sent to workers; empty: nothing is compared.
         loaded: What was loaded, until the iteration that begins there has begun: a call that is interrupted before is as
             good as none.
-        begun_with: What a state of the epoch under way must have: what was set since counts from the next one.
+        begun_with: The fingerprint of the epoch under way: what was set since counts from the next one. None: none is.
         iterator: The newest iterator, while it is used.
         resumed: Epoch and step where the newest iteration has begun, if a load has put it there.
     """
@@ -81,7 +78,7 @@ class Running:
     made_with: list[Any]
     shipped: bytes
     loaded: Loaded | None = None
-    begun_with: State = field(default_factory=dict[str, Any])
+    begun_with: Mapping[str, Any] | None = None
     iterator: weakref.ref[Any] | None = None
     resumed: tuple[int, int] | None = None
 
@@ -89,7 +86,7 @@ class Running:
 class DrivenLoop(Protocol):
     """A framework's loop, which takes microbatches ahead of the program."""
 
-    saved: State | None
+    saved: LoaderState | None
     """The loader's state behind the last microbatch that the loop has passed on; None: the loader is there."""
 
     def copy(self) -> Self:
@@ -97,7 +94,7 @@ class DrivenLoop(Protocol):
         ...
 
     def microbatches(
-        self, begin: Callable[[], Iterator[Any]], state: Callable[[], State], num_in_last_round: int
+        self, begin: Callable[[], Iterator[Any]], state: Callable[[], LoaderState], num_in_last_round: int
     ) -> Iterator[Any]:
         """Return an epoch, or the rest of one, as the framework wants it.
 
@@ -151,7 +148,7 @@ class LoaderSession:
         """Whether the seed counts from now on: it was drawn, a state was loaded, or there is an engine."""
         return not isinstance(self._phase, Fresh) or self._drawn_seed is not None
 
-    def _known_state(self) -> State | None:
+    def _known_state(self) -> LoaderState | None:
         """Return a state that is not the engine's: one that was loaded, or what a framework's loop has passed on."""
         if (loaded := self._loaded) is not None:
             return loaded.state
@@ -195,7 +192,7 @@ class LoaderSession:
         """Return the epoch of the next microbatch, and the microbatches of it that were delivered before."""
         saved = self._known_state()
         if saved is not None:
-            return saved["epoch"], saved["step"]
+            return saved.epoch, saved.step
         if (running := self.running) is not None:
             return running.plan.epoch_and_step(running.engine.position)
         first = self.source.plan(loader, self._start(loader)).first()
@@ -214,7 +211,7 @@ class LoaderSession:
         epoch, step = self.position(loader)
         return epoch + (running.loaded is None and step > 0)
 
-    def own_state(self, loader: LoaderArguments) -> State:
+    def own_state(self, loader: LoaderArguments) -> LoaderState:
         """Return the position of what makes the microbatches: that of the engine, or of a loader that was not iterated."""
         running = self.running
         if running is None:
@@ -225,18 +222,20 @@ class LoaderSession:
             plan, position = running.plan, running.engine.position
             epoch, step = plan.epoch_and_step(position)
         # Of an engine whose first iteration an interruption has kept from beginning, nothing is noted.
-        begun_with = running.begun_with if running is not None and step > 0 else {}
-        fingerprint = (
-            (begun_with or self.source.fingerprint(loader))
-            | shared_fields(self.source.share)
-            | reshards_field(self._reshards, epoch)
+        begun_with = running.begun_with if running is not None and step > 0 else None
+        share = self.source.share
+        return LoaderState(
+            seed=self.seed(loader),
+            epoch=epoch,
+            step=step,
+            plan_state=plan.saved(position),
+            fingerprint=begun_with or self.source.fingerprint(loader),
+            reshards=of_epoch(self._reshards, epoch),
+            sharing=None if share is None else share.sharing,
+            dataset_order=order_of(loader.dataset),
         )
-        if order := order_of(loader.dataset):
-            fingerprint["dataset_order"] = order
-        saved = {"epoch": epoch, "step": step, **plan.saved(position)}
-        return {"version": STATE_VERSION, "seed": self.seed(loader), **fingerprint, **saved}
 
-    def state(self, loader: LoaderArguments) -> State:
+    def state(self, loader: LoaderArguments) -> LoaderState:
         """Return this process's position.
 
         Raises:
@@ -247,21 +246,20 @@ class LoaderSession:
         check_known(state, loader.dataset)
         return state
 
-    def local_state(self, loader: LoaderArguments) -> State:
+    def local_state(self, loader: LoaderArguments) -> LoaderState:
         """Return the same for this rank alone."""
-        own = self.state(loader)
-        saved = own.get("sampler", {})
-        if self.source.share is not None and (saved.get("window") or saved.get("row")):
-            own["rank"] = self.source.share.rank
+        own, share = self.state(loader), self.source.share
+        if share is not None and (own.sampler.get("window") or own.sampler.get("row")):
+            return replace(own, rank=share.rank)
         return own
 
-    def _whole_state(self, loader: LoaderArguments) -> State:
+    def _whole_state(self, loader: LoaderArguments) -> LoaderState:
         saved, loaded = self._known_state(), self._loaded
         if saved is None:
             saved = self.own_state(loader)
-        elif loaded is not None and not saved["step"] and "sampler" in saved:
+        elif loaded is not None and not saved.step and saved.sampler:
             saved = self.source.current_state(loader, self._start(loader), saved)
-        return {**saved, **self.source.dataset_fields(loader)}
+        return self.source.with_dataset(loader, saved)
 
     def num_batches(self, loader: LoaderArguments) -> int | None:
         """Return the microbatches of the epoch under way, or of the next one; None: torch's class knows.
@@ -296,19 +294,19 @@ class LoaderSession:
         if self.source.is_over(loader, self._start(loader)):
             self.end_epoch(loader)  # a caller's set_epoch(), and what an iteration draws, are for the next one
 
-    def _resume(self, loader: LoaderArguments, state: State) -> None:
+    def _resume(self, loader: LoaderArguments, state: LoaderState) -> None:
         self.go_to(loader, state)
         if self._is_of_lightning:
             self.source.after_load(loader, state)
 
-    def go_to(self, loader: LoaderArguments, state: State | None, *, is_untouched: bool = False) -> None:
+    def go_to(self, loader: LoaderArguments, state: LoaderState | None, *, is_untouched: bool = False) -> None:
         """Have the next iteration begin at a state; None: where the source says."""
         if state is None:
             self._start_again()
             return
         self.close()
         self.source.go_to(loader, state)
-        fields = {"_reshards": reshards_in(state), "_drawn_seed": state["seed"], "_phase": Loaded(state, is_untouched)}
+        fields = {"_reshards": state.reshards, "_drawn_seed": state.seed, "_phase": Loaded(state, is_untouched)}
         vars(self).update(fields)  # one call of C: an interruption leaves all as they were, or none
         if self.driven is not None:
             self.driven.saved = None
@@ -319,7 +317,7 @@ class LoaderSession:
         if self.driven is not None:
             self.driven.saved = None
 
-    def _start_of(self, loader: LoaderArguments, epoch: int) -> State | None:
+    def _start_of(self, loader: LoaderArguments, epoch: int) -> LoaderState | None:
         plan = None if self.running is None else self.running.plan
         return self.source.start_of(loader, self._start(loader), self.own_state(loader), plan, epoch)
 
@@ -393,11 +391,11 @@ class LoaderSession:
         share = self.source.deal_out(loader, asked, begun=begun)
         if share is None or share == self.source.share:
             return
-        own = {**self.own_state(loader), **self.source.order_fields(loader)}
-        agreed = agreed_state(own, is_seed_given=loader.seed is not None)
+        own = replace(self.own_state(loader), dataset=self.source.drawn_order(loader))
+        agreed = agreed_state(gather((own, loader.seed is not None)))
         self.source.adopt_order(loader, agreed)
         if self._loaded is None:
-            self.go_to(loader, {**state_at_epoch(agreed, 0), **shared_fields(share)}, is_untouched=True)
+            self.go_to(loader, replace(state_at_epoch(agreed, 0), sharing=share.sharing), is_untouched=True)
         check_share(self.state(loader), share)
         self.source.share = share
 
@@ -560,7 +558,7 @@ class LoaderSession:
         found.source, found._successors, found._newest_successor = copy.copy(self.source), None, None  # noqa: SLF001 - as below
         if (running := self.running) is not None:
             state, others = self.source.copied_state(running.plan, self._whole_state(loader), running.engine.position)
-            found._phase = Fresh() if state is None else Loaded(state, state["step"] == 0)  # noqa: SLF001 - of this class
+            found._phase = Fresh() if state is None else Loaded(state, state.step == 0)  # noqa: SLF001 - of this class
         if self.driven is not None:
             found.driven = self.driven.copy()  # its position is another from now on
         return found, others
@@ -568,7 +566,8 @@ class LoaderSession:
     def after_copy(self, loader: LoaderArguments) -> None:
         """Set the samplers of a copy that has its own: a ``set_epoch`` may follow before its first epoch begins."""
         if (loaded := self._loaded) is not None:
-            self.source.set_samplers(loader, loaded.state)
+            state = self.source.with_samplers_set(loader, loaded.state)
+            self._phase = replace(loaded, state=state)
 
     def followed_by(self, loader: LoaderArguments, successor: Any) -> Any:
         """Note a loader that Lightning has made of this session's; return the newest one before it."""
@@ -591,7 +590,7 @@ class LoaderSession:
         self._is_of_lightning = True
         if loaded is not None and step:
             # It may be the state of a rank whose sampler Lightning brings only now.
-            self._resume(loader, self.source.own_part(loader, dict(loaded.state)))
+            self._resume(loader, self.source.own_part(loader, loaded.state.plain()))
         elif epoch := before.next_epoch(original):
             state = self.source.successor_state(loader, self._start(loader), self.own_state(loader), epoch)
             if state is not None:

@@ -2,15 +2,18 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
-from fkat_data.errors import StateMismatchError
+from fkat_data.errors import ConfigurationError, RankMismatchError, StateMismatchError
 from fkat_data.errors.arguments import STATE_VERSION, check_version, saved_integer
 from fkat_data.loaders.checked_order import checks_in, without_order
-from fkat_data.loaders.reshards import position_at, reshards_field, reshards_in
-from fkat_data.loaders.window_states import is_of_windows, windows_at_start, windows_of_rest
+from fkat_data.loaders.loader_state import PLAN_KINDS, LoaderState, PlanKind
+from fkat_data.loaders.rank_share import RankShare, Sharing
+from fkat_data.loaders.reshards import position_at
+from fkat_data.loaders.window_states import windows_at_start, windows_of_rest
 from fkat_data.plan.position import Dealing
-from fkat_data.plan.resharding import first_step, reshard
+from fkat_data.plan.resharding import first_step, of_epoch, reshard
 
 DealtBy: TypeAlias = Literal["loader", "sampler", "order"]
 """Who deals an epoch out to ranks: ``deal_out()``; a ``DistributedSampler``; a dataset or a batch sampler by itself."""
@@ -19,7 +22,7 @@ _logger = logging.getLogger(__name__)
 
 # The field of a state that is of all ranks, which were in step.
 _GATHERED = "gathered"
-# What says that ranks are at one position, and in one order.
+# What says, in saved states, that ranks are at one position, and in one order.
 _POSITION_FIELDS = ("seed", "epoch", "step", "resplits", "num_ranks", "even_batches", "split_batches")
 _UNGATHERED = (
     "the state of one rank does not say where the others were. Save what state_dict() returns on every rank, where "
@@ -39,7 +42,7 @@ class Layout(NamedTuple):
         batch_size: Samples of a batch; None: they are single samples, or batches of any size.
         num_ranks: How many.
         rank: This one.
-        fields: What a state says of them.
+        fields: What a ``LoaderState`` says of them, by its attributes.
         dealt_by: Who deals out; None: there is one rank, of a dataset or a batch sampler that can.
         has_seed: Whether the loader was given a seed, so that all ranks have the same.
     """
@@ -80,8 +83,8 @@ def _position_key(state: Mapping[str, Any]) -> str:
 
 
 def own_state(
-    state_dict: Any, layout: Layout | None, check: Callable[[object], dict[str, Any]], rank: int, world_size: int
-) -> dict[str, Any]:
+    state_dict: Any, layout: Layout | None, check: Callable[[object], LoaderState], rank: int, world_size: int
+) -> LoaderState:
     """Return where a rank goes on.
 
     Args:
@@ -109,41 +112,40 @@ def own_state(
     is_as_before &= not any(is_of_other_size(state, layout.batch_size) for state in states)
     if is_as_before and (not is_same_kind or num_ranks == layout.num_ranks or (is_merged and num_ranks == 1)):
         own = states[_own_index(states, layout, rank, world_size) if is_merged else 0]
-        own.pop(_GATHERED, None)
-        return _as_of_rank(own, layout)
+        return _as_of_rank(replace(own, is_gathered=False), layout)
     return _reshard(states, num_ranks, layout)
 
 
-def _check_stands_for_all(state: Mapping[str, Any], layout: Layout) -> None:
+def _check_stands_for_all(state: LoaderState, layout: Layout) -> None:
     """Return if one rank's state says where the others were.
 
     Raises:
         StateMismatchError: Each rank has shuffled its own part by a seed that it drew: no other process knows it.
     """
-    num_ranks, rank = _num_by_order(state), state.get("dealt_rank", layout.rank)
+    num_ranks, rank = _num_by_order(state), layout.rank if state.dealt_rank is None else state.dealt_rank
     is_of_other = num_ranks > 1 and (num_ranks, rank) != (layout.num_ranks, layout.rank)
-    if is_of_other and state["step"] and state["sampler"].get("shuffle") and not layout.has_seed:
+    if is_of_other and state.step and state.sampler.get("shuffle") and not layout.has_seed:
         hint = f"pass the loader of each rank the same seed=, or {_OF_EACH}"
-        raise StateMismatchError("seed", state["seed"], "<given, the same on all ranks>", hint)
+        raise StateMismatchError("seed", state.seed, "<given, the same on all ranks>", hint)
 
 
-def _as_of_rank(state: dict[str, Any], layout: Layout) -> dict[str, Any]:
+def _as_of_rank(state: LoaderState, layout: Layout) -> LoaderState:
     """Return a state that may be another rank's as this one's, which is at the same step of its own order."""
-    sampler: dict[str, Any] = state["sampler"]
+    sampler = state.sampler
     if layout.dealt_by == "sampler" and _is_samplers(state):
         of_rank = {"distributed": {**sampler["distributed"], "rank": layout.rank}}
         is_own = sampler["distributed"]["rank"] == layout.rank
     else:
-        of_rank, is_own = {}, state.get("dealt_rank", layout.rank) == layout.rank
+        of_rank, is_own = dict[str, Any](), state.dealt_rank in (None, layout.rank)
     if is_own:
         return state
     if "num_samples" not in sampler:  # the digest is of the other rank's batches
-        of_rank |= {"step": state["step"], "orders": []}
+        of_rank |= {"step": state.step, "orders": []}
         sampler = without_order(sampler)
-    return {**state, **layout.fields, "sampler": {**sampler, **of_rank}}
+    return replace(state, **layout.fields).with_sampler({**sampler, **of_rank})
 
 
-def check_saver(state: Mapping[str, Any], saver: tuple[int, int | None] | None, *, is_iterable: bool) -> None:
+def check_saver(state: LoaderState, saver: tuple[int, int | None] | None, *, is_iterable: bool) -> None:
     """Return if a state was not saved by another rank, whose order only that rank knows.
 
     Args:
@@ -154,11 +156,11 @@ def check_saver(state: Mapping[str, Any], saver: tuple[int, int | None] | None, 
     Raises:
         StateMismatchError: It was; the epoch has begun, or the state has the state of a sampler or of a dataset.
     """
-    saved: Any = state.get("saved_by")
+    saved = state.saved_by
     if saved is None or saver is None:
         return
     is_same = all(None in numbers or len(set(numbers)) == 1 for numbers in zip(saved, saver, strict=True))
-    if is_same or (not state["step"] and not _has_states(state)):
+    if is_same or (not state.step and not _has_states(state)):
         return
     whose, here = (f"rank {rank}{'' if size is None else f' of {size}'}" for rank, size in (saved, saver))
     has_other_number = None not in (saved[1], saver[1]) and saved[1] != saver[1]
@@ -174,17 +176,16 @@ def check_saver(state: Mapping[str, Any], saver: tuple[int, int | None] | None, 
     raise StateMismatchError("saved_by", f"<{whose}>", f"<{here}>", hint)
 
 
-def _has_states(state: Mapping[str, Any]) -> bool:
+def _has_states(state: LoaderState) -> bool:
     """Return whether a state has that of a sampler, a generator or a dataset."""
-    sampler: Mapping[str, Any] = state.get("sampler", {})
-    found = [*sampler.get("generators", ()), *sampler.get("samplers", ())]
-    found += [strand.get("snapshot") for strand in state.get("strands", ())]
+    found = [*state.sampler.get("generators", ()), *state.sampler.get("samplers", ())]
+    found += [strand.get("snapshot") for strand in state.strands]
     return any(each is not None for each in found)
 
 
-def is_of_other_size(state: Mapping[str, Any], batch_size: int | None) -> bool:
+def is_of_other_size(state: LoaderState, batch_size: int | None) -> bool:
     """Return whether what is left of an epoch is to come in batches of another size; rows of windows come in any."""
-    return state["step"] > 0 and state["batch_size"] != batch_size and not is_of_windows(state)
+    return state.step > 0 and state.batch_size != batch_size and not state.is_of_windows
 
 
 def entries_of(state_dict: object) -> list[Any] | None:
@@ -210,10 +211,10 @@ def _index_in_job(states: Sequence[object], rank: int, world_size: int) -> int:
     return rank
 
 
-def _own_index(states: Sequence[Mapping[str, Any]], layout: Layout, rank: int, world_size: int) -> int:
+def _own_index(states: Sequence[LoaderState], layout: Layout, rank: int, world_size: int) -> int:
     """Return which of several states is this rank's."""
     if layout.dealt_by == "sampler":
-        ranks = [state["sampler"].get("distributed", {}).get("rank") for state in states]
+        ranks = [state.sampler.get("distributed", {}).get("rank") for state in states]
         if layout.rank in ranks:
             return ranks.index(layout.rank)
     if len(states) != world_size and len(states) == layout.num_ranks > 1:
@@ -221,31 +222,36 @@ def _own_index(states: Sequence[Mapping[str, Any]], layout: Layout, rank: int, w
     return _index_in_job(states, rank, world_size)
 
 
-def _num_ranks(state: Mapping[str, Any]) -> int:
+def _num_ranks(state: LoaderState) -> int:
     """Return how many ranks the samples of a state's epoch were dealt out to."""
-    order_fields: Mapping[str, Any] = state.get("sampler", {}).get("distributed", {})
-    return cast("int", state.get("num_ranks", order_fields.get("num_replicas", _num_by_order(state))))
+    if state.sharing is not None:
+        return state.num_ranks
+    order_fields: Mapping[str, Any] = state.sampler.get("distributed", {})
+    return cast("int", order_fields.get("num_replicas", _num_by_order(state)))
 
 
-def _num_by_order(state: Mapping[str, Any]) -> int:
+def _num_by_order(state: LoaderState) -> int:
     """Return how many ranks a dataset or a batch sampler has dealt itself out to."""
+    if state.dealt_ranks is not None:
+        return state.dealt_ranks
+    if state.dataset_ranks is not None:
+        return state.dataset_ranks
     # The older states that do not say it are of an epoch that no other ranks had begun.
-    found = (each.get("world_size") for each in state.get("sampler", {}).get("samplers", ()) if each)
-    batches = next((number for number in found if isinstance(number, int)), 1)
-    return cast("int", state.get("dealt_ranks", state.get("dataset_ranks", batches)))
+    found = (each.get("world_size") for each in state.sampler.get("samplers", ()) if each)
+    return next((number for number in found if isinstance(number, int)), 1)
 
 
-def _dealt_by(state: Mapping[str, Any]) -> DealtBy | None:
+def _dealt_by(state: LoaderState) -> DealtBy | None:
     """Return who has dealt out what was delivered of a state's epoch; None: there was one rank."""
-    if state.get("num_ranks", 1) > 1:
+    if state.num_ranks > 1:
         return "loader"
     if _num_by_order(state) > 1:
         return "order"
-    reshards = reshards_in(state)
+    reshards = state.reshards
     return ("order" if reshards[-1].dealing.is_by_order else "loader") if reshards else None
 
 
-def _check_dealing(states: Sequence[Mapping[str, Any]], layout: Layout) -> bool:
+def _check_dealing(states: Sequence[LoaderState], layout: Layout) -> bool:
     """Return whether the present ranks are dealt to by whom the saved ones were.
 
     Raises:
@@ -254,34 +260,35 @@ def _check_dealing(states: Sequence[Mapping[str, Any]], layout: Layout) -> bool:
     saved = _dealt_by(states[0])
     if saved is None or layout.dealt_by in (None, saved, "sampler"):
         return True
-    if any(state["step"] for state in states):
+    if any(state.step for state in states):
         hint = "finish the epoch as it was dealt out when it began, or begin the next epoch"
         names = {"loader": "<deal_out()>", "order": "<rank= and world_size= of the dataset or the batch sampler>"}
         raise StateMismatchError("dealt_by", names[saved], names[layout.dealt_by], hint)
     return False
 
 
-def _is_samplers(state: Mapping[str, Any]) -> bool:
-    return "distributed" in state.get("sampler", {})
+def _is_samplers(state: LoaderState) -> bool:
+    return "distributed" in state.sampler
 
 
-def _reshard(states: Sequence[dict[str, Any]], num_ranks: int, layout: Layout) -> dict[str, Any]:
+def _reshard(states: Sequence[LoaderState], num_ranks: int, layout: Layout) -> LoaderState:
     """Return where a rank begins with what other ranks have left."""
     of_ranks = _one_of_each(states, num_ranks)
-    base = min(of_ranks, key=lambda state: state["epoch"])
-    before = reshards_in(base)
-    positions = [position_at(before, state["epoch"], state["step"]) for state in of_ranks]
+    base = min(of_ranks, key=lambda state: state.epoch)
+    before = base.reshards
+    positions = [position_at(before, state.epoch, state.step) for state in of_ranks]
     is_by_order = "order" in (_dealt_by(base), layout.dealt_by)
-    dealing = Dealing(base["batch_size"] or 1, bool(base.get("split_batches", False)), is_by_order)
+    dealing = Dealing(base.batch_size or 1, (base.sharing or Sharing()).split_batches, is_by_order)
     reshards, epoch, step = reshard(before, positions, dealing)
-    own = {name: value for name, value in base.items() if name not in (*_POSITION_FIELDS, _GATHERED)}
-    own |= {"seed": base["seed"], "epoch": epoch, "step": step, **layout.fields}
-    if is_of_windows(base):
-        return {**own, "sampler": windows_of_rest(of_ranks, epoch)}
-    if is_by_order and base["sampler"].get("shuffle"):
+    own = replace(base, epoch=epoch, step=step, sharing=None, is_gathered=False, reshards=())
+    own = replace(own, **layout.fields)
+    if base.is_of_windows:
+        return own.with_sampler(windows_of_rest(of_ranks, epoch))
+    if is_by_order and base.sampler.get("shuffle"):
         _check_seeds(of_ranks)
-    own |= {**reshards_field(reshards, epoch), "batch_size": layout.batch_size}
-    own["sampler"] = _sampler_of_rest(of_ranks, base, step, layout, is_by_order=is_by_order)
+    fingerprint = {**own.fingerprint, "batch_size": layout.batch_size}
+    own = replace(own, reshards=of_epoch(reshards, epoch), fingerprint=fingerprint)
+    own = own.with_sampler(_sampler_of_rest(of_ranks, base, step, layout, is_by_order=is_by_order))
     _logger.info(
         "state of %d ranks%s split again over %d: they go on in epoch %d at step %d",
         num_ranks,
@@ -294,9 +301,9 @@ def _reshard(states: Sequence[dict[str, Any]], num_ranks: int, layout: Layout) -
 
 
 def _sampler_of_rest(
-    of_ranks: Sequence[Mapping[str, Any]], base: Mapping[str, Any], step: int, layout: Layout, *, is_by_order: bool
-) -> dict[str, Any]:
-    sampler: dict[str, Any] = base["sampler"]
+    of_ranks: Sequence[LoaderState], base: LoaderState, step: int, layout: Layout, *, is_by_order: bool
+) -> Mapping[str, Any]:
+    sampler = base.sampler
     if "num_samples" in sampler:  # the order is arithmetic
         return sampler
     if is_by_order:  # what is left follows from the state of the sampler
@@ -305,40 +312,40 @@ def _sampler_of_rest(
         order_fields = {**sampler["distributed"], "num_replicas": layout.num_ranks, "rank": layout.rank}
         return {**without_order(sampler), "distributed": order_fields, "step": step, "orders": []}
     # Single batches, whose digests no number of ranks changes.
-    in_epoch = [state["sampler"] for state in of_ranks if state["epoch"] == base["epoch"]]
+    in_epoch = [state.sampler for state in of_ranks if state.epoch == base.epoch]
     checks = {check for own in in_epoch for check in checks_in(own)}
     return {**without_order(sampler), "step": step, "orders": [list(check) for check in sorted(checks)]}
 
 
-def _check_seeds(of_ranks: Sequence[Mapping[str, Any]]) -> None:
+def _check_seeds(of_ranks: Sequence[LoaderState]) -> None:
     """Raise if ranks have shuffled their own parts by other seeds: no other process knows all of their orders."""
-    seeds = [state["seed"] for state in of_ranks if state["step"]]
+    seeds = [state.seed for state in of_ranks if state.step]
     if len(set(seeds)) > 1:
         hint = "pass the loader of each rank the same seed; this epoch needs the number of ranks that saved"
         raise StateMismatchError("seed", seeds, "<the same on all ranks>", hint)
 
 
-def _one_of_each(states: Sequence[dict[str, Any]], num_ranks: int) -> list[dict[str, Any]]:
+def _one_of_each(states: Sequence[LoaderState], num_ranks: int) -> list[LoaderState]:
     """Return the state of each rank that the samples were dealt out to.
 
     Raises:
         StateMismatchError: Those of some are not there.
     """
     # A DistributedSampler gives all ranks equally many microbatches, and DDP keeps them in step.
-    is_at_start = not states[0]["step"] and _dealt_by(states[0]) == "order"
-    is_of_all = states[0].get(_GATHERED) or _is_samplers(states[0]) or is_at_start
+    is_at_start = not states[0].step and _dealt_by(states[0]) == "order"
+    is_of_all = states[0].is_gathered or _is_samplers(states[0]) or is_at_start
     if num_ranks == 1 or (len(states) == 1 and is_of_all):
-        return [dict(states[0]) for _ in range(num_ranks)]
-    by_rank = {state.get("dealt_rank", index): state for index, state in enumerate(states)}
+        return [states[0]] * num_ranks
+    by_rank = {index if state.dealt_rank is None else state.dealt_rank: state for index, state in enumerate(states)}
     if _is_samplers(states[0]):
-        by_rank = {state["sampler"]["distributed"]["rank"]: state for state in states}
+        by_rank = {state.sampler["distributed"]["rank"]: state for state in states}
     if len(states) == 1 or set(by_rank) != set(range(num_ranks)):
         present = f"<{len(states)} of {num_ranks} ranks>" if len(states) <= num_ranks else f"<{len(states)} states>"
         raise StateMismatchError("num_ranks", present, f"<all of {num_ranks} ranks>", _UNGATHERED)
-    return [dict(by_rank[rank]) for rank in range(num_ranks)]
+    return [by_rank[rank] for rank in range(num_ranks)]
 
 
-_KINDS = {
+_KINDS: dict[PlanKind, str] = {
     "sampler": "<of a dataset with indices>",
     "strands": "<of an iterable dataset>",
     "stream": "<of a streaming dataset>",
@@ -347,8 +354,8 @@ _NOT_A_STATE = "this is not a state of a fkat_data.DataLoader"
 
 
 def state_at_epoch(
-    state: Mapping[str, Any], epoch: int, snapshots: Sequence[dict[str, Any] | None] | None = None
-) -> dict[str, Any]:
+    state: LoaderState, epoch: int, snapshots: Sequence[dict[str, Any] | None] | None = None
+) -> LoaderState:
     """Return the state of the same loader at an epoch's start, for an order that depends on nothing but the epoch.
 
     Where other ranks had begun the epoch, that is where this one began with what they had left.
@@ -358,51 +365,53 @@ def state_at_epoch(
         epoch: The epoch.
         snapshots: For an iterable dataset, its state at that start, for each strand; None: it begins as it is.
     """
-    step = first_step(reshards_in(state), epoch)
-    begun = {**state, "epoch": epoch, "step": step}
-    if "strands" in state:
-        begun.pop("taken_over", None)
-        snapshots = snapshots or [None] * len(state["strands"])
+    step = first_step(state.reshards, epoch)
+    begun = replace(state, epoch=epoch, step=step)
+    if "strands" in state.plan_state:
+        plan_state = {name: value for name, value in state.plan_state.items() if name != "taken_over"}
         begins = {"epoch": epoch, "step": 0, "delivered": 0}
-        return {**begun, "strands": [{**begins, "snapshot": snapshot} for snapshot in snapshots]}
-    if is_of_windows(state):
-        return {**begun, "sampler": windows_at_start(state["sampler"])}
-    if "num_samples" in state["sampler"]:
+        strands = [{**begins, "snapshot": each} for each in snapshots or [None] * len(state.strands)]
+        return replace(begun, plan_state={**plan_state, "strands": strands})
+    if state.is_of_windows:
+        return begun.with_sampler(windows_at_start(state.sampler))
+    if "num_samples" in state.sampler:
         return begun
     order: dict[str, Any] = {"step": step, "orders": []} if step else {"step": 0, "order": 0}
-    return {**begun, "sampler": {**without_order(state["sampler"]), **order}}
+    return begun.with_sampler({**without_order(state.sampler), **order})
 
 
-def checked_loader_state(state_dict: object, present: Mapping[str, Any], seed: int | None, kind: str) -> dict[str, Any]:
+def checked_loader_state(
+    state_dict: object, present: Mapping[str, Any], seed: int | None, kind: PlanKind
+) -> LoaderState:
     """Return a saved state, after a look at each field.
 
     Args:
         state_dict: The state.
         present: What the loader that is to load it has in the fields that must be the same.
         seed: The seed that the user has given to the loader; None: none.
-        kind: The field that its plan has in a state: ``"sampler"``, ``"strands"`` or ``"stream"``.
+        kind: What its plan is of.
 
     Raises:
         StateMismatchError: It is no such state, or one of another loader; the error names the first field.
     """
     if not isinstance(state_dict, Mapping):
         raise StateMismatchError("state_dict", type(state_dict).__name__, "<a mapping>", _NOT_A_STATE)
-    state = dict(cast("Mapping[str, Any]", state_dict))
+    state = cast("Mapping[str, Any]", state_dict)
     check_version(state, STATE_VERSION)
     for field in ("seed", "epoch", "step"):
         _check_count(state, field)
     if seed is not None and state["seed"] != seed:
         raise StateMismatchError("seed", state["seed"], seed, "pass the loader the seed that the state was saved with")
-    saved = next((field for field in _KINDS if field in state), None)
+    saved = cast("PlanKind | None", next((field for field in PLAN_KINDS if field in state), None))
     if saved is None:
         raise StateMismatchError("sampler", "<missing>", "<a state>", _NOT_A_STATE)
     if saved == "strands":
         _check_strands(state)
     if saved != kind:
         hint = "the state was saved with another kind of dataset"
-        field = "stream" if "stream" in (saved, kind) else "strands"
-        raise StateMismatchError(field, _KINDS[saved], _KINDS[kind], hint)
-    if (is_of_windows(state) or "window_fn" in state) and "window_fn" not in present:
+        of_other = "stream" if "stream" in (saved, kind) else "strands"
+        raise StateMismatchError(of_other, _KINDS[saved], _KINDS[kind], hint)
+    if ("window" in state.get("sampler", {}) or "window_fn" in state) and "window_fn" not in present:
         hint = (
             "pass the window_fn, or the on_sample_error, of the run that saved: a step counts microbatches of its rows"
         )
@@ -412,15 +421,52 @@ def checked_loader_state(state_dict: object, present: Mapping[str, Any], seed: i
         if state.get(field, "<missing>") != value:
             hint = "the state was saved with another argument"
             raise StateMismatchError(field, state.get(field, "<missing>"), value, hint)
-    return state
+    return LoaderState.read(state)
 
 
-def is_saved_without_drop_last(state: object) -> bool:
-    """Return whether a state says that the last batch was not left out."""
-    return isinstance(state, Mapping) and cast("Mapping[str, Any]", state).get("drop_last") is False
+def check_share(state: LoaderState, share: RankShare | None) -> None:
+    """Return if a state was saved by a loader with the same share, or another rank's of the same dealing.
+
+    Raises:
+        StateMismatchError: It was not.
+    """
+    saved, present = state.sharing or Sharing(), Sharing() if share is None else share.sharing
+    for field, value, was in zip(Sharing._fields, present, saved, strict=True):
+        if was != value and (field == "num_ranks" or share is not None):
+            hint = (
+                "call deal_out() before load_state_dict(), with the arguments of the run that saved; its number of ranks may "
+                "be another"
+            )
+            raise StateMismatchError(field, was, value, hint)
+    if share is not None and state.rank not in (None, share.rank):
+        hint = (
+            "window_fn makes another number of rows on each rank: load merge_state_dicts([...]) of all "
+            "ranks' local_state_dict()"
+        )
+        raise StateMismatchError("rank", state.rank, share.rank, hint)
 
 
-def check_order(state: Mapping[str, Any] | None, present: Mapping[str, Any] | None) -> None:
+def agreed_state(of_ranks: Sequence[tuple[LoaderState, bool]]) -> LoaderState:
+    """Return the first rank's state, for all ranks to begin with.
+
+    Args:
+        of_ranks: Each rank's, and whether its loader was given a seed.
+
+    Raises:
+        ConfigurationError: Ranks were given different seeds.
+        RankMismatchError: Ranks have datasets of other lengths.
+    """
+    seeds = [state.seed if is_given else None for state, is_given in of_ranks]
+    if len(set(seeds)) > 1:
+        raise ConfigurationError("seed", seeds, "the same on all ranks")
+    lengths = [state.sampler.get("num_samples") for state, _ in of_ranks]
+    if len(set(lengths)) > 1:
+        per_rank = ", ".join(f"{length} on rank {rank}" for rank, length in enumerate(lengths))
+        raise RankMismatchError("len(dataset)", per_rank)
+    return of_ranks[0][0]
+
+
+def check_order(state: LoaderState | None, present: Mapping[str, Any] | None) -> None:
     """Return if a dataset's order is the one of the epoch that a loaded state goes on with.
 
     Args:
@@ -430,7 +476,7 @@ def check_order(state: Mapping[str, Any] | None, present: Mapping[str, Any] | No
     Raises:
         StateMismatchError: It is another order.
     """
-    saved = None if state is None or not state["step"] else state.get("dataset_order")
+    saved = None if state is None or not state.step else state.dataset_order
     if saved is None or present is None or saved == present:
         return
     field = next(name for name in ("epoch", "shuffle") if saved.get(name) != present[name])

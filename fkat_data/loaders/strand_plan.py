@@ -8,11 +8,13 @@ position needs no more than the step, and which strands have ended.
 import logging
 import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeGuard, cast
 
 from fkat_data.errors import StateMismatchError
 from fkat_data.errors.wording import counted
 from fkat_data.loaders.loader_plan import LoaderPlan
+from fkat_data.loaders.loader_state import LoaderState
 from fkat_data.loaders.shortest_rank import ShortestRank, TakeUntilShortestRank
 from fkat_data.loaders.states import state_at_epoch
 from fkat_data.plan.position import Position, ResumeState, Task, TaskOrigin
@@ -131,7 +133,7 @@ class StrandPlan(LoaderPlan):
         raise TypeError("the number of an iterable dataset's microbatches is not known")
 
     def saved(self, position: Position) -> dict[str, Any]:
-        """Return what a state says of a position, beside its epoch and step."""
+        """Return the plan's part of a state at a position."""
         left, ended = self._left(position), dict(position.ended)
         strands: list[dict[str, Any]] = []
         for index, snapshots in enumerate(self._snapshots):
@@ -149,13 +151,13 @@ class StrandPlan(LoaderPlan):
             of_ranks = {name: value for name, value in of_ranks.items() if name != "taken_over"}
         return {"num_strands": self.num_strands, "strands": strands, **of_ranks}
 
-    def read_state(self, state: Mapping[str, Any]) -> ResumeState:
+    def read_state(self, state: LoaderState) -> ResumeState:
         """Return where an engine goes on after a state.
 
         Raises:
             StateMismatchError: The strands have not had their turns.
         """
-        strands = state["strands"]
+        strands = state.strands
         epoch = min(saved["epoch"] for saved in strands)
         ended = {index: saved.get("delivered", 0) for index, saved in enumerate(strands) if saved["epoch"] > epoch}
         left = {index: saved["step"] for index, saved in enumerate(strands) if index not in ended}
@@ -188,11 +190,11 @@ class StrandPlan(LoaderPlan):
                 counted(num_again, "microbatch"),
             )
 
-    def epoch_again(self, state: Mapping[str, Any]) -> dict[str, Any]:
+    def epoch_again(self, state: LoaderState) -> LoaderState:
         """Return the start of a state's epoch, in the same order; the state itself where that start is not known."""
-        epoch = state["epoch"]
+        epoch = state.epoch
         if epoch in self._taken_over:
-            return dict(state)
+            return state
         return state_at_epoch(state, epoch, [self._snapshot_at_start(each, epoch) for each in self._snapshots])
 
     def _left(self, position: Position) -> dict[int, int]:
@@ -325,7 +327,7 @@ def counts_all_ranks(dataset: object) -> bool:
     return getattr(dataset, "counts_workers_of_all_ranks", False) is True
 
 
-def own_strands(states: Sequence[Mapping[str, Any]], ranks: StrandRanks) -> dict[str, Any]:
+def own_strands(states: Sequence[LoaderState], ranks: StrandRanks) -> LoaderState:
     """Return where a rank goes on: at its own position, or with its strands of those of other ranks.
 
     Args:
@@ -336,24 +338,25 @@ def own_strands(states: Sequence[Mapping[str, Any]], ranks: StrandRanks) -> dict
         StateMismatchError: They do not have all strands, or there are more ranks than strands; or they were saved before
             the dataset counted the workers of all ranks.
     """
-    if len(states) == 1 and "strand_numbers" not in states[0] and ranks.num_ranks == 1:
-        numbers = [*range(max(1, states[0]["num_strands"]))]
+    of_plans = [state.plan_state for state in states]
+    if len(states) == 1 and "strand_numbers" not in of_plans[0] and ranks.num_ranks == 1:
+        numbers = [*range(max(1, of_plans[0]["num_strands"]))]
         of_one = {"strand_ranks": [1, 0], "all_strands": len(numbers), "strands_per_rank": len(numbers)}
-        return {**states[0], "strand_numbers": numbers, **of_one}
-    if not all("strand_numbers" in state for state in states):
+        return replace(states[0], plan_state={**of_plans[0], "strand_numbers": numbers, **of_one})
+    if not all("strand_numbers" in each for each in of_plans):
         hint = "the state was saved before the dataset had counts_workers_of_all_ranks: finish the epoch without it"
         raise StateMismatchError("strand_numbers", "<missing>", "<this rank's strands>", hint)
     for state in states:
-        if [*state["strand_ranks"]] == [*ranks]:
-            return dict(state)
+        if [*state.plan_state["strand_ranks"]] == [*ranks]:
+            return state
     return _taken_over(states, ranks)
 
 
-def _taken_over(states: Sequence[Mapping[str, Any]], ranks: StrandRanks) -> dict[str, Any]:
-    num_strands = cast("int", states[0]["all_strands"])
+def _taken_over(states: Sequence[LoaderState], ranks: StrandRanks) -> LoaderState:
+    num_strands = cast("int", states[0].plan_state["all_strands"])
     strands: dict[int, Mapping[str, Any]] = {}
     for state in states:
-        strands |= zip(state["strand_numbers"], state["strands"], strict=True)
+        strands |= zip(state.plan_state["strand_numbers"], state.strands, strict=True)
     if set(strands) != set(range(num_strands)):
         found = f"<{len(strands)} of {num_strands} strands>"
         raise StateMismatchError("strand_numbers", found, f"<all {num_strands} strands>", _UNGATHERED)
@@ -371,13 +374,11 @@ def _taken_over(states: Sequence[Mapping[str, Any]], ranks: StrandRanks) -> dict
             strand["delivered"] = 0  # it was that of the epoch ahead
     had = [strand["step"] if strand["epoch"] == epoch else strand.get("delivered", 0) for strand in own]
     ahead = [strand["step"] if strand["epoch"] > epoch else 0 for strand in own]
-    return {
-        **states[0],
-        "epoch": epoch,
-        "step": sum(had),
+    of_ranks = {
         "num_strands": len(own),
         "strands": own,
         "strand_numbers": numbers,
         "strand_ranks": [*ranks],
         "taken_over": [{"epoch": epoch, "counts": had}, {"epoch": epoch + 1, "counts": ahead}],
     }
+    return replace(states[0], epoch=epoch, step=sum(had), plan_state={**states[0].plan_state, **of_ranks})

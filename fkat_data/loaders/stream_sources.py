@@ -1,12 +1,13 @@
 """The sample sources of streams, which plan their own batches for all ranks: those batches, or windows of their samples."""
 
-from collections.abc import Callable, Mapping
-from typing import Any, Literal, cast
+from collections.abc import Callable
+from typing import Any, cast
 
 from fkat_data.loaders.engine_settings import adopt_batch_size
 from fkat_data.loaders.index_source import IndexWindowSource
 from fkat_data.loaders.loader_arguments import LoaderArguments
 from fkat_data.loaders.loader_plan import LoaderPlan
+from fkat_data.loaders.loader_state import LoaderState, PlanKind
 from fkat_data.loaders.rank_share import RankShare
 from fkat_data.loaders.sample_source import EpochStart, SampleSource
 from fkat_data.loaders.states import checked_loader_state
@@ -29,7 +30,7 @@ class StreamBatchSource(SampleSource):
         loader: The loader, whose batch size the stream takes over.
     """
 
-    state_field: Literal["sampler", "strands", "stream"] = "stream"
+    kind: PlanKind = "stream"
     draws_as_torch: bool = False
     is_shipped_to_threads: bool = True
 
@@ -60,7 +61,7 @@ class StreamBatchSource(SampleSource):
         """Return what of the stream workers get."""
         return _stream_of(loader).shipment
 
-    def check_since_load(self, loader: LoaderArguments, state: Mapping[str, Any]) -> None:
+    def check_since_load(self, loader: LoaderArguments, state: LoaderState) -> None:
         """Return: the stream checks what it loads."""
 
     def deal_out(self, loader: LoaderArguments, share: RankShare, *, begun: str | None) -> RankShare | None:
@@ -72,12 +73,11 @@ class StreamBatchSource(SampleSource):
         del loader
         return _REFUSAL
 
-    def own_part(self, loader: LoaderArguments, state_dict: Any) -> dict[str, Any]:
+    def own_part(self, loader: LoaderArguments, state_dict: Any) -> LoaderState:
         """Return a state as it is: that of a stream is of all ranks."""
-        del loader
-        return dict(state_dict)
+        return checked_loader_state(state_dict, self.fingerprint(loader), loader.seed, self.kind)
 
-    def loaded_state(self, loader: LoaderArguments, state_dict: Any) -> dict[str, Any] | None:
+    def loaded_state(self, loader: LoaderArguments, state_dict: Any) -> LoaderState | None:
         """Go to a position of a stream, of a state of a loader or of the dataset's own form; return None.
 
         Raises:
@@ -85,13 +85,13 @@ class StreamBatchSource(SampleSource):
         """
         saved = state_dict
         if "stream" in state_dict:
-            saved = checked_loader_state(state_dict, self.fingerprint(loader), loader.seed, self.state_field)["stream"]
+            saved = self.own_part(loader, state_dict).plan_state["stream"]
         _stream_of(loader).load_state_dict(saved)
 
-    def go_to(self, loader: LoaderArguments, state: Mapping[str, Any]) -> None:
+    def go_to(self, loader: LoaderArguments, state: LoaderState) -> None:
         """Put the dataset where a state says; None: the next epoch begins."""
-        if state["stream"] is not None:
-            _stream_of(loader).load_state_dict(state["stream"])
+        if (saved := state.plan_state["stream"]) is not None:
+            _stream_of(loader).load_state_dict(saved)
 
     def is_free_of_states(self, loader: LoaderArguments, start: EpochStart) -> bool:
         """Return True: any epoch can come next."""
@@ -99,15 +99,15 @@ class StreamBatchSource(SampleSource):
         return True
 
     def start_of(
-        self, loader: LoaderArguments, start: EpochStart, own: dict[str, Any], running: LoaderPlan | None, epoch: int
-    ) -> dict[str, Any] | None:
+        self, loader: LoaderArguments, start: EpochStart, own: LoaderState, running: LoaderPlan | None, epoch: int
+    ) -> LoaderState | None:
         """Tell the stream which epoch comes next; return None."""
         del start, own, running
         _stream_of(loader).next_epoch = epoch
 
     def copied_state(
-        self, plan: LoaderPlan, own: dict[str, Any], position: Any
-    ) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+        self, plan: LoaderPlan, own: LoaderState, position: Any
+    ) -> tuple[LoaderState | None, dict[str, Any]]:
         """Return that a copy of a loader that is iterated has another dataset, which begins the epoch under way."""
         del own
         return None, {"dataset": cast("Any", plan).copied_dataset(position)}
@@ -153,7 +153,7 @@ class StreamWindowSource(IndexWindowSource):
         """Return None: the seed of a stream's order is in the plan's part of a state."""
         del loader
 
-    def _check_kind(self, loader: LoaderArguments, state: Mapping[str, Any]) -> None:
+    def _check_kind(self, loader: LoaderArguments, state: LoaderState) -> None:
         """Return: a stream has one kind of order."""
 
     def deal_out(self, loader: LoaderArguments, share: RankShare, *, begun: str | None) -> RankShare | None:

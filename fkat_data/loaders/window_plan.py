@@ -14,6 +14,7 @@ canonical nodes' parts of the order, and what the order follows from.
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sized
+from dataclasses import replace
 from typing import Any
 
 from torch.utils.data import BatchSampler, IterableDataset
@@ -22,6 +23,7 @@ from fkat_data.errors import ConfigurationError, SkippedSamplesError, StateMisma
 from fkat_data.errors.wording import counted
 from fkat_data.loaders.computed_plan import EpochShuffle, SampleOrder, is_computed
 from fkat_data.loaders.loader_plan import IndexPlan, Provenance
+from fkat_data.loaders.loader_state import LoaderState
 from fkat_data.loaders.rank_share import RankShare
 from fkat_data.loaders.reshards import distributed_sampler_of
 from fkat_data.loaders.sampler_plan import SamplerPlan
@@ -453,10 +455,10 @@ class WindowPlan(IndexPlan):
         self._kept.clear()
         self._epoch = epoch
 
-    def read_state(self, state: Mapping[str, Any]) -> ResumeState:
+    def read_state(self, state: LoaderState) -> ResumeState:
         """Return where an engine goes on after a state."""
-        sampler = {**state["sampler"], "step": state["step"]}
-        return ResumeState(Position(state["epoch"], sampler["window"], 0, state["step"]), sampler=sampler)
+        sampler = {**state.sampler, "step": state.step}
+        return ResumeState(Position(state.epoch, sampler["window"], 0, state.step), sampler=sampler)
 
     def load_plan_state(self, epoch: int, state: Mapping[str, Any] | None) -> None:
         """Go on with a saved position."""
@@ -467,19 +469,18 @@ class WindowPlan(IndexPlan):
         self._window_positions.clear()
         self._num_behind.clear()
 
-    def epoch_again(self, state: Mapping[str, Any]) -> dict[str, Any]:
+    def epoch_again(self, state: LoaderState) -> LoaderState:
         """Return the start of a state's epoch; the state itself where other ranks had begun it, at a step that it lacks."""
-        if not self._split_of(state["epoch"]):
-            again = super().epoch_again(state)
-            if self.has_states and _ORDERS in state["sampler"]:
-                again["sampler"][_ORDERS] = state["sampler"][_ORDERS]  # a copy's samplers may not begin it again
+        again = super().epoch_again(state)
+        if not self._split_of(state.epoch):
+            if self.has_states and _ORDERS in state.sampler:
+                # A copy's samplers may not begin it again.
+                return again.with_sampler({**again.sampler, _ORDERS: state.sampler[_ORDERS]})
             return again
-        saved = self._loaded_at(state["epoch"])
-        if saved["window"] or saved["row"]:
-            return dict(state)
-        return {**super().epoch_again(state), "step": saved["step"]}
+        saved = self._loaded_at(state.epoch)
+        return state if saved["window"] or saved["row"] else replace(again, step=saved["step"])
 
-    def is_over(self, state: Mapping[str, Any]) -> bool:
+    def is_over(self, state: LoaderState) -> bool:
         """Return False: whether rows are left shows when the windows that are left are made."""
         del state
         return False

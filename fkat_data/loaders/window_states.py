@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fkat_data.errors import StateMismatchError
+from fkat_data.loaders.loader_state import LoaderState
 from fkat_data.loaders.rank_share import RankShare
 from fkat_data.plan.resharding import Remainder
 
@@ -182,17 +183,13 @@ def dealt_windows(saved: Mapping[str, Any], window_size: int, share: RankShare |
     return DealtWindows(num_windows, share, begun, saved.get("layers", ()), numbers)
 
 
-def is_of_windows(state: Mapping[str, Any]) -> bool:
-    """Return whether a state is of a loader with a window function."""
-    return "window" in state.get("sampler", {})
+def windows_of(state: LoaderState, rank: int, num_ranks: int | None = None) -> DealtWindows:
+    """Return the windows of a rank in the epoch of a state; ``num_ranks``: if not those of the state."""
+    share = RankShare(state.num_ranks if num_ranks is None else num_ranks, rank)
+    return dealt_windows(state.sampler, state.fingerprint["window_size"], share)
 
 
-def windows_of(state: Mapping[str, Any], rank: int) -> DealtWindows:
-    """Return the windows of a rank in the epoch of a state."""
-    return dealt_windows(state["sampler"], state["window_size"], RankShare(state.get("num_ranks", 1), rank))
-
-
-def windows_of_rest(of_ranks: Sequence[Mapping[str, Any]], epoch: int) -> dict[str, Any]:
+def windows_of_rest(of_ranks: Sequence[LoaderState], epoch: int) -> dict[str, Any]:
     """Return the field ``sampler`` of a state in which other ranks go on with what these have left of an epoch.
 
     Args:
@@ -202,29 +199,28 @@ def windows_of_rest(of_ranks: Sequence[Mapping[str, Any]], epoch: int) -> dict[s
     Raises:
         StateMismatchError: A rank has had something of the next epoch.
     """
-    base = next(state for state in of_ranks if state["epoch"] == epoch)
-    ahead = [state for state in of_ranks if state["epoch"] != epoch]
-    if any(state["epoch"] != epoch + 1 or state["step"] for state in ahead):
-        found = [(state["epoch"], state["step"]) for state in of_ranks]
+    base = next(state for state in of_ranks if state.epoch == epoch)
+    ahead = [state for state in of_ranks if state.epoch != epoch]
+    if any(state.epoch != epoch + 1 or state.step for state in ahead):
+        found = [(state.epoch, state.step) for state in of_ranks]
         hint = "finish the epoch with the number of ranks that saved"
         raise StateMismatchError("epoch", found, "<ranks in one epoch>", hint)
-    sampler: Mapping[str, Any] = base["sampler"]
+    sampler = base.sampler
     begun: list[BegunWindow] = []
     counts: list[int] = []
     for rank, state in enumerate(of_ranks):
-        windows = windows_of({**base, "num_ranks": len(of_ranks)}, rank)
-        own = state["sampler"]
-        position = window_position_in(own) if state["epoch"] == epoch else WindowPosition(len(windows), 0)
+        windows = windows_of(base, rank, len(of_ranks))
+        position = window_position_in(state.sampler) if state.epoch == epoch else WindowPosition(len(windows), 0)
         left, num_had = windows.left_at(position)
         begun += left
         counts.append(num_had)
     of_position = ("window", "row", "left_out", "begun", "layers")
     rest = {name: value for name, value in sampler.items() if name not in of_position}
     if "window_orders" in rest:
-        orders = (each["sampler"]["window_orders"] for each in of_ranks if each["epoch"] == epoch)
+        orders = (each.sampler["window_orders"] for each in of_ranks if each.epoch == epoch)
         rest["window_orders"] = sorted({tuple(order) for each in orders for order in each})
     if "num_skipped" in rest:
-        in_epoch = (state["sampler"]["num_skipped"] for state in of_ranks if state["epoch"] == epoch)
+        in_epoch = (state.sampler["num_skipped"] for state in of_ranks if state.epoch == epoch)
         rest |= {"num_skipped": 0, "skipped_before": rest.get("skipped_before", 0) + sum(in_epoch)}
     reshards = [*map(list, sampler.get("layers", ())), counts]
     return {**rest, "window": 0, "row": 0, "begun": [each.plain() for each in sorted(begun)], "layers": reshards}

@@ -176,7 +176,7 @@ class StreamingDataLoader(DataLoader[Any]):
 
     def local_state_dict(self) -> dict[str, Any]:
         """Return what ``state_dict`` returns: no state of a stream needs the other ranks."""
-        return self._session.state(self)["stream"] if self._is_of_batches else super().local_state_dict()
+        return self._session.state(self).plan_state["stream"] if self._is_of_batches else super().local_state_dict()
 
     @staticmethod
     def merge_state_dicts(local_state_dicts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from torch.utils import data
 
 from fkat_data.errors.sample_errors import collated
 from fkat_data.loaders.loader_plan import LoaderPlan, Provenance
+from fkat_data.loaders.loader_state import LoaderState
 from fkat_data.loaders.sampler_plan import SamplerBatches
 from fkat_data.loaders.window_plan import WindowOrder
 from fkat_data.loaders.window_states import Spread
@@ -136,9 +137,9 @@ class StreamEpochs(LoaderPlan):
         epoch, _ = self.epoch_and_step(position)
         return self._reader.dataset_at(replace(self._next_point, epoch=epoch))
 
-    def read_state(self, state: Mapping[str, Any]) -> ResumeState:
+    def read_state(self, state: LoaderState) -> ResumeState:
         """Return where a state was taken; the dataset has loaded it, and ``begin`` goes there."""
-        return ResumeState(Position(state["epoch"], 0, 0, state["step"]))
+        return ResumeState(Position(state.epoch, 0, 0, state.step))
 
     def num_batches(self, epoch: int) -> int:
         """Return the batches of an epoch on this rank, with those before a resume."""

@@ -14,7 +14,8 @@ import torch
 from fkat_data.errors import ConfigurationError
 from fkat_data.errors.wording import counted
 from fkat_data.loaders.computed_plan import batches_left
-from fkat_data.loaders.window_states import is_of_windows, windows_of
+from fkat_data.loaders.loader_state import LoaderState
+from fkat_data.loaders.window_states import windows_of
 from fkat_data.plan.position import ResumeState
 from fkat_data.plan.state import read, unsealed
 from fkat_data.runtime.interruption import genuine
@@ -157,44 +158,44 @@ def _shards(rank: ResumeState) -> str:
 
 
 def _of_data_loader(where: str, state: Mapping[str, Any]) -> CheckpointPosition:
-    states: Sequence[Mapping[str, Any]] = state.get("all_rank_states", [state])
+    states = [LoaderState.read(each) for each in state.get("all_rank_states", [state])]
     first = states[0]
-    is_distributed = "distributed" in first.get("sampler", {})
-    num_ranks = int(first.get("num_ranks", first.get("dealt_ranks", 1)))
-    if is_distributed:
-        num_ranks = int(first["sampler"]["distributed"]["num_replicas"])
-    of_all = bool(state.get("gathered")) or (len(states) == 1 and is_distributed)
+    of_plan, distributed = first.plan_state, first.sampler.get("distributed")
+    num_ranks = first.num_ranks if first.sharing is not None else first.dealt_ranks or 1
+    if distributed is not None:
+        num_ranks = int(distributed["num_replicas"])
+    of_all = first.is_gathered or (len(states) == 1 and distributed is not None)
     positions: list[RankPosition] = []
     for index, each in enumerate(states):
         # One state of ranks that are in step stands for all of them.
         ranks: Sequence[int | None] = range(num_ranks) if of_all else [index if len(states) > 1 else None]
-        positions += [RankPosition(rank, each["epoch"], each["step"], _batches(each, rank)) for rank in ranks]
-    if "stream" in first:
-        return next(positions_in(first["stream"], where))._replace(loader="DataLoader")
-    if "all_strands" in first:
-        num_strands, found = first["all_strands"], {each for one in states for each in one["strand_numbers"]}
+        positions += [RankPosition(rank, each.epoch, each.step, _batches(each, rank)) for rank in ranks]
+    if "stream" in of_plan:
+        return next(positions_in(of_plan["stream"], where))._replace(loader="DataLoader")
+    if "all_strands" in of_plan:
+        num_strands, found = of_plan["all_strands"], {n for one in states for n in one.plan_state["strand_numbers"]}
         loads_on = f"1 to {counted(num_strands, 'rank')}, as many as there are strands"
         if len(found) < num_strands:
             loads_on = f"ranks with its own {counted(len(found), 'strand')}; merge_state_dicts() of all ranks' loads on {loads_on}"
-    elif "saved_by" in first and len(states) == 1:
+    elif first.saved_by is not None and len(states) == 1:
         loads_on = (
-            f"rank {first['saved_by'][0]}; merge_state_dicts() of each one's local_state_dict() loads on as many ranks"
+            f"rank {first.saved_by[0]}; merge_state_dicts() of each one's local_state_dict() loads on as many ranks"
         )
-    elif "strands" in first:
-        loads_on = f"{counted(len(states), 'rank')}, with {counted(first['num_strands'], 'worker')} each"
+    elif "strands" in of_plan:
+        loads_on = f"{counted(len(states), 'rank')}, with {counted(of_plan['num_strands'], 'worker')} each"
     elif of_all or len(states) == num_ranks:
         loads_on = _ANY
-        if first.get("split_batches"):
-            loads_on += f" that divides the batch size, {first['batch_size']}"
+        if first.sharing is not None and first.sharing.split_batches:
+            loads_on += f" that divides the batch size, {first.batch_size}"
     else:
         size = max(len(states), num_ranks)
         loads_on = f"{counted(size, 'rank')}; merge_state_dicts() of each one's local_state_dict() loads on {_ANY}"
-    return CheckpointPosition(where, "DataLoader", tuple(positions), loads_on, _resplits(first.get("resplits", ())))
+    return CheckpointPosition(where, "DataLoader", tuple(positions), loads_on, _resplits(first.reshards))
 
 
-def _batches(state: Mapping[str, Any], rank: int | None) -> str:
-    if is_of_windows(state):
-        windows, sampler = windows_of(state, rank or 0), state["sampler"]
+def _batches(state: LoaderState, rank: int | None) -> str:
+    if state.is_of_windows:
+        windows, sampler = windows_of(state, rank or 0), state.sampler
         from_row = f", the first from row {sampler['row']}" if sampler["row"] else ""
         num_skipped = sampler.get("num_skipped", 0)
         left_out = f"; {counted(num_skipped, 'sample')} left out" if num_skipped else ""
