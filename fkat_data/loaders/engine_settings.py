@@ -25,7 +25,7 @@ from fkat_data.observe.timeline import open_timeline
 from fkat_data.plan.iteration import EpochIterator, HandOver, Iterations
 from fkat_data.runtime.distributed import rank_and_world_size
 from fkat_data.runtime.machine import can_start_workers
-from fkat_data.types import Microbatch, StreamSource, stream_source_of
+from fkat_data.types import Microbatch, StreamSource
 from fkat_data.worker.epoch_factory import EpochFactory, EpochSpec
 from fkat_data.worker.settings import FORK_OR_TEMPLATE, START_METHODS, worker_kind
 from fkat_data.worker.windows import window_functions_of
@@ -98,12 +98,15 @@ def checked_argument(loader: LoaderArguments, name: str, value: Any) -> Any:
     return value
 
 
-def settable_of(loader: LoaderArguments) -> list[Any]:
+def settable_of(loader: LoaderArguments, *, is_cut_by_workers: bool) -> list[Any]:
     """Return what a program may set on a DataLoader between two epochs, as with torch's, and its engine depends on.
 
     What an epoch's plan reads of samplers when it begins is not among it, except for whether the order is arithmetic.
+
+    Args:
+        loader: The DataLoader.
+        is_cut_by_workers: Whether workers group samples into batches.
     """
-    is_cut_by_workers = loader.has_windows or isinstance(loader.dataset, torch_data.IterableDataset)
     size = size_of_batches(loader) if is_cut_by_workers else None
     kind = is_computed(loader.sampler, loader.batch_sampler)
     return [kind, size, *(getattr(loader, name) for name in _SETTABLE)]
@@ -113,14 +116,6 @@ def size_of_batches(loader: LoaderArguments) -> int | None:
     """Return the samples of a batch; None: microbatches are the dataset's items, or batches of any size."""
     batches = loader.batch_sampler
     return int(batches.batch_size) if type(batches) is torch_data.BatchSampler else loader.batch_size
-
-
-def drops_last(loader: LoaderArguments) -> bool:
-    """Return whether a last batch that is smaller is left out."""
-    batches = loader.batch_sampler
-    # As torch does, which takes an iterable dataset's batches without its sampler.
-    is_sampled = type(batches) is torch_data.BatchSampler and not isinstance(loader.dataset, torch_data.IterableDataset)
-    return bool(batches.drop_last if is_sampled else loader.drop_last)
 
 
 class DataLoaderIterator(EpochIterator, _TORCHS):
@@ -178,7 +173,14 @@ def _public_name(kind: type) -> str:
 
 
 def make_engine(
-    loader: LoaderArguments, plan: LoaderPlan, *, seed: int, dp_rank: int, keeps_dataset: bool
+    loader: LoaderArguments,
+    plan: LoaderPlan,
+    *,
+    seed: int,
+    dp_rank: int,
+    drop_last: bool,
+    keeps_dataset: bool,
+    is_startup_shared: bool,
 ) -> Engine[Any]:
     """Return the engine that makes a plan's microbatches.
 
@@ -187,7 +189,9 @@ def make_engine(
         plan: The order.
         seed: The DataLoader's.
         dp_rank: The DataLoader's.
+        drop_last: Whether a last batch that is smaller is left out.
         keeps_dataset: Whether an iterable dataset stays from epoch to epoch.
+        is_startup_shared: Whether this process may make microbatches until a worker has begun.
 
     Raises:
         ConfigurationError: An argument is invalid.
@@ -201,7 +205,7 @@ def make_engine(
     if num_strands is not None:
         is_multiprocessing = is_multiprocessing or num_strands > 0
         group_size, num_groups = 1, max(1, num_strands)
-    elif plan.has_windows:
+    elif plan.has_undivided_tasks:
         group_size, num_groups = 1, group_size
     num_workers_seen = loader.num_workers if num_strands is None else num_strands
     spec = EpochSpec(
@@ -209,7 +213,7 @@ def make_engine(
         loader.worker_init_fn,
         num_workers=num_workers_seen,
         batch_size=size_of_batches(loader),
-        drop_last=drops_last(loader),
+        drop_last=drop_last,
         is_batched=loader.batch_sampler is not None,
         keeps_dataset=keeps_dataset,
         snapshot_every_n_steps=loader.snapshot_every_n_steps,
@@ -230,7 +234,6 @@ def make_engine(
         stall_warning_s=loader.stall_warning_s,
         stall_timeout_s=loader.timeout or None,
     )
-    source = stream_source_of(loader.dataset)
     workers = WorkerPoolSettings(
         factory=EpochFactory(loader.dataset, spec),
         seed=seed,
@@ -253,15 +256,11 @@ def make_engine(
         in_process_argument=("num_workers", 0),
         has_process_state=keeps_dataset,
         loader_name=_public_name(cast("type[object]", type(loader))),
-        is_startup_shared=num_strands is None
-        and not plan.has_windows
-        and (source is None or not source.fetches_shards)
-        and loader.worker_init_fn is None
-        and not recovery.needs_processes,
+        is_startup_shared=is_startup_shared and loader.worker_init_fn is None and not recovery.needs_processes,
     )
     is_ahead = is_multiprocessing and plan.has_several_tasks
     num_ahead = -1 if loader.prefetch_factor is None else loader.prefetch_factor * group_size
-    num_tasks_ahead = num_groups if plan.has_windows else plan.num_tasks_ahead
+    num_tasks_ahead = num_groups if plan.has_undivided_tasks else plan.num_tasks_ahead
     settings = EngineSettings(
         workers,
         num_tasks_ahead if is_ahead else 0,

@@ -95,6 +95,11 @@ class IndexSource(SampleSource):
             dealt=dealing if isinstance(dealing, TokenBudgetBatchSampler) else None,
         )
 
+    def can_share_startup(self, loader: LoaderArguments) -> bool:
+        """Return whether a microbatch is a batch of indices, which any process makes."""
+        del loader
+        return not self.is_cut_by_workers
+
     def rank(self, loader: LoaderArguments) -> int:
         """Return the rank of a loader that was given none: that of its share or its sampler, or 0."""
         return super().rank(loader) if self.share is None else self.share.rank
@@ -329,6 +334,8 @@ class IndexSource(SampleSource):
 
 class IndexWindowSource(IndexSource):
     """Windows of the indices that samplers give; microbatches are cut from the rows that a worker makes of each."""
+
+    is_cut_by_workers: bool = True
 
     def __init__(self) -> None:
         super().__init__()

@@ -28,6 +28,7 @@ class IterableSource(SampleSource):
     """
 
     kind: PlanKind = "strands"
+    is_cut_by_workers: bool = True
 
     def __init__(self, ends: ShortestRankOfJob | None) -> None:
         super().__init__()

@@ -40,8 +40,8 @@ class LoaderPlan(Plan):
     """Whether an epoch has several tasks, the next of which can be made ahead."""
     num_tasks_ahead: int = 1
     """Tasks in work ahead of the current one, where there are several."""
-    has_windows: bool = False
-    """Whether each task is a window, which one worker makes."""
+    has_undivided_tasks: bool = False
+    """Whether one worker makes all of a task, instead of all workers together."""
     beginning: Any = None
     """The position that ``begin`` has returned for an iteration of which nothing was delivered yet; None: there is none."""
     counts_all_ranks: bool = False

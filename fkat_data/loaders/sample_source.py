@@ -6,8 +6,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
+from torch.utils.data import BatchSampler
+
 from fkat_data.errors import StateMismatchError
-from fkat_data.loaders.engine_settings import drops_last, size_of_batches
+from fkat_data.loaders.engine_settings import size_of_batches
 from fkat_data.loaders.loader_arguments import LoaderArguments, samplers_of
 from fkat_data.loaders.loader_plan import LoaderPlan
 from fkat_data.loaders.loader_state import LoaderState, PlanKind
@@ -60,6 +62,8 @@ class SampleSource(ABC):
     """Whether a sampler decides on the order."""
     is_shipped_to_threads: bool = False
     """Whether threads get a copy of the dataset, too."""
+    is_cut_by_workers: bool = False
+    """Whether workers group samples into batches."""
 
     def __init__(self) -> None:
         self.share: RankShare | None = None
@@ -73,7 +77,19 @@ class SampleSource(ABC):
 
     def fingerprint(self, loader: LoaderArguments) -> dict[str, Any]:
         """Return what a state must have to be loaded."""
-        return {"batch_size": size_of_batches(loader), "drop_last": drops_last(loader)}
+        return {"batch_size": size_of_batches(loader), "drop_last": self.drops_last(loader)}
+
+    def drops_last(self, loader: LoaderArguments) -> bool:
+        """Return whether a last batch that is smaller is left out."""
+        batches = loader.batch_sampler
+        # As torch does, which takes an iterable dataset's batches without its sampler.
+        is_sampled = self.takes_sampler and type(batches) is BatchSampler
+        return bool(batches.drop_last if is_sampled else loader.drop_last)
+
+    def can_share_startup(self, loader: LoaderArguments) -> bool:
+        """Return whether the caller's process may make microbatches until a worker has begun."""
+        del loader
+        return False
 
     def own_seed(self, loader: LoaderArguments, drawn: int | None) -> int | None:
         """Return the seed of a loader that was given none: that which was drawn, if any, or the dataset's."""
@@ -116,8 +132,8 @@ class SampleSource(ABC):
         present = size_of_batches(loader)
         if is_of_other_size(state, present):
             raise StateMismatchError("batch_size", state.batch_size, present, hint)
-        if state.step and state.drop_last != drops_last(loader):
-            raise StateMismatchError("drop_last", state.drop_last, drops_last(loader), hint)
+        if state.step and state.drop_last != self.drops_last(loader):
+            raise StateMismatchError("drop_last", state.drop_last, self.drops_last(loader), hint)
 
     def has_ranks(self, loader: LoaderArguments) -> bool:
         """Return whether a sampler or the dataset knows which samples are this rank's."""

@@ -455,7 +455,7 @@ class LoaderSession:
             ConfigurationError: The dataset cannot be sent to a worker, or an argument is invalid.
             StateMismatchError: The loaded state does not fit.
         """
-        if self.running is not None and self.running.made_with != settable_of(loader):
+        if self.running is not None and self.running.made_with != self._settable(loader):
             self._leave_engine(loader, self.running)
         if (ordered := self.source.ordered_dataset(loader)) is not None:
             ordered.follow_epoch(self.next_epoch(loader))
@@ -492,7 +492,7 @@ class LoaderSession:
             running.engine.end_epoch()
         # Else it begins again, where it was loaded to: nothing was delivered since.
         epoch, step = self.position(loader)
-        is_other_order = not step and running.made_with[0] != settable_of(loader)[0]
+        is_other_order = not step and running.made_with[0] != self._settable(loader)[0]
         state = self._start_of(loader, epoch) if is_other_order else self.own_state(loader)
         self.go_to(loader, state, is_untouched=not step)
 
@@ -506,12 +506,23 @@ class LoaderSession:
         plan = source.plan(loader, start)
         num_workers = loader.num_workers if plan.num_strands is None else plan.num_strands
         keeps_dataset = bool(self._shipment.keeps_workers) or not num_workers
-        engine = make_engine(loader, plan, seed=start.seed(), dp_rank=start.dp_rank, keeps_dataset=keeps_dataset)
+        engine = make_engine(
+            loader,
+            plan,
+            seed=start.seed(),
+            dp_rank=start.dp_rank,
+            drop_last=source.drops_last(loader),
+            keeps_dataset=keeps_dataset,
+            is_startup_shared=source.can_share_startup(loader),
+        )
         if loaded is not None:
             engine.go_to(plan.read_state(source.for_engine(loader, loaded.state)))
-        running = Running(engine, plan, settable_of(loader), self._shipment.digest(loader, self.source), loaded)
+        running = Running(engine, plan, self._settable(loader), self._shipment.digest(loader, self.source), loaded)
         self._phase = running
         return running
+
+    def _settable(self, loader: LoaderArguments) -> list[Any]:
+        return settable_of(loader, is_cut_by_workers=self.source.is_cut_by_workers)
 
     def _shipped_again(self, loader: LoaderArguments, running: Running) -> Running:
         """Have new workers make the next epoch if they are to get the dataset as it is now."""

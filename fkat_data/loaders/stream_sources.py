@@ -31,6 +31,7 @@ class StreamBatchSource(SampleSource):
     """
 
     kind: PlanKind = "stream"
+    is_cut_by_workers: bool = True
     draws_as_torch: bool = False
     is_shipped_to_threads: bool = True
 
@@ -47,6 +48,10 @@ class StreamBatchSource(SampleSource):
             drop_last=loader.drop_last,
             leaves_empty_rest=start.leaves_empty_rest,
         )
+
+    def can_share_startup(self, loader: LoaderArguments) -> bool:
+        """Return whether no thread fetches what is read: this process would wait for it, and keep what it raises."""
+        return not _stream_of(loader).fetches_shards
 
     def fingerprint(self, loader: LoaderArguments) -> dict[str, Any]:
         """Return what a state must have to be loaded: the stream's own knows which batch sizes it may go on with."""

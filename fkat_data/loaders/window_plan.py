@@ -209,7 +209,7 @@ class WindowPlan(IndexPlan):
         max_skipped: Samples of an epoch that may be left out; None: none is.
     """
 
-    has_several_tasks = has_windows = True
+    has_several_tasks = has_undivided_tasks = True
 
     def __init__(
         self,

@@ -24,6 +24,7 @@ from fkat_data.worker.adoption import adopt
 from fkat_data.worker.microbatch_source import MicrobatchSource, Opening, SequentialSource
 from fkat_data.worker.settings import current_worker
 
+_EXPECTED = "a StreamingDataset whose __iter__ is its own, and no window functions"
 _OF_NUMBERED = {"_numbered", "_numbered_batches", "_next_numbered"}
 
 
@@ -65,9 +66,6 @@ class StreamingDataLoader(DataLoader[Any]):
             batch_size = dataset.batch_size
         super().__init__(dataset, 1 if batch_size is None else batch_size, **options)
         self._collate = cast("Callable[[list[Any]], Any]", self.collate_fn)
-        if self._has_own_iter or self.has_windows:
-            # What an ``__iter__`` does with the first batches shows only when it runs: this loader has no ``skip``.
-            vars(self)["skip"] = None
 
     @property
     def _has_own_iter(self) -> bool:
@@ -76,7 +74,12 @@ class StreamingDataLoader(DataLoader[Any]):
     @property
     def _is_of_batches(self) -> bool:
         """Whether the stream's order is one of batches, and its state the loader's."""
-        return isinstance(self.dataset, StreamingDataset) and not self.has_windows
+        return self._session.source.kind == "stream"
+
+    @property
+    def _makes_by_number(self) -> bool:
+        """Whether any batch can be made without those before: what a user's ``__iter__`` does with them shows only there."""
+        return self._is_of_batches and not self._has_own_iter
 
     @property
     def num_samples_yielded(self) -> int:
@@ -108,19 +111,19 @@ class StreamingDataLoader(DataLoader[Any]):
         A ``ShardedDataLoader`` whose factory returns this loader uses it to resume exactly.
 
         Raises:
-            ConfigurationError: The dataset is no ``StreamingDataset``, or ``count`` is negative.
+            ConfigurationError: The dataset is no ``StreamingDataset`` or overrides ``__iter__``, microbatches are cut from
+                rows of windows, or ``count`` is negative.
         """
-        if not isinstance(self.dataset, StreamingDataset):
-            raise ConfigurationError("dataset", self.dataset, "a StreamingDataset")
-        return self._made_here(self.dataset, integer("count", count, minimum=0))
+        dataset = self.dataset
+        if not isinstance(dataset, StreamingDataset) or not self._makes_by_number:
+            raise ConfigurationError("dataset", dataset, _EXPECTED)
+        return self._made_here(dataset, integer("count", count, minimum=0))
 
     def microbatch_source(self, opening: Opening) -> MicrobatchSource:
         """Return what a worker of a ``ShardedDataLoader`` makes whose factory returns this loader."""
-        if not self._has_own_iter:
-            return adopt(self, opening)
-        dataset = cast("StreamingDataset", self.dataset)
-        # What the user's code does with the first batches shows only when it runs.
-        return SequentialSource(lambda _: (0, self._made_here(dataset, 0)), opening.rng)
+        return (
+            adopt(self, opening) if self._makes_by_number else SequentialSource(lambda _: (0, iter(self)), opening.rng)
+        )
 
     @property
     def num_microbatches(self) -> int:
@@ -130,7 +133,7 @@ class StreamingDataLoader(DataLoader[Any]):
             AttributeError: The batches are not made one by one: the dataset is no ``StreamingDataset``, or a subclass
                 overrides ``__iter__``.
         """
-        if not self._is_of_batches or self._has_own_iter:
+        if not self._makes_by_number:
             raise AttributeError("num_microbatches")
         reader = reader_of(self.dataset)
         point = reader.next_point() if self._numbered_batches is None else self._numbered_batches.point

@@ -56,7 +56,8 @@ def watch(folder, armed=()):
 
     def trace(frame, event, argument):
         code = frame.f_code
-        if not code.co_filename.startswith(_PACKAGE) or code.co_name == "<module>":
+        # While an interpreter ends, modules have lost their names.
+        if _PACKAGE is None or not code.co_filename.startswith(_PACKAGE) or code.co_name == "<module>":
             return None
         if event in ("call", "line"):
             instant = f"{code.co_qualname}()" if event == "call" else frame.f_lineno

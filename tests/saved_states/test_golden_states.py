@@ -1,8 +1,12 @@
 """States that were saved before the loaders were rebuilt go on loading, with the same microbatches after them."""
 
+from collections.abc import Mapping
+
 import pytest
 from state_cases import GOLDEN, closed, following, loaded, read
 from state_faces import FACES, path_of
+
+from fkat_data.loaders.loader_state import PLAN_KINDS, LoaderState
 
 ALL = [(face, name) for face, cases in FACES.items() for name in cases]
 WITH_PROCESSES = [(face, name) for face, name in ALL if FACES[face][name].has_processes]
@@ -41,3 +45,20 @@ def test_it_does_so_with_worker_processes(case, data, processes):
 def test_each_kept_state_is_of_a_case():
     kept = {path.relative_to(GOLDEN) for path in GOLDEN.glob("*/*.json")}
     assert kept == {path_of(face, name).relative_to(GOLDEN) for face, name in ALL}
+
+
+def loader_states_in(saved):
+    """Yield each state of one rank's ``DataLoader``, however deep it lies."""
+    if isinstance(saved, Mapping) and {"version", "seed", "step"} <= set(saved) and set(PLAN_KINDS) & set(saved):
+        yield saved
+    parts = saved.values() if isinstance(saved, Mapping) else saved if isinstance(saved, (list, tuple)) else ()
+    for part in parts:
+        yield from loader_states_in(part)
+
+
+def test_what_is_read_of_a_kept_state_of_a_data_loader_says_the_same():
+    kept = [read(path_of(face, name)) for face, name in ALL]
+    states = [state for cuts in kept for cut in cuts.values() for state in loader_states_in(cut["states"])]
+    assert len(states) > 200
+    for state in states:
+        assert LoaderState.read(state).plain() == state

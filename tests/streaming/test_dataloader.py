@@ -10,7 +10,7 @@ from streaming_examples import numbers, same, world, write
 from torch.utils.data import TensorDataset, default_collate
 from walks import at_state, begun
 
-from fkat_data import DataLoader, item_generators
+from fkat_data import DataLoader, ShardedDataLoader, item_generators
 from fkat_data.configuration import instantiate
 from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.streaming import Stream, StreamingDataLoader, StreamingDataset, open_epoch
@@ -177,6 +177,20 @@ def test_over_another_dataset_it_is_the_loader_of_such_datasets():
     assert [batch[0].tolist() for batch in again] == [[4, 5]]
     with pytest.raises(ConfigurationError, match="StreamingDataset"):
         loader.skip(1)
+
+
+@pytest.mark.parametrize("options", [{}, {"window_fn": list, "window_size": 4}])
+def test_as_a_shard_over_another_dataset_it_resumes_by_its_iteration(options):
+    def make():
+        def factory(shard):
+            return StreamingDataLoader(TensorDataset(torch.arange(8)), batch_size=2, **options)
+
+        return ShardedDataLoader(0, ["0"], factory, multiprocessing=False)
+
+    loader = make()
+    rest = begun(loader, 2)
+    resumed = at_state(make(), loader.state_dict())
+    assert [batch[0].tolist() for batch in resumed] == [batch[0].tolist() for batch in rest] == [[4, 5], [6, 7]]
 
 
 @pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.with_processes)])
