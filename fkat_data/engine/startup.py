@@ -59,7 +59,7 @@ class _Collate(FreshCollate):
 
     def __call__(self, batch: Any) -> Any:
         with ExitStack() as contexts:
-            stand_in_for_worker(contexts, 0, None)
+            stand_in_for_worker(contexts, None)
             return super().__call__(batch)
 
 
@@ -275,7 +275,7 @@ class StartupMaker:
         clock = self._clock_here()
 
         def enter(contexts: ExitStack) -> None:
-            stand_in_for_worker(contexts, 0, self._info)
+            stand_in_for_worker(contexts, self._info)
 
         def make() -> Item | End | None:
             try:

@@ -223,7 +223,7 @@ def megatron_layout(path: str, size_bytes: int, index_path: str, dtype: str, end
     """
     if end != size_bytes:
         raise ShardCorruptError.of_field(path, "size", f"{end} bytes, where {index_path} ends", size_bytes)
-    return Layout(dtype, 0, whole_items(path, "size", size_bytes, np.dtype(dtype).itemsize))
+    return Layout(dtype, 0, whole_items(path, size_bytes, np.dtype(dtype).itemsize))
 
 
 class MegatronDocuments(Documents):

@@ -218,12 +218,8 @@ class RangedFile:
                 raise self._shorter(start)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def together(self, spans: Iterable[Span], *, is_ahead: bool = False) -> ReadRange:
+    def together(self, spans: Iterable[Span]) -> ReadRange:
         """Return what returns the bytes of some ranges, which a remote file fetches now, in as few requests as it takes.
-
-        Args:
-            spans: The ranges.
-            is_ahead: Whether the caller reads ahead itself.
 
         Raises:
             Exception: What ``read`` raises.
@@ -231,11 +227,14 @@ class RangedFile:
         if isinstance(self._opened, Descriptor):
             return self.read
         wanted = list(spans)
-        contents = dict(zip(wanted, map(_as_bytes, self.buffers(wanted, is_ahead=is_ahead)), strict=True))
+        contents = dict(zip(wanted, map(_as_bytes, self.buffers(wanted, is_ahead=False)), strict=True))
         return lambda start, stop: contents[start, stop]
 
-    def buffers(self, spans: Sequence[Span], *, is_ahead: bool = False) -> list[Content]:
-        """Return ranges as ``together`` reads them, without a copy: as bytes, or as views that cannot be written to."""
+    def buffers(self, spans: Sequence[Span], *, is_ahead: bool) -> list[Content]:
+        """Return ranges as ``together`` reads them, without a copy: as bytes, or as views that cannot be written to.
+
+        ``is_ahead``: the caller reads ahead itself.
+        """
         if isinstance(self._opened, Descriptor):
             return [self.read(*span) for span in spans]
         found = self._opened.read(spans, is_ahead=is_ahead)

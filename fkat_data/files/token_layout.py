@@ -58,14 +58,14 @@ class Documents(ABC):
         return sorted({self.start_of(document) for document in range(first, last)})
 
 
-def whole_items(path: str, what: str, num_bytes: int, size: int) -> int:
+def whole_items(path: str, num_bytes: int, size: int) -> int:
     """Return how many items of one size some bytes are.
 
     Raises:
         ShardCorruptError: They end within one.
     """
     if num_bytes % size:
-        raise ShardCorruptError.of_field(path, what, f"a multiple of {size} bytes", num_bytes)
+        raise ShardCorruptError.of_field(path, "size", f"a multiple of {size} bytes", num_bytes)
     return num_bytes // size
 
 

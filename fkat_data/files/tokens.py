@@ -262,7 +262,7 @@ def bare_layout(path: str, size_bytes: int, dtype: "np.dtype[Any] | None") -> La
             f"the type of the tokens in {shown_path(path)}, such as 'uint16' for those of nanoGPT: the file has no header, "
             "and no index beside it",
         )
-    return Layout(dtype.str, 0, whole_items(path, "size", size_bytes, dtype.itemsize))
+    return Layout(dtype.str, 0, whole_items(path, size_bytes, dtype.itemsize))
 
 
 def _of_numpy(path: str, file: TokenBytes, head: bytes) -> Layout | None:
@@ -352,7 +352,7 @@ def datatrove_end(index_path: str, index: TokenBytes) -> int:
     Raises:
         ShardCorruptError: The index ends within a number.
     """
-    if not whole_items(index_path, "size", index.size_bytes, 8):
+    if not whole_items(index_path, index.size_bytes, 8):
         return 0
     (num_tokens,) = struct.unpack("<Q", index.read(index.size_bytes - 8, index.size_bytes))
     return int(num_tokens)

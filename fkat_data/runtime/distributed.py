@@ -23,14 +23,12 @@ _MOST_NAMED = 8
 
 
 @contextmanager
-def roll_call(call: str, hint: str, warning_s: float) -> Generator[None]:
-    """Log one line if the call inside takes long because other ranks have not made it; every rank of the job uses this.
+def roll_call(warning_s: float) -> Generator[None]:
+    """Log one line if gathering takes long because other ranks have not called; every rank of the job uses this.
 
     One rank logs for all: rank 0 if it waits.
 
     Args:
-        call: What the ranks call, for the log.
-        hint: What the user can do, for the log.
         warning_s: Seconds before the line.
     """
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
@@ -44,8 +42,8 @@ def roll_call(call: str, hint: str, warning_s: float) -> Generator[None]:
         with suppress(RuntimeError):
             missing = [] if number is None else _missing(store, number, rank, num_ranks)
             if missing:
-                text = "rank %d has waited %.0f s in %s for %s: %s"
-                _log.warning(text, rank, warning_s, call, named_ranks(missing), hint)
+                text = "rank %d has waited %.0f s in state_dict() for %s: %s"
+                _log.warning(text, rank, warning_s, named_ranks(missing), _HINT)
 
     timer = threading.Timer(warning_s, warn)
     timer.daemon = True
@@ -122,7 +120,7 @@ def gather(value: Any, timeout_s: float = _STATE_TIMEOUT_S, warning_s: float = _
     """
     if not is_initialized():
         return [value]
-    with roll_call("state_dict()", _HINT, warning_s):
+    with roll_call(warning_s):
         return _gather(value, timeout_s)
 
 

@@ -73,7 +73,7 @@ class DatasetProperties:
             ConfigurationError: The shard does not exist, or does not fit the cache.
             Exception: Why the shard could not be fetched.
         """
-        shard = self._shard("shard_id", shard_id)
+        shard = self._shard(shard_id)
         self._stream_state.catalog.source_of(shard).fetch(
             self._stream_state.catalog.entries[shard], wait=arguments.boolean("blocking", blocking)
         )
@@ -90,7 +90,7 @@ class DatasetProperties:
             ConfigurationError: The shard does not exist.
             OSError: A file cannot be removed.
         """
-        shard = self._shard("shard_id", shard_id)
+        shard = self._shard(shard_id)
         return self._stream_state.catalog.source_of(shard).evict(self._stream_state.catalog.entries[shard])
 
     def evict_coldest_shard(self) -> int:
@@ -103,10 +103,10 @@ class DatasetProperties:
             0 if self._stream_state.catalog.cache_budget is None else self._stream_state.catalog.cache_budget.evict(1)
         )
 
-    def _shard(self, argument: str, shard: object) -> int:
-        number = arguments.integer(argument, shard, minimum=0)
+    def _shard(self, shard: object) -> int:
+        number = arguments.integer("shard_id", shard, minimum=0)
         if number >= len(self._stream_state.catalog.entries):
-            raise ConfigurationError(argument, number, f"one of the {len(self._stream_state.catalog.entries)} shards")
+            raise ConfigurationError("shard_id", number, f"one of the {len(self._stream_state.catalog.entries)} shards")
         return number
 
     @property

@@ -193,7 +193,7 @@ def index_command(
     files = without_sidecars(files)
     with exit_on_failure(console, "not all files were indexed"), long_work(console, "indexing"):
         if lengths is not None:
-            named_function("--lengths", lengths)
+            named_function(lengths)
         index = partial(index_file, lengths=lengths)
         if workers == 1:
             num_lines = sum(map(index, files))
@@ -212,7 +212,7 @@ def index_file(path: str, lengths: str | None) -> int:
     dataset = JsonDataset(path)
     dataset.save_index(before)
     if lengths is not None:
-        length_of = named_function("--lengths", lengths)
+        length_of = named_function(lengths)
         firsts = range(0, len(dataset), _TOGETHER)
         parts = (dataset.__getitems__(range(first, min(first + _TOGETHER, len(dataset)))) for first in firsts)
         lengths_of = [length_of(sample) for part in parts for sample in part]
@@ -222,8 +222,8 @@ def index_file(path: str, lengths: str | None) -> int:
     return len(dataset)
 
 
-def named_function(option: str, name: str) -> Callable[[Any], Any]:
-    """Return the function of a name such as ``package.module:function``, also of a module in the present directory.
+def named_function(name: str) -> Callable[[Any], Any]:
+    """Return what ``--lengths`` names, such as ``package.module:function``, also of a module in the present directory.
 
     Raises:
         ConfigurationError: There is none.
@@ -233,11 +233,11 @@ def named_function(option: str, name: str) -> Callable[[Any], Any]:
     try:
         found = getattr(import_module(module), function)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigurationError(option, name, "MODULE:FUNCTION, which can be imported") from error
+        raise ConfigurationError("--lengths", name, "MODULE:FUNCTION, which can be imported") from error
     finally:
         sys.path.pop(0)
     if not callable(found):
-        raise ConfigurationError(option, name, "MODULE:FUNCTION, a function")
+        raise ConfigurationError("--lengths", name, "MODULE:FUNCTION, a function")
     return found
 
 

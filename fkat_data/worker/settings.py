@@ -123,17 +123,16 @@ def enter_worker(worker_index: int) -> None:
     multiprocessing.current_process().name = f"Process-{worker_index + 1}"
 
 
-def stand_in_for_worker(contexts: ExitStack, worker_index: int, info: Any) -> None:
-    """Let this process be a worker for what asks, until the contexts are left: the caller makes what a worker would.
+def stand_in_for_worker(contexts: ExitStack, info: Any) -> None:
+    """Let this process be the first worker for what asks, until the contexts are left: the caller makes what it would.
 
     Args:
         contexts: Undo it.
-        worker_index: The worker's number among its loader's.
         info: What ``torch.utils.data.get_worker_info`` returns; None: that is to be found out.
     """
     entered, before = list(_entered), worker_info()
     contexts.callback(_stand, entered, before)
-    _stand([worker_index], info)
+    _stand([0], info)
 
 
 def worker_info() -> Any:

@@ -195,7 +195,7 @@ class DatasetVersion:
 
     def _join(self, version: str) -> None:
         with _guard:
-            users = self._lockable("users")
+            users = self._users_lock()
             if users is None:
                 _logger.info("%s: no lock shows that this process reads it", self._directory.given)
             else:
@@ -229,11 +229,11 @@ class DatasetVersion:
             lock.lock()
             yield
 
-    def _lockable(self, name: str) -> LockFile | None:
-        """Open a lock's file, to read alone if need be; None if that is impossible, too."""
+    def _users_lock(self) -> LockFile | None:
+        """Open the file that users lock, to read alone if need be; None if that is impossible, too."""
         for flags in (os.O_RDWR | os.O_CREAT, os.O_RDONLY):
             try:
-                return self._directory.open(name, flags)
+                return self._directory.open("users", flags)
             except genuine(FileNotFoundError):
                 continue
             except genuine(OSError) as error:

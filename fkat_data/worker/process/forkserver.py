@@ -100,7 +100,7 @@ class TemplateProcess:
         """
         self._control.send(pickle.dumps(request), descriptors)
 
-    def has_started(self, *, is_forked: bool, why_alone: str = "") -> None:
+    def has_started(self, *, is_forked: bool, why_alone: str) -> None:
         """Record that it has started a process."""
         del why_alone  # a loader's parent knows
         self.has_started_one = True
