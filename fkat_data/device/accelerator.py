@@ -48,7 +48,7 @@ class AcceleratorMover:
     """Copies the tensors of a microbatch to a device; leaves the rest as it is.
 
     Args:
-        engine: What copies.
+        copier: What copies.
         sink: Gets the host's waits, and each microbatch's copies once they are known to be complete; None: they are
             not reported.
     """

@@ -141,10 +141,6 @@ def _array(content: bytes) -> npt.NDArray[Any]:
     return flat.reshape(shape, order="F" if is_fortran else "C")
 
 
-def _pickle(content: bytes) -> Any:
-    return pickle.loads(content)
-
-
 def _torch(content: bytes) -> Any:
     # Imported here: a process that reads no tensors of files starts without it.
     import torch  # noqa: PLC0415 - see above
@@ -159,7 +155,7 @@ DECODERS: dict[str, Callable[[bytes], Any]] = {
     "integer": _integer,
     "json": json.loads,
     "npy": _array,
-    "pickle": _pickle,
+    "pickle": pickle.loads,
     "text": _text,
     "torch": _torch,
 }

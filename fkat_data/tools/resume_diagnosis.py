@@ -67,16 +67,13 @@ def _seeded_generators() -> list[tuple[Any, str, Any]]:
 def _counting_clocks() -> list[tuple[Any, str, Any]]:
     # The clocks advance with each call, so that code that waits for a time does not hang.
     names = ("time", "perf_counter", "monotonic", "process_time")
-    clocks = [(time, name, _clock(count(1))) for name in names]
-    return clocks + [(time, f"{name}_ns", _clock_ns(count(1))) for name in names]
+    clocks = [(time, name, _clock(1e9, 1e-3)) for name in names]
+    return clocks + [(time, f"{name}_ns", _clock(10**18, 10**6)) for name in names]
 
 
-def _clock(ticks: "count[int]") -> Callable[[], float]:
-    return lambda: 1e9 + next(ticks) * 1e-3
-
-
-def _clock_ns(ticks: "count[int]") -> Callable[[], int]:
-    return lambda: 10**18 + next(ticks) * 10**6
+def _clock(start: float, tick: float) -> Callable[[], float]:
+    ticks = count(1)
+    return lambda: start + next(ticks) * tick
 
 
 def _counted_bytes() -> list[tuple[Any, str, Any]]:

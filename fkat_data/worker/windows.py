@@ -102,8 +102,6 @@ class _Skipping:
 
     def __init__(self, dataset: Any, left_out: tuple[int, ...], *, skips: bool) -> None:
         self._dataset = dataset
-        self.class_name: str = type(dataset).__qualname__
-        """What messages call the dataset."""
         self._source = stream_source_of(dataset)
         self._left_out = left_out
         self._skips = skips

@@ -50,7 +50,8 @@ def shared_part(
     if size < _LEAST_SAMPLES:
         return in_memory(key, size, dtype, make)
     try:
-        path = _folder() / f"{key}-{_boot_id()}{_SUFFIX}"
+        # A file of before a failure of the power, when it was not synced, may look whole and be empty.
+        path = _folder() / f"{key}-{boot_text().strip()}{_SUFFIX}"
         deadline_s = time.monotonic() + _WAIT_S + _WAIT_PER_SAMPLE_S * size
         lock = _opened(path, size * np.dtype(dtype).itemsize, dtype, make, deadline_s)
         return SharedPart(lock, path, size, dtype)
@@ -167,8 +168,3 @@ def _folder() -> Path:
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
         raise PermissionError(f"{folder} is not a folder that this user alone may write into")
     return folder
-
-
-def _boot_id() -> str:
-    # A file that was not synced before the power failed may look whole and be empty.
-    return boot_text().strip()
