@@ -57,13 +57,13 @@ LISTED_SUFFIXES = ", ".join(suffix for kind in FORMATS.values() if kind.is_liste
 DECODED_LIMIT_BYTES = 512 << 20
 
 
-def describing(name: str) -> Any:
-    """Return the module that describes the files of a format that needs no index.
+def module_of(name: str) -> Any:
+    """Return the module that has the reader of a format; of one that needs no index, it describes the files, too.
 
     Raises:
         ConfigurationError: Its package is missing.
     """
-    return _module(name)
+    return importlib.import_module(f"fkat_data.files.{FORMATS[name].reader.partition('.')[0]}")
 
 
 def listed_format(file: str) -> str | None:
@@ -116,7 +116,7 @@ def open_shard(
     if not allow_unsafe_types:
         check_safe(entry)
     row_groups = RowGroupCache(DECODED_LIMIT_BYTES) if decoded is None else decoded
-    reader = getattr(_module(entry.format), FORMATS[entry.format].reader.partition(".")[2])
+    reader = getattr(module_of(entry.format), FORMATS[entry.format].reader.partition(".")[2])
     return reader(directory, entry, ReadOptions(row_groups, arrays, writable, is_copied, register))
 
 
@@ -135,7 +135,3 @@ def check_safe(entry: ShardEntry) -> None:
                 f"True, if you trust the file's author: column {column.name!r} of {entry.name} holds pickles, "
                 "and loading them runs code from the file",
             )
-
-
-def _module(name: str) -> Any:
-    return importlib.import_module(f"fkat_data.files.{FORMATS[name].reader.partition('.')[0]}")

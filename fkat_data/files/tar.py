@@ -86,10 +86,6 @@ def decoder_names(archive: str, columns: Sequence[str], decode: Mapping[str, str
     return {**chosen, **(decode or {})}
 
 
-def _bytes(content: bytes) -> bytes:
-    return content
-
-
 def _image(content: bytes) -> Any:
     """Return a ``PIL.Image.Image``, which decodes its pixels on first use."""
     pillow = required("PIL.Image", "streaming")
@@ -111,14 +107,6 @@ def _other_image(pillow: Any, prefix: bytes) -> str | None:
             if kind not in _IMAGES and accepts is not None and accepts(prefix) is True:
                 return str(kind)
     return None
-
-
-def _text(content: bytes) -> str:
-    return content.decode()
-
-
-def _integer(content: bytes) -> int:
-    return int(content)
 
 
 def _array(content: bytes) -> npt.NDArray[Any]:
@@ -150,13 +138,13 @@ def _torch(content: bytes) -> Any:
 
 #: The decoders by name.
 DECODERS: dict[str, Callable[[bytes], Any]] = {
-    "bytes": _bytes,
+    "bytes": bytes,
     "image": _image,
-    "integer": _integer,
+    "integer": int,
     "json": json.loads,
     "npy": _array,
     "pickle": pickle.loads,
-    "text": _text,
+    "text": bytes.decode,
     "torch": _torch,
 }
 

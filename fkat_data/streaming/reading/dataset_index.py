@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fkat_data.errors import ConfigurationError, DownloadError, ShardCorruptError, ShardNotFoundError
-from fkat_data.files.formats import LISTED_SUFFIXES, describing, listed_format
+from fkat_data.files.formats import LISTED_SUFFIXES, listed_format, module_of
 from fkat_data.files.index import INDEX_NAME, parse_index
 from fkat_data.files.shard import DescribedFile, ShardEntry, version_prefix
 from fkat_data.files.signatures import START_BYTES, signature_of
@@ -249,7 +249,7 @@ class Generated(NamedTuple):
             ShardCorruptError: A file of tokens contradicts its index.
         """
         check_windowing(self.windowing, self.format, self.files[0].name)
-        kind = describing(self.format)
+        kind = module_of(self.format)
         try:
             return kind.entries_of(self.files, self.columns, self.windowing, is_in_place=is_in_place)
         except ShardCorruptError as error:
@@ -386,7 +386,7 @@ class GeneratedIndex:
         known = self._known(kind, listed)
         missing = [file for file, described in zip(listed, known, strict=True) if described is None]
         _logger.info("reading the structure of %d of %d files of %s", len(missing), len(listed), self._location)
-        described = iter(in_parallel(lambda file: self._described(describing(kind), file), missing, _NUM_THREADS))
+        described = iter(in_parallel(lambda file: self._described(module_of(kind), file), missing, _NUM_THREADS))
         made = self._generated(kind, [next(described) if file is None else file for file in known])
         save_cached(self._path, _VERSION, made.files, format=kind)
         return made
