@@ -3,6 +3,7 @@
 import copy
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
 
@@ -43,7 +44,6 @@ class StreamState:
         shards: Those that are open.
         resume_point: Where the present iteration has begun, and where the next one does.
         delivery_tracker: The count of the iteration that was begun last.
-        next_of_strand: While a loader's strand goes through the dataset's own ``__iter__``: where its next epoch begins.
     """
 
     catalog: Catalog
@@ -52,15 +52,50 @@ class StreamState:
     shards: OpenShards
     resume_point: SharedResumePoint = field(default_factory=SharedResumePoint)
     delivery_tracker: DeliveryTracker | None = None
-    next_of_strand: ResumePoint | None = None
 
     def copied(self) -> "StreamState":
         """Return a copy for a copy of the dataset, which no iteration goes through."""
-        return replace(self, delivery_tracker=None, next_of_strand=None)
+        return replace(self, delivery_tracker=None)
 
     def shipped(self) -> dict[str, Any]:
         """Return what an iteration does not change."""
         return {"catalog": self.catalog, "epochs": self.epochs, "skips": self.skips, "shards": self.shards}
+
+
+@dataclass
+class StrandEpochs:
+    """The epochs of a loader's strand, which goes through the ``__iter__`` of a user's dataset.
+
+    Attributes:
+        state: The dataset's.
+        next_point: Where the next epoch begins that the dataset's own iteration begins for this strand.
+    """
+
+    state: StreamState
+    next_point: ResumePoint
+
+    def samples(self, dataset: Iterable[Any]) -> Iterator[Any]:
+        """Yield what the dataset's ``__iter__`` does, which begins this strand's epochs."""
+        iterator = self._call(iter, dataset)
+        while (sample := self._call(next, iterator, _END)) is not _END:
+            yield sample
+
+    def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        # Not for longer: in the caller's own thread, others may iterate the dataset between two samples.
+        before = _running_strand.get()
+        try:
+            try:
+                _running_strand.set(self)
+                return function(*arguments)
+            finally:
+                _running_strand.set(before)
+        finally:  # an interruption may have come before the first one
+            _running_strand.set(before)
+
+
+_END = object()
+#: The strand whose dataset's code runs now.
+_running_strand: ContextVar[StrandEpochs | None] = ContextVar("fkat_data_strand", default=None)
 
 
 class StreamReader:
@@ -164,9 +199,10 @@ class StreamReader:
             RankMismatchError: Another rank reads another commit of the Hugging Face hub, with other data.
         """
         state = self.state
-        if state.next_of_strand is not None:
-            point = state.next_of_strand
-            state.next_of_strand = replace(point, epoch=point.epoch + 1, sample_in_epoch=0, initial_grid=None)
+        strand = _running_strand.get()
+        if strand is not None and strand.state is state:
+            point = strand.next_point
+            strand.next_point = replace(point, epoch=point.epoch + 1, sample_in_epoch=0, initial_grid=None)
             return point
         check_ranks(self.catalog.commits)
         is_order_needed = self.epochs.world().num_ranks > 1

@@ -15,7 +15,7 @@ from fkat_data.plan.position import Position, Task, TaskOrigin
 from fkat_data.streaming.epoch.delivery_tracker import BatchEnd, DeliveryTracker
 from fkat_data.streaming.epoch.shared_resume import ResumePoint
 from fkat_data.streaming.loader_plan import StreamEpochs, collate_of_samples, step_of
-from fkat_data.streaming.reader import StreamReader
+from fkat_data.streaming.reader import StrandEpochs, StreamReader
 from fkat_data.worker.epoch_factory import Snapshot, Strand
 from fkat_data.worker.messages import WithPlanUpdate
 from fkat_data.worker.microbatch_source import Opening, SequentialSource, ShardProduct
@@ -78,34 +78,29 @@ class UserIteratorBatches(ShardProduct):
 
     def _cut(self) -> Iterator[tuple[list[Any], int, BatchEnd | None]]:
         state, batch_size = self._reader.state, self._reader.batch_size
+        strand = StrandEpochs(state, self._point)
         samples: list[Any] = []
         epoch, delivery_tracker, num_yielded, is_in_step = self._point.epoch, None, 0, True
-        state.delivery_tracker, state.next_of_strand = None, self._point
-        try:
-            for sample in self._reader.dataset:
-                if state.delivery_tracker is not delivery_tracker:
-                    is_in_step = is_in_step and not samples
-                    delivery_tracker, num_yielded = state.delivery_tracker, 0
-                    epoch = self._epoch_of(delivery_tracker, epoch)
-                samples.append(sample)
-                num_yielded += 1
-                is_in_step = is_in_step and delivery_tracker is not None and delivery_tracker.num_samples == num_yielded
-                end = delivery_tracker.batch_end() if is_in_step and delivery_tracker is not None else None
-                if end is None and len(samples) < batch_size:
-                    continue
-                if not (self._drop_last and end is not None and end.is_short):
-                    # In the caller's own thread, others may iterate the dataset meanwhile.
-                    next_of_strand, state.next_of_strand = state.next_of_strand, None
-                    yield samples, epoch, end
-                    state.next_of_strand = next_of_strand
-                samples = []
-                is_in_step = end is not None
-        finally:
-            state.next_of_strand = None
+        state.delivery_tracker = None
+        for sample in strand.samples(self._reader.dataset):
+            if state.delivery_tracker is not delivery_tracker:
+                is_in_step = is_in_step and not samples
+                delivery_tracker, num_yielded = state.delivery_tracker, 0
+                epoch = self._epoch_of(delivery_tracker, strand, epoch)
+            samples.append(sample)
+            num_yielded += 1
+            is_in_step = is_in_step and delivery_tracker is not None and delivery_tracker.num_samples == num_yielded
+            end = delivery_tracker.batch_end() if is_in_step and delivery_tracker is not None else None
+            if end is None and len(samples) < batch_size:
+                continue
+            if not (self._drop_last and end is not None and end.is_short):
+                yield samples, epoch, end
+            samples = []
+            is_in_step = end is not None
         if samples and not self._drop_last:
             yield samples, epoch, None
 
-    def _epoch_of(self, delivery_tracker: DeliveryTracker | None, epoch: int) -> int:
+    def _epoch_of(self, delivery_tracker: DeliveryTracker | None, strand: StrandEpochs, epoch: int) -> int:
         """Return the epoch that the dataset has begun.
 
         Raises:
@@ -113,8 +108,7 @@ class UserIteratorBatches(ShardProduct):
         """
         if delivery_tracker is None:
             return epoch
-        following = self._reader.state.next_of_strand
-        if following is None or following.epoch != delivery_tracker.beginning.epoch + 1:
+        if strand.next_point.epoch != delivery_tracker.beginning.epoch + 1:
             raise StaleIteratorError(
                 f"another iterator of the dataset continues from epoch {delivery_tracker.beginning.epoch}, but this "
                 f"one began at sample {self._point.sample_in_epoch} of epoch {self._point.epoch}: call "
