@@ -42,7 +42,7 @@ from fkat_data.worker.process.fork_safety import (
     reopen,
     stop_idle_threads,
 )
-from fkat_data.worker.process.importing import Importer
+from fkat_data.worker.process.importing import Importer, leave_places
 from fkat_data.worker.process.inherited_environment import (
     BIRTH,
     DEATH,
@@ -124,11 +124,7 @@ def run(control: socket.socket, lifeline: int, idle_ms: int, title: str) -> NoRe
     # What is there now stays: a collection of garbage in a worker would write to its pages, and so copy them.
     gc.freeze()
     gc.enable()
-    # It may live as long as the trainer: it must not keep a file system busy, nor the reader of a pipe waiting.
-    os.chdir("/")
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 1)
-    os.close(null)
+    leave_places()
     server = ForkServer(control, lifeline, environment=dict(os.environ), idle_ms=idle_ms)
     asked = server.serve()
     if asked is None:

@@ -70,11 +70,18 @@ def _as_in_program(descriptors: ParentDescriptors) -> Generator[None]:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or without a reader
                 stream.flush()
-        # It must not keep a file system busy, nor the reader of a pipe waiting.
-        os.chdir("/")
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, 1)
-        os.close(null)
+        leave_places()
+
+
+def leave_places() -> None:
+    """Be in the root directory, and print to nowhere.
+
+    A process that lives as long as the trainer must not keep a file system busy, nor the reader of a pipe waiting.
+    """
+    os.chdir("/")
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.close(null)
 
 
 def _identity_of(path: str) -> FileIdentity | None:
