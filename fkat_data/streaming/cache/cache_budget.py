@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from fkat_data.errors import ConfigurationError, arguments
-from fkat_data.runtime.interruption import genuine
-from fkat_data.streaming.cache.cache_directory import NOT_WRITABLE, CacheDirectory, Temporary
+from fkat_data.streaming.cache.cache_directory import CacheDirectory, Temporary, suppress_unwritable
 from fkat_data.streaming.cache.locks import pauses
 from fkat_data.streaming.cache.mapped_files import give_back_idle_maps
 from fkat_data.streaming.cache.paths import MAKING, StoredFile
@@ -62,12 +61,8 @@ class _Stock:
         self._ledger: UsageLedger | None = None
         self._is_whole = False
         self._mapped: dict[str, _Candidate] = {}
-        try:
+        with suppress_unwritable():  # no process adds files there
             self._ledger = directory.ledger()
-        except genuine(OSError) as error:
-            # In a directory that is not writable, no process adds files.
-            if error.errno not in NOT_WRITABLE:
-                raise
 
     @property
     def total_bytes(self) -> int:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from types import TracebackType
 from typing import BinaryIO, TypeVar
 
 from fkat_data.errors import ConfigurationError, ShardCorruptError
@@ -42,6 +43,18 @@ NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.EEXIST, errno.ENOT
 _logger = logging.getLogger(__name__)
 
 _File = TypeVar("_File", bound=LockFile)
+
+
+class suppress_unwritable(suppress):  # noqa: N801 - as the one that it narrows
+    """As ``suppress``, of the errors of a cache that this process may only read."""
+
+    def __init__(self) -> None:
+        super().__init__(OSError)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        return isinstance(error, OSError) and error.errno in NOT_WRITABLE and super().__exit__(kind, error, traceback)
 
 
 def danger_of(owner: int, mode: int, user: int) -> str | None:
@@ -111,12 +124,8 @@ class CacheDirectory:
         self._is_open = bool(self.path.stat().st_mode & stat.S_IWOTH)
         self.access_times: AccessTimes = AccessTimes(self.path / BOOKKEEPING / "recency")
         self.mapped_files: MappedFiles = MappedFiles(self.path / BOOKKEEPING / "mapped")
-        try:
+        with suppress_unwritable():  # whole files can still be read; making one raises what is wrong
             self.prepare()
-        except genuine(OSError) as error:
-            # Whole files can still be read; making one raises what is wrong.
-            if error.errno not in NOT_WRITABLE:
-                raise
 
     @property
     def is_writable(self) -> bool:

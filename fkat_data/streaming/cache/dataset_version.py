@@ -14,7 +14,7 @@ from typing import BinaryIO, NamedTuple
 from fkat_data.errors import ConfigurationError
 from fkat_data.files.index import INDEX_NAME
 from fkat_data.runtime.interruption import genuine, suppress
-from fkat_data.streaming.cache.cache_directory import NOT_WRITABLE, CacheDirectory, Temporary
+from fkat_data.streaming.cache.cache_directory import NOT_WRITABLE, CacheDirectory, Temporary, suppress_unwritable
 from fkat_data.streaming.cache.locks import LockFile
 from fkat_data.streaming.cache.paths import BOOKKEEPING
 
@@ -182,16 +182,12 @@ class DatasetVersion:
         def write(file: BinaryIO) -> None:
             file.write(content)
 
-        try:
-            with Temporary(self._directory, len(content)) as temporary:
-                temporary.fill(_RECORD, write)
-                temporary.path.replace(self._directory.path / BOOKKEEPING / _RECORD)
-                # Nor a new file without the record: a directory without one is used as it is.
-                self._directory.sync([f"{BOOKKEEPING}/{_RECORD}"])
-        except genuine(OSError) as error:
-            # Without this folder no file can be made: those that are there are of this version, or unrecorded.
-            if error.errno not in NOT_WRITABLE:
-                raise
+        # Where nothing can be written, the files that are there are of this version, or unrecorded.
+        with suppress_unwritable(), Temporary(self._directory, len(content)) as temporary:
+            temporary.fill(_RECORD, write)
+            temporary.path.replace(self._directory.path / BOOKKEEPING / _RECORD)
+            # Nor a new file without the record: a directory without one is used as it is.
+            self._directory.sync([f"{BOOKKEEPING}/{_RECORD}"])
 
     def _join(self, version: str) -> None:
         with _guard:
@@ -216,12 +212,9 @@ class DatasetVersion:
     @contextlib.contextmanager
     def _locked(self, name: str) -> Generator[None]:
         lock = None
-        try:
+        # Else this process keeps nothing there, and looks at the record again once it has joined.
+        with suppress_unwritable():
             lock = self._directory.open(name)
-        except genuine(OSError) as error:
-            # This process keeps nothing there, and looks at the record again once it has joined.
-            if error.errno not in NOT_WRITABLE:
-                raise
         if lock is None:
             yield
             return
@@ -232,13 +225,8 @@ class DatasetVersion:
     def _users_lock(self) -> LockFile | None:
         """Open the file that users lock, to read alone if need be; None if that is impossible, too."""
         for flags in (os.O_RDWR | os.O_CREAT, os.O_RDONLY):
-            try:
+            with suppress(FileNotFoundError), suppress_unwritable():
                 return self._directory.open("users", flags)
-            except genuine(FileNotFoundError):
-                continue
-            except genuine(OSError) as error:
-                if error.errno not in NOT_WRITABLE:
-                    raise
         return None
 
     def _in_use(self, recorded: str) -> ConfigurationError:

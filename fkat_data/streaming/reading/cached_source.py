@@ -15,7 +15,7 @@ from fkat_data.files.stored import decompress_into, directory_key
 from fkat_data.files.token_shards import TokenWindowing
 from fkat_data.runtime.interruption import genuine
 from fkat_data.streaming.cache.cache_budget import CacheBudget
-from fkat_data.streaming.cache.cache_directory import NOT_WRITABLE
+from fkat_data.streaming.cache.cache_directory import suppress_unwritable
 from fkat_data.streaming.cache.paths import BOOKKEEPING
 from fkat_data.streaming.reading.dataset_index import DatasetIndex, FoundIndex, GeneratedIndex, digest_of
 from fkat_data.streaming.reading.file_pattern import NO_DATASET, FilePattern
@@ -230,12 +230,9 @@ class CachedSource(ShardSource):
         )
 
     def _discard(self, name: str) -> None:
-        try:
+        with suppress_unwritable():
             if self.can_be_made(name):
                 self._made.files.remove(name)
-        except genuine(OSError) as error:
-            if error.errno not in NOT_WRITABLE:
-                raise
 
     def _download(self, info: FileInfo, file: BinaryIO) -> None:
         try:
@@ -278,12 +275,8 @@ class CachedSource(ShardSource):
         if not is_own:
             raise self._is_foreign()
         self._adopt(found.version, found.report, found.entries, self._label(found.report))
-        try:
+        with suppress_unwritable():  # the copy only serves the next start
             self._made.files.get(INDEX_NAME, len(found.content), lambda file: _write(file, found.content))
-        except genuine(OSError) as error:
-            # The copy only serves the next start.
-            if error.errno not in NOT_WRITABLE:
-                raise
         return found.entries
 
     def _adopt(self, version: str, report: str, entries: list[ShardEntry], label: str) -> None:
