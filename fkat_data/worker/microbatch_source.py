@@ -102,8 +102,8 @@ class Part(NamedTuple):
     prefetch: Callable[[Any], int] | None
 
 
-class Outline(NamedTuple):
-    """What a worker knows of a shard's batches: others that make the shard with it have to know the same.
+class DrawSummary(NamedTuple):
+    """A summary of the batches that a worker has drawn of a shard: others that make the shard with it draw the same.
 
     Attributes:
         digest: The digest of the first batch; 0: it is not known.
@@ -149,7 +149,7 @@ class RandomAccessSource(MicrobatchSource, Protocol):
         """
         ...
 
-    def outline(self, index: int) -> Outline:
+    def draw_summary(self, index: int) -> DrawSummary:
         """Return what is known of the shard's batches once they are drawn up to ``index``."""
         ...
 
@@ -206,10 +206,10 @@ class IndexedSource:
         """Return whether the shard has this microbatch."""
         return index < self.count
 
-    def outline(self, index: int) -> Outline:
+    def draw_summary(self, index: int) -> DrawSummary:
         """Return what is known of the shard's batches."""
         del index
-        return Outline(0, self.count, is_whole=True)
+        return DrawSummary(0, self.count, is_whole=True)
 
     def make(self, index: int) -> tuple[Any, bool] | None:
         """Return a microbatch, made under its own random stream, and whether it is the last; None: there is none.
@@ -289,10 +289,10 @@ class SamplerSource:
             raise ValueError(f"microbatch {index} was asked for after microbatch {drawn[0].microbatch_index}")
         return self._error is not None or (bool(drawn) and drawn[-1].microbatch_index >= index)
 
-    def outline(self, index: int) -> Outline:
+    def draw_summary(self, index: int) -> DrawSummary:
         """Return what is known of the shard's batches once they are drawn up to ``index``."""
         is_whole = not self.has(index)
-        return Outline(self._first, self._drawn[-1].microbatch_index + 1 if self._drawn else 0, is_whole=is_whole)
+        return DrawSummary(self._first, self._drawn[-1].microbatch_index + 1 if self._drawn else 0, is_whole=is_whole)
 
     @property
     def prefetches(self) -> bool:

@@ -28,9 +28,9 @@ from fkat_data.worker.messages import content_of
 from fkat_data.worker.microbatch_source import (
     BulkSource,
     Collate,
+    DrawSummary,
     MicrobatchSource,
     Opening,
-    Outline,
     RandomAccessSource,
     SequentialSource,
 )
@@ -215,8 +215,8 @@ class OpenShard:
             self._first = None
         # The first microbatch that was not begun to be read, and the items of the last that was.
         self._next_prefetch = self._num_items = 0
-        # Microbatches whose indices were returned in an outline.
-        self._num_outlined = 0
+        # Microbatches whose indices were returned in a summary.
+        self._num_summarized = 0
 
     @property
     def is_for_threads(self) -> bool:
@@ -240,12 +240,12 @@ class OpenShard:
         """The source of a shard with random access."""
         return cast("RandomAccessSource", self._source)
 
-    def outline(self, index: int, reach: int) -> Outline | None:
+    def draw_summary(self, index: int, reach: int) -> DrawSummary | None:
         """Return what is drawn of the shard, up to ``reach`` microbatches behind this one; None if it was returned before."""
-        if index + reach < self._num_outlined:
+        if index + reach < self._num_summarized:
             return None
-        found = self.indexed.outline(index + 2 * reach)
-        self._num_outlined = sys.maxsize if found.is_whole else found.num_known
+        found = self.indexed.draw_summary(index + 2 * reach)
+        self._num_summarized = sys.maxsize if found.is_whole else found.num_known
         return found
 
     def make(self, index: int) -> Produced | None:

@@ -227,7 +227,7 @@ def test_with_random_access_each_is_made_alone_by_its_part_too(name, tmp_path):
     whole, _ = made_from(opened(name, tmp_path, is_shared=True), 0)
     for index, expected in enumerate(whole):
         source = opened(name, tmp_path, is_shared=True)
-        assert source.outline(index).num_known >= index + 1
+        assert source.draw_summary(index).num_known >= index + 1
         assert source.has(index)
         assert (source.prefetch(index) > 0) <= source.prefetches
         found = source.part(index)
@@ -236,7 +236,7 @@ def test_with_random_access_each_is_made_alone_by_its_part_too(name, tmp_path):
             seed_generators(found.seed)
         assert plain(found.make(found.argument)) == expected
     source = opened(name, tmp_path, is_shared=True)
-    assert source.outline(len(whole)).is_whole
+    assert source.draw_summary(len(whole)).is_whole
     assert not source.has(len(whole))
     assert source.part(len(whole)) is source.make(len(whole)) is None
 

@@ -19,7 +19,7 @@ from fkat_data.transport.record_locks import holder_pid
 from fkat_data.transport.segment import Segment
 from fkat_data.worker.fetch import MOST_PREFETCHED
 from fkat_data.worker.messages import NUM_TASKS
-from fkat_data.worker.microbatch_source import Outline
+from fkat_data.worker.microbatch_source import DrawSummary
 
 # For each worker: the task's id + 1 and the index of what it makes, and of each microbatch that it has reserved for later.
 _WORKER = 2 + 2 * MOST_PREFETCHED
@@ -164,20 +164,20 @@ class ClaimTable:
             if row is not None:
                 self._table[row + _END] = min(self._table[row + _END], index)
 
-    def agrees(self, task_id: int, outline: Outline) -> bool:
+    def agrees(self, task_id: int, summary: DrawSummary) -> bool:
         """Return whether what this worker knows of a task's batches is what the others do, who compare with it from now on."""
         with self._locked():
             row, table = self._find(task_id), self._table
             if row is None:
                 return True
             digest, count = (
-                table[row + _DIGEST] or outline.digest,
-                table[row + _COUNT] or outline.is_whole * (outline.num_known + 1),
+                table[row + _DIGEST] or summary.digest,
+                table[row + _COUNT] or summary.is_whole * (summary.num_known + 1),
             )
-            known = max(table[row + _KNOWN], outline.num_known)
+            known = max(table[row + _KNOWN], summary.num_known)
             table[row + _DIGEST], table[row + _KNOWN], table[row + _COUNT] = digest, known, count
-            is_same = outline.digest in (0, digest) and (not count or known < count)
-            return is_same and (not outline.is_whole or count == outline.num_known + 1)
+            is_same = summary.digest in (0, digest) and (not count or known < count)
+            return is_same and (not summary.is_whole or count == summary.num_known + 1)
 
     def next_index(self, task_id: int) -> int:
         """Return the task's first microbatch that no worker has claimed; 0 if none has begun it."""

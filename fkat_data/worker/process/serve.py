@@ -253,11 +253,11 @@ class Server:
         Raises:
             WorkerError: They have drawn other batches, or another number of them.
         """
-        outline = shard.outline(index, max(1, self._bound) if self._limits[task.task_id] < sys.maxsize else _FAR)
-        if outline is not None and not claim_table.agrees(task.task_id, outline):
+        summary = shard.draw_summary(index, max(1, self._bound) if self._limits[task.task_id] < sys.maxsize else _FAR)
+        if summary is not None and not claim_table.agrees(task.task_id, summary):
             raise WorkerError(
                 f"the workers that make {shard_name(task.payload)} in epoch {task.epoch} together do not draw the same batches, or "
-                f"not equally many: {outline.in_words} in one of them. Each draws all of its sampler: let that draw from the "
+                f"not equally many: {summary.in_words} in one of them. Each draws all of its sampler: let that draw from the "
                 "global generators of python, numpy and torch, and from nothing that differs between processes, such as a "
                 "clock, an unseeded generator, or what it has kept from an epoch before; or pass num_workers_per_shard=1"
             )
