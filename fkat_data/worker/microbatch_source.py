@@ -84,7 +84,7 @@ class ShardProduct(Protocol):
         ...
 
 
-class Part(NamedTuple):
+class MicrobatchSpec(NamedTuple):
     """How a microbatch is made by its number, in any thread.
 
     Attributes:
@@ -153,7 +153,7 @@ class RandomAccessSource(MicrobatchSource, Protocol):
         """Return what is known of the shard's batches once they are drawn up to ``index``."""
         ...
 
-    def part(self, index: int) -> Part | None:
+    def spec(self, index: int) -> MicrobatchSpec | None:
         """Return how a microbatch is made; None: there is none.
 
         Raises:
@@ -223,13 +223,13 @@ class IndexedSource:
             self._rng.seed_microbatch(index)
         return self._make(index if self._batch is None else self._batch(index)), index == self.count - 1
 
-    def part(self, index: int) -> Part | None:
+    def spec(self, index: int) -> MicrobatchSpec | None:
         """Return how a microbatch is made; None: there is none."""
         if index >= self.count:
             return None
         seed = None if self._rng is None else self._rng.seed_of(index)
         argument = index if self._batch is None else self._batch(index)
-        return Part(self._make, argument, index == self.count - 1, seed, self._prefetch)
+        return MicrobatchSpec(self._make, argument, index == self.count - 1, seed, self._prefetch)
 
     def close(self) -> None:
         """Do nothing: no indices are drawn."""
@@ -317,14 +317,14 @@ class SamplerSource:
         Raises:
             Exception: The user's.
         """
-        part = self.part(index)
-        if part is None:
+        spec = self.spec(index)
+        if spec is None:
             return None
-        if part.seed is not None:
-            seed_generators(part.seed)
-        return self._make(part.argument), part.is_last
+        if spec.seed is not None:
+            seed_generators(spec.seed)
+        return self._make(spec.argument), spec.is_last
 
-    def part(self, index: int) -> Part | None:
+    def spec(self, index: int) -> MicrobatchSpec | None:
         """Return how a microbatch is made; None: there is none.
 
         Raises:
@@ -338,7 +338,7 @@ class SamplerSource:
         if not drawn or drawn[0].microbatch_index != index:
             raise cast("Exception", self._error)
         seed = self._rng.seed_of(index)
-        return Part(self._make, drawn[0].indices, drawn[0].is_last, seed, self._prefetch)
+        return MicrobatchSpec(self._make, drawn[0].indices, drawn[0].is_last, seed, self._prefetch)
 
 
 def _digest(batch: Any) -> int:

@@ -51,7 +51,7 @@ from fkat_data.worker.messages import (
     WorkerGone,
     remember_fingerprint,
 )
-from fkat_data.worker.microbatch_source import Part
+from fkat_data.worker.microbatch_source import MicrobatchSpec
 from fkat_data.worker.produce import OpenShard, Produced, Producer, note_microbatch
 from fkat_data.worker.worker import WorkerReport
 
@@ -105,7 +105,7 @@ class ThreadTask:
         self.allowed: SimpleQueue[bool] = SimpleQueue()
         self.context: contextvars.Context = contextvars.copy_context()
         # What was handed out and is not begun to be read, with its number; and who begins it.
-        self.unread: deque[tuple[int, Part]] = deque()
+        self.unread: deque[tuple[int, MicrobatchSpec]] = deque()
         self.reading: threading.Lock = threading.Lock()
 
     def prefetch(self, index: int, num_threads: int) -> None:
@@ -113,9 +113,9 @@ class ThreadTask:
         with self.reading:  # what another thread has taken is begun before it is made
             limit = index
             while self.unread and self.unread[0][0] <= limit:
-                _, part = self.unread.popleft()
+                _, spec = self.unread.popleft()
                 with suppress(Exception):
-                    num_items = 0 if part.prefetch is None else part.prefetch(part.argument)
+                    num_items = 0 if spec.prefetch is None else spec.prefetch(spec.argument)
                     limit = index + num_prefetched(num_items, num_threads)
 
     def cancel(self) -> None:
@@ -218,30 +218,30 @@ class Threads:
         clock.count()
         return item
 
-    def make(self, work: ThreadTask, index: int, part: Part, before: Part | None) -> None:
+    def make(self, work: ThreadTask, index: int, spec: MicrobatchSpec, before: MicrobatchSpec | None) -> None:
         """Make a microbatch by its number, in a thread.
 
         Args:
             work: The task.
             index: The microbatch's number.
-            part: How it is made.
+            spec: How it is made.
             before: How the one before is made, which is compared with what was delivered; None: it is not.
         """
         if work.is_cancelled:
             return
         task, shard, clock = work.task, work.shard, self.here.clock
         try:
-            assert shard is not None  # noqa: S101 - only the parts of an open shard are made
+            assert shard is not None  # noqa: S101 - only microbatches of an open shard are made
             with helping() as times:
-                if part.prefetch is not None:
+                if spec.prefetch is not None:
                     work.prefetch(index, len(self.idents))
                 if before is not None:
                     clock.enter_stage("replay", index - 1)
                     shard.check(index - 1, Produced(index - 1, _made(before), before.is_last))
                 clock.enter_stage("produce", index)
-                microbatch = _made(part)
+                microbatch = _made(spec)
             clock.shift("store", times.store_s)
-            message = self.item(task, index, microbatch, part.is_last)
+            message = self.item(task, index, microbatch, spec.is_last)
         except BaseException as error:  # noqa: BLE001 - raised where the microbatch's turn comes
             message = self.failed(task, index, error)
         self.results.put((task.task_id, index, message))
@@ -593,35 +593,35 @@ class ThreadWorker(WorkerOfThisProcess):
             if shard.indexed.is_drawn:
                 self._enter(stack)
             try:
-                parts = [*self._parts(work, shard, limit)]
+                specs = [*self._specs(work, shard, limit)]
             finally:
                 stack.close()
-        work.unread.extend((index, part) for _, index, part, _ in parts if part.prefetch is not None)
-        for job in parts:
+        work.unread.extend((index, spec) for _, index, spec, _ in specs if spec.prefetch is not None)
+        for job in specs:
             self._begin_probe(work, job[1], is_probed=is_probed)
             self._put(work, shared.make, *job)
 
-    def _parts(
+    def _specs(
         self, work: ThreadTask, shard: OpenShard, limit: int
-    ) -> "Iterator[tuple[ThreadTask, int, Part, Part | None]]":
+    ) -> "Iterator[tuple[ThreadTask, int, MicrobatchSpec, MicrobatchSpec | None]]":
         """Yield how the next microbatches are made, up to a limit; where there are no more, say so."""
         task = work.task
         while work.next_job < limit and not work.is_exhausted:
             index, before = work.next_job, None
             try:
                 if task.digest is not None and index == task.first_microbatch > 0:
-                    before = shard.indexed.part(index - 1)
-                part = shard.indexed.part(index)
+                    before = shard.indexed.spec(index - 1)
+                spec = shard.indexed.spec(index)
             except genuine(Exception) as error:  # a sampler's
                 work.early[index] = failure_of(task, error, index)
                 work.is_exhausted = True
                 return
-            if part is None:
+            if spec is None:
                 work.early[index] = End(task.task_id, index)
                 work.is_exhausted = True
                 return
-            work.next_job, work.is_exhausted = index + 1, part.is_last
-            yield work, index, part, before
+            work.next_job, work.is_exhausted = index + 1, spec.is_last
+            yield work, index, spec, before
 
     def _limit(self, work: ThreadTask) -> int:
         """Return the first microbatch that may not be made: by the limit, and by what may lie ready."""
@@ -711,11 +711,11 @@ def _leftover_rows_of(queues: "dict[int, SimpleQueue[bytes | None]]", task: Task
     return leftover_rows
 
 
-def _made(part: Part) -> Any:
-    if part.seed is not None:
-        enter_rng_scope(part.seed)
+def _made(spec: MicrobatchSpec) -> Any:
+    if spec.seed is not None:
+        enter_rng_scope(spec.seed)
     try:
-        return part.make(part.argument)
+        return spec.make(spec.argument)
     except genuine(StopIteration) as error:
         raise early_end("the dataset") from error
 

@@ -223,14 +223,14 @@ def test_microbatches_are_the_same_from_any_number_on(name, is_shared, tmp_path)
 @pytest.mark.parametrize(
     "name", [name for name, (*_, kind) in PRODUCTS.items() if not issubclass(kind, SequentialSource)]
 )
-def test_with_random_access_each_is_made_alone_by_its_part_too(name, tmp_path):
+def test_with_random_access_each_is_made_alone_by_its_spec_too(name, tmp_path):
     whole, _ = made_from(opened(name, tmp_path, is_shared=True), 0)
     for index, expected in enumerate(whole):
         source = opened(name, tmp_path, is_shared=True)
         assert source.draw_summary(index).num_known >= index + 1
         assert source.has(index)
         assert (source.prefetch(index) > 0) <= source.prefetches
-        found = source.part(index)
+        found = source.spec(index)
         assert found.is_last == (index + 1 == len(whole))
         if found.seed is not None:
             seed_generators(found.seed)
@@ -238,7 +238,7 @@ def test_with_random_access_each_is_made_alone_by_its_part_too(name, tmp_path):
     source = opened(name, tmp_path, is_shared=True)
     assert source.draw_summary(len(whole)).is_whole
     assert not source.has(len(whole))
-    assert source.part(len(whole)) is source.make(len(whole)) is None
+    assert source.spec(len(whole)) is source.make(len(whole)) is None
 
 
 @pytest.mark.parametrize("name", [name for name, (_, kind, *_) in PRODUCTS.items() if kind is BulkSource])
