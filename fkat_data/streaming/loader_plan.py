@@ -1,4 +1,4 @@
-"""The plan of a stream's epochs for a loader: parts of some batches each, or windows, as the numbers of their samples.
+"""The plan of a stream's epochs for a loader: ranges of batches, or windows, as the numbers of their samples.
 
 The order is planned in the trainer's process; workers receive the numbers of the samples to read, and keep no position.
 """
@@ -35,7 +35,7 @@ from fkat_data.worker.windows import Window
 
 _logger = logging.getLogger(__name__)
 
-_PART_SIZE = 32
+_RANGE_SIZE = 32
 _FIRST_TOGETHER = 4
 _MOST_KEPT = 8
 #: Enough samples to make the visit of a shard worthwhile, and few enough bytes to spare memory: twice as many are slower
@@ -44,7 +44,7 @@ _READ_TOGETHER = 1024
 _READ_TOGETHER_BYTES = 4 << 20
 
 
-class StreamPart(SamplerBatches):
+class BatchRange(SamplerBatches):
     """Batches that follow on one another in an epoch.
 
     Args:
@@ -223,12 +223,12 @@ class StreamPlan(StreamEpochs):
         self._is_read_here = is_read_here
         self._runs_no_user_code = runs_no_user_code(reader, collate_fn)
         self._has_begun = False
-        self._parts: dict[int, StreamPart] = {}
+        self._ranges: dict[int, BatchRange] = {}
         self._wanted: Iterator[BatchGroup] = iter(())
         self._is_torn = True
-        self._num_parts = self._num_drawn = self._num_samples = 0
-        # By the step of the first batch; the parts before those kept are forgotten.
-        self._known: dict[int, _KnownPart] = {}
+        self._num_ranges = self._num_drawn = self._num_samples = 0
+        # By the step of the first batch; the ranges before those kept are forgotten.
+        self._known: dict[int, _PlannedRange] = {}
 
     def begin(self, position: Position) -> ResumeState:
         """Begin an iteration; warn, once, if streams whose columns differ are mixed in batches."""
@@ -240,14 +240,14 @@ class StreamPlan(StreamEpochs):
         self._has_begun = True
         return begun
 
-    def payload(self, epoch: int, index: int) -> StreamPart | None:
-        """Return a part of the epoch, or None past its end."""
-        return None if self._point is None or epoch != self._point.epoch else self._part(index)
+    def payload(self, epoch: int, index: int) -> BatchRange | None:
+        """Return a range of the epoch's batches, or None past its end."""
+        return None if self._point is None or epoch != self._point.epoch else self._range_at(index)
 
     def origin(self, epoch: int, index: int) -> TaskOrigin | None:
-        """Return where a part begins: the numbers of its batches are those in the epoch."""
-        part = self.payload(epoch, index)
-        return None if part is None else TaskOrigin(self._dp_rank, 0, part.first)
+        """Return where a range begins: the numbers of its batches are those in the epoch."""
+        batch_range = self.payload(epoch, index)
+        return None if batch_range is None else TaskOrigin(self._dp_rank, 0, batch_range.first)
 
     def made_of(self, position: Position) -> list[Provenance]:
         """Return the numbers of a batch's samples."""
@@ -259,11 +259,11 @@ class StreamPlan(StreamEpochs):
         return [Provenance(picks.ids.tolist(), []) for picks in batches[:1]]
 
     def _num_samples_before(self, position: Position) -> int:
-        known = self._part_before(position)
+        known = self._range_before(position)
         return 0 if known is None else known.num_samples_before(self._step_at(position))
 
     def _point_behind(self, position: Position) -> ResumePoint:
-        known = self._part_before(position)
+        known = self._range_before(position)
         if self._batches is None or known is None:
             return self._begun
         number = known.numbers[self._step_at(position) - known.first_step - 1]
@@ -275,8 +275,8 @@ class StreamPlan(StreamEpochs):
             return position.step
         return max(known.first_step + len(known.numbers) for known in self._known.values())
 
-    def _part_before(self, position: Position) -> "_KnownPart | None":
-        """Return the part of the batch before a position; None before the iteration's first."""
+    def _range_before(self, position: Position) -> "_PlannedRange | None":
+        """Return the range of the batch before a position; None before the iteration's first."""
         step = self._step_at(position)
         first_step = max((first for first in self._known if first < step), default=None)
         return None if step == self._first_step or first_step is None else self._known[first_step]
@@ -299,16 +299,16 @@ class StreamPlan(StreamEpochs):
             groups = reader.follow(in_groups(wanted, first, together, num_together), ids_of)
         else:
             # Workers share this node's cache and find there what this process fetches.
-            groups = reader.follow(in_groups(wanted, _PART_SIZE, _PART_SIZE), ids_of, is_opened=False)
+            groups = reader.follow(in_groups(wanted, _RANGE_SIZE, _RANGE_SIZE), ids_of, is_opened=False)
         self._wanted = _without_gaps(groups)
-        self._parts.clear()
-        self._num_parts = self._num_drawn = self._num_samples = 0
+        self._ranges.clear()
+        self._num_ranges = self._num_drawn = self._num_samples = 0
         self._is_torn = False
 
-    def _part(self, index: int) -> StreamPart | None:
-        if self._is_torn or (index < self._num_parts and index not in self._parts):
+    def _range_at(self, index: int) -> BatchRange | None:
+        if self._is_torn or (index < self._num_ranges and index not in self._ranges):
             self._restart()
-        while self._num_parts <= index:
+        while self._num_ranges <= index:
             # After an interruption or an error, the iterator has gone past what is missing here.
             self._is_torn = True
             group = next(self._wanted, None)
@@ -317,27 +317,27 @@ class StreamPlan(StreamEpochs):
             self._is_torn = False
             if group is None:
                 return None
-        return self._parts.get(index)
+        return self._ranges.get(index)
 
     def _add(self, numbers: list[int], batches: list[PickedSamples]) -> None:
         assert self._batches is not None  # noqa: S101 - an iteration has begun
         together = len(numbers) if self._is_read_here else 1
-        part = StreamPart(
+        batch_range = BatchRange(
             self._batches.first_batch + numbers[0], batches, together, runs_no_user_code=self._runs_no_user_code
         )
         first_step = self._first_step + self._num_drawn
-        self._known[first_step] = _KnownPart(first_step, numbers, batches, self._num_samples)
+        self._known[first_step] = _PlannedRange(first_step, numbers, batches, self._num_samples)
         self._num_drawn += len(numbers)
         self._num_samples += sum(len(picks.ids) for picks in batches)
-        self._parts[self._num_parts] = part
-        self._num_parts += 1
-        # Where parts are planned again after an interruption, the caller's position, which is further on, stays known.
-        if self._parts.pop(self._num_parts - _MOST_KEPT - 1, None) is not None:
+        self._ranges[self._num_ranges] = batch_range
+        self._num_ranges += 1
+        # Where ranges are planned again after an interruption, the caller's position, which is further on, stays known.
+        if self._ranges.pop(self._num_ranges - _MOST_KEPT - 1, None) is not None:
             del self._known[min(self._known)]
 
 
-class _KnownPart(NamedTuple):
-    """The batches of a part, as a state describes them.
+class _PlannedRange(NamedTuple):
+    """The batches of a range, as a state describes them.
 
     Attributes:
         first_step: The step of its first batch.
@@ -426,28 +426,28 @@ def _without_gaps(groups: Iterator[BatchGroup]) -> Iterator[BatchGroup]:
                 start = stop
 
 
-class PartBatches(ShardProduct):
-    """The batches of a part, made in any order; those that follow on one another are read together.
+class BatchRangeProduct(ShardProduct):
+    """The batches of a range, made in any order; those that follow on one another are read together.
 
     Args:
         reader: Of the ``StreamingDataset``.
         collate: Makes a batch of samples.
-        part: The part.
+        batch_range: The range.
     """
 
-    def __init__(self, reader: StreamReader, collate: Callable[[list[Any]], Any], part: StreamPart) -> None:
+    def __init__(self, reader: StreamReader, collate: Callable[[list[Any]], Any], batch_range: BatchRange) -> None:
         self._make = batch_maker(reader, collate)
-        self._part = part
+        self._range = batch_range
         self._most_together = batches_together(reader, reader.batch_size)
-        self._together = part.num_together
-        self._next = part.first
+        self._together = batch_range.num_together
+        self._next = batch_range.first
         self._made: Iterator[Any] = iter(())
         self._num_left = 0
 
     def microbatch_source(self, opening: Opening) -> BulkSource:
         """Return the source, by the numbers of batches in the epoch; nothing is drawn where no code of a user's makes them."""
-        rng = None if self._part.runs_no_user_code else opening.rng
-        return BulkSource(self._microbatch, len(self._part), rng, self._rest)
+        rng = None if self._range.runs_no_user_code else opening.rng
+        return BulkSource(self._microbatch, len(self._range), rng, self._rest)
 
     def _rest(self, first: int) -> Iterator[Any]:
         """Yield the batches from a number on, read together; where one fails, those before it come first.
@@ -455,7 +455,7 @@ class PartBatches(ShardProduct):
         Raises:
             Exception: What reading their samples raises, or the user's.
         """
-        return iter(self._make([self._part.batch(number) for number in range(first, len(self._part))]))
+        return iter(self._make([self._range.batch(number) for number in range(first, len(self._range))]))
 
     def _microbatch(self, index: int) -> Any:
         """Return a batch by its number in the epoch; fast where the number is the one behind the last.
@@ -466,8 +466,8 @@ class PartBatches(ShardProduct):
         if index != self._next:
             self._together, self._num_left = 1, 0
         if not self._num_left:
-            stop = min(index + self._together, len(self._part))
-            self._made = iter(self._make([self._part.batch(number) for number in range(index, stop)]))
+            stop = min(index + self._together, len(self._range))
+            self._made = iter(self._make([self._range.batch(number) for number in range(index, stop)]))
             self._num_left = stop - index
             self._together = min(2 * self._together, self._most_together)
         # Where this fails, the next call makes the batch again.
@@ -535,15 +535,15 @@ class StreamWindows(WindowOrder):
         self._window_size = window_size
         self._is_read_here = is_read_here
         self._seed: int | None = None
-        self._num_parts: int | None = None
+        self._num_canonical_nodes: int | None = None
 
     def order_fields(self, epoch: int, saved: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return what the windows of an epoch depend on."""
         reader = self._reader
         if saved is not None:
             check_saved(reader.catalog.commits, saved)
-            self._seed, self._num_parts = saved["shuffle_seed"], Spread.saved(saved["spread"]).num_parts
-        point = reader.epochs.with_defaults(ResumePoint(epoch, 0, self._num_parts, self._seed))
+            self._seed, self._num_canonical_nodes = saved["shuffle_seed"], Spread.saved(saved["spread"]).num_parts
+        point = reader.epochs.with_defaults(ResumePoint(epoch, 0, self._num_canonical_nodes, self._seed))
         sizes = tuple(int(shares.epoch_size) for shares in reader.epochs.phases(epoch))
         world = reader.epochs.world_sizes()
         spread = Spread(sizes, cast("int", point.num_canonical_nodes), world.num_nodes, world.ranks_per_node)

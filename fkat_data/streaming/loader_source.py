@@ -7,7 +7,14 @@ import numpy as np
 
 from fkat_data.errors import ConfigurationError
 from fkat_data.streaming.epoch.rank_batches import PickedSamples
-from fkat_data.streaming.loader_plan import PartBatches, StreamEpochs, StreamPart, StreamPlan, StreamWindows, writable
+from fkat_data.streaming.loader_plan import (
+    BatchRange,
+    BatchRangeProduct,
+    StreamEpochs,
+    StreamPlan,
+    StreamWindows,
+    writable,
+)
 from fkat_data.streaming.reader import StreamReader
 from fkat_data.streaming.reading.catalog import Catalog
 from fkat_data.streaming.reading.pinned_commits import check_ranks
@@ -118,10 +125,10 @@ class DatasetSource(StreamSource[StreamEpochs, StreamWindows]):
         return {f"stream_{name}": value for name, value in self.reader.epochs.fingerprint().items()}
 
     def product(
-        self, task: StreamPart | Strand, collate_fn: Callable[[list[Any]], Any]
-    ) -> PartBatches | UserIteratorBatches:
+        self, task: BatchRange | Strand, collate_fn: Callable[[list[Any]], Any]
+    ) -> BatchRangeProduct | UserIteratorBatches:
         """Return the batches of a task of the plan, where they are made."""
-        kind: Any = UserIteratorBatches if isinstance(task, Strand) else PartBatches
+        kind: Any = UserIteratorBatches if isinstance(task, Strand) else BatchRangeProduct
         return kind(self.reader, collate_fn, task)
 
     def samples(self, sample_ids: list[int]) -> list[Any]:

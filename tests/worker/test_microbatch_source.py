@@ -108,14 +108,14 @@ def stored(folder, kind=StreamingDataset):
     return kind(local=str(folder / "data"), batch_size=3, shuffle=True)
 
 
-def part(folder, collate_fn):
+def batch_range(folder, collate_fn):
     dataset, options = stored(folder), {"drop_last": False, "leaves_empty_rest": False}
     plan = StreamPlan(reader_of(dataset), 0, is_read_here=True, collate_fn=collate_fn, **options)
     plan.begin(plan.first())
     return of_epoch(dataset, plan.payload(0, 0), collate_fn=collate_fn)
 
 
-def own_part(folder):
+def own_iteration(folder):
     dataset = stored(folder, OwnIter)
     plan = UserIteratorPlan(reader_of(dataset), 0, num_workers=0, drop_last=False, leaves_empty_rest=False)
     plan.begin(plan.first())
@@ -152,9 +152,9 @@ PRODUCTS = {
         SequentialSource,
     ),
     "a shard's windows": (lambda _: DataLoaderFactory(lambda _: Dataset(), **WINDOWS)("a"), SequentialSource),
-    "a part of a stream": (lambda folder: part(folder, default_collate), BulkSource),
-    "a part of a stream with user code": (lambda folder: part(folder, list), BulkSource),
-    "a stream with its own iteration": (own_part, SequentialSource),
+    "a range of a stream": (lambda folder: batch_range(folder, default_collate), BulkSource),
+    "a range of a stream with user code": (lambda folder: batch_range(folder, list), BulkSource),
+    "a stream with its own iteration": (own_iteration, SequentialSource),
     "a StreamingDataLoader": (
         lambda folder: StreamingDataLoader(stored(folder)),
         SequentialSource,
@@ -246,5 +246,5 @@ def test_in_bulk_the_rest_is_made_at_once(name, tmp_path):
     whole, _ = made_from(opened(name, tmp_path), 0)
     for first in range(len(whole)):
         assert len([*opened(name, tmp_path).iterate(first)]) == len(whole) - first
-    if name == "a part of a stream":  # nothing is drawn
+    if name == "a range of a stream":  # nothing is drawn
         assert [plain(each) for each in opened(name, tmp_path).iterate(1)] == whole[1:]
