@@ -209,7 +209,7 @@ class StreamingDataLoader(DataLoader[Any]):
         together = batches_together(reader, cast("int", self.batch_size))
         make = batch_maker(reader, self._collate)
         # If shards come from a store, the first batch must not wait for those of the batches after it.
-        at_first = together if reader.catalog.is_immediate else 1
+        at_first = together if reader.catalog.is_in_place else 1
         num_together = reader.fitting
         for _, part in reader.follow(in_groups(wanted, at_first, together, num_together), ids_of):
             yield from make(part)

@@ -315,7 +315,7 @@ class StreamingDataset(Described, DatasetProperties, SampleAccess, IterableDatas
         self, reader: StreamReader, batches: RankBatches, world: World, delivery_tracker: DeliveryTracker
     ) -> Iterator[Any]:
         def parts() -> Iterator[PickedSamples]:
-            together = _READ_TOGETHER if reader.catalog.is_immediate else 1
+            together = _READ_TOGETHER if reader.catalog.is_in_place else 1
             own = {"part": world.worker_of_rank, "num_parts": world.workers_per_rank}
             for indices, chunk in batches.picks(**own, with_positions=reader.maker.has_user_code):
                 delivery_tracker.plan(indices.tolist(), [len(batch.ids) for batch in chunk])

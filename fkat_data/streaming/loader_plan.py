@@ -294,7 +294,7 @@ class StreamPlan(StreamEpochs):
         if self._is_read_here:
             together = batches_together(reader, reader.batch_size)
             # If shards come from a store, the first batch must not wait for those of the batches after it.
-            first = min(together, _FIRST_TOGETHER) if reader.catalog.is_immediate else 1
+            first = min(together, _FIRST_TOGETHER) if reader.catalog.is_in_place else 1
             num_together = reader.fitting
             groups = reader.follow(in_groups(wanted, first, together, num_together), ids_of)
         else:

@@ -165,7 +165,7 @@ class StreamReader:
         Raises:
             Exception: Why a shard could not be fetched, when it is read.
         """
-        if self.catalog.is_immediate:
+        if self.catalog.is_in_place:
             return iter(parts)
         return self.state.shards.follow(parts, ids_of, num_ahead=self.num_ahead, is_opened=is_opened)
 

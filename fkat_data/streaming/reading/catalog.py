@@ -352,9 +352,9 @@ class Catalog:
         return list(self._token_files.values())
 
     @property
-    def is_immediate(self) -> bool:
-        """Whether no shard needs fetching."""
-        return all(source.is_immediate for source in self.sources)
+    def is_in_place(self) -> bool:
+        """Whether shards are read in place: none needs fetching or decompressing."""
+        return all(source.is_in_place for source in self.sources)
 
     def shards_of(self, sample_ids: _Integers) -> list[int]:
         """Return the shards of samples, each once, in the order of their first samples."""

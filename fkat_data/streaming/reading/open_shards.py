@@ -242,7 +242,7 @@ class OpenShards:
             Exception: Why a shard could not be fetched, when it is read.
         """
         self._end_read_ahead()
-        if self._catalog.is_immediate:
+        if self._catalog.is_in_place:
             yield from parts
             return
         # A shard is opened where it is read: one that waits for that must not keep the disk's space.
@@ -404,7 +404,7 @@ class OpenShards:
                 source.check_unchanged(entry)
             except ShardNotFoundError:
                 # Another process has just evicted it, or is about to.
-                if source.is_immediate or (attempt >= _LEAST_FETCHES and time.monotonic() - began_s > _LEAST_WAIT_S):
+                if source.is_in_place or (attempt >= _LEAST_FETCHES and time.monotonic() - began_s > _LEAST_WAIT_S):
                     raise
                 time.sleep(pause_s)
             else:
@@ -460,7 +460,7 @@ class OpenShards:
 
 
 def _reader_pool(catalog: Catalog) -> ReaderPool:
-    return ReaderPool() if catalog.is_immediate else ReaderPool.of_cached_shards()
+    return ReaderPool() if catalog.is_in_place else ReaderPool.of_cached_shards()
 
 
 def _joined(groups: list[dict[str, Any]]) -> dict[str, Any] | None:

@@ -98,8 +98,8 @@ class ShardSource:
         self._validated: set[str] = set()
 
     @property
-    def is_immediate(self) -> bool:
-        """Whether no shard needs fetching."""
+    def is_in_place(self) -> bool:
+        """Whether shards are read in place: none needs fetching or decompressing."""
         return self._cache is None
 
     @property
