@@ -260,7 +260,7 @@ class Prefetcher:
     def num_arrived(self) -> int:
         """Microbatches that have arrived and were not handed out."""
         num_arrived = sum(work.num_arrived for work in list(self._work))
-        return num_arrived + sum(group.num_early for group in self._groups)
+        return num_arrived + sum(group.num_buffered for group in self._groups)
 
     def start(self, position: Position) -> None:
         """Begin at a position; what was in work before is dropped."""

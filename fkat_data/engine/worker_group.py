@@ -73,7 +73,7 @@ class WorkerGroup:
         self._tasks: deque[Task] = deque()
         self._next_index = 0
         # What came before its turn, by task and index; who waits for memory.
-        self._early: dict[int, dict[int, Item | End | Failure]] = {}
+        self._reorder_buffer: dict[int, dict[int, Item | End | Failure]] = {}
         self._shortages: dict[Worker, MemoryShortage] = {}
         # The newest limit, if it was not sent, and what was sent last.
         self._unsent: tuple[int, int] | None = None
@@ -88,7 +88,7 @@ class WorkerGroup:
         self._poll = self._unsent = None
         self._is_polling = False
         self._sent_task_id = -1
-        for kept in (self._tasks, self._early, self._shortages, self._gone, self._failures):
+        for kept in (self._tasks, self._reorder_buffer, self._shortages, self._gone, self._failures):
             kept.clear()
 
     @property
@@ -123,17 +123,19 @@ class WorkerGroup:
         return self if self._size > 1 or self._failures else self._workers[self._first]
 
     @property
-    def num_early(self) -> int:
+    def num_buffered(self) -> int:
         """Microbatches that have arrived before their turn."""
         # Lists are made in one step: another thread may ask while the trainer's thread changes them.
         return sum(
-            isinstance(message, Item) for early in list(self._early.values()) for message in list(early.values())
+            isinstance(message, Item)
+            for buffered in list(self._reorder_buffer.values())
+            for message in list(buffered.values())
         )
 
     @property
     def num_ready(self) -> int:
         """Microbatches that the workers have made, and that were not handed on."""
-        return sum(worker.num_ready for worker in self.members) + (self.num_early if self._early else 0)
+        return sum(worker.num_ready for worker in self.members) + (self.num_buffered if self._reorder_buffer else 0)
 
     @property
     def is_blocked(self) -> bool:
@@ -221,7 +223,7 @@ class WorkerGroup:
         self._gone.clear()
         self._poll = self._unsent = None
         while self._tasks and self._tasks[0].task_id < task_id:
-            self._early.pop(self._tasks.popleft().task_id, None)
+            self._reorder_buffer.pop(self._tasks.popleft().task_id, None)
         if self._tasks:
             self._next_index = self._tasks[0].first_microbatch
         for worker in self.members:
@@ -238,7 +240,7 @@ class WorkerGroup:
         if self._size > 1:
             index = message.num_microbatches if isinstance(message, End) else message.microbatch_index
             self._task_id_of_caller = message.task_id
-            self._early.setdefault(message.task_id, {})[index] = message
+            self._reorder_buffer.setdefault(message.task_id, {})[index] = message
             return self._take()
         if not isinstance(message, Item) or message.is_last:
             for worker in self.members:
@@ -260,9 +262,9 @@ class WorkerGroup:
             message = self._take() or self._shortage()
             if message is not None:
                 return message
-            if not self._hear(0.0):
+            if not self._receive_ready(0.0):
                 left_s = None if deadline_s is None else deadline_s - time.monotonic()
-                if (left_s is not None and left_s <= 0) or not self._hear(left_s):
+                if (left_s is not None and left_s <= 0) or not self._receive_ready(left_s):
                     return None
 
     def kill(self, pid: int) -> None:
@@ -272,7 +274,7 @@ class WorkerGroup:
                 worker.kill()
                 if self._size > 1:
                     with contextlib.suppress(WorkerGone):
-                        self._hear_from(worker, timeout_s=_LONGEST_DEATH_S)
+                        self._receive_from(worker, timeout_s=_LONGEST_DEATH_S)
                 if worker.is_alive:
                     worker.close(0.0)
 
@@ -302,7 +304,7 @@ class WorkerGroup:
         if self._size == 1:
             self._failures[task_id] = failure
         else:
-            self._early.setdefault(task_id, {})[index] = failure
+            self._reorder_buffer.setdefault(task_id, {})[index] = failure
 
     def resume(
         self,
@@ -342,13 +344,13 @@ class WorkerGroup:
                 worker.assign(resumed, limit)
 
     def _resumed(self, task: Task, index: int, last_digest: int | None, left_out: tuple[int, ...]) -> Task:
-        early = self._early.get(task.task_id, {})
-        before = early.get(index - 1)
+        buffered = self._reorder_buffer.get(task.task_id, {})
+        before = buffered.get(index - 1)
         digest = before.digest if isinstance(before, Item) else None
         if digest is None and index == self._next_index and self._tasks and self._tasks[0].task_id == task.task_id:
             digest = last_digest
         if self._claim_table().sole_worker(task.task_id) is not None:
-            left_out = sum(map(left_out_before, early.values()), left_out)
+            left_out = sum(map(left_out_before, buffered.values()), left_out)
             return task._replace(first_microbatch=index, digest=digest, left_out=left_out)
         return task._replace(lost_microbatch=index, digest=digest)
 
@@ -359,17 +361,17 @@ class WorkerGroup:
         task = next((task for task in self._tasks if claim is not None and task.task_id == claim.task_id), None)
         if claim is None or task is None:
             return None
-        early = self._early.get(task.task_id, {})
+        buffered = self._reorder_buffer.get(task.task_id, {})
         # A successor that dies before it begins has its predecessor's claim.
         has_begun = self.members[member_index].has_begun(task.task_id)
         first = self._next_index if task is self._tasks[0] else task.first_microbatch
         if claim_table.sole_worker(task.task_id) == member_index:
             index = first
-            while index in early:
+            while index in buffered:
                 index += 1
-            return None if isinstance(early.get(index - 1), (End, Failure)) else Loss(task, index, has_begun)
+            return None if isinstance(buffered.get(index - 1), (End, Failure)) else Loss(task, index, has_begun)
         index = claim.microbatch_index
-        if index < first or index in early or index >= claim_table.next_index(task.task_id):
+        if index < first or index in buffered or index >= claim_table.next_index(task.task_id):
             return None
         return Loss(task, index, has_begun)
 
@@ -378,13 +380,13 @@ class WorkerGroup:
         if not self._tasks:
             return None
         task = self._tasks[0]
-        message = self._early.get(task.task_id, {}).pop(self._next_index, None)
+        message = self._reorder_buffer.get(task.task_id, {}).pop(self._next_index, None)
         if message is None:
             return None
         self._next_index += 1
         if not isinstance(message, Item) or message.is_last:
             self._tasks.popleft()
-            self._early.pop(task.task_id, None)
+            self._reorder_buffer.pop(task.task_id, None)
             if self._tasks:
                 self._next_index = self._tasks[0].first_microbatch
             # Who still waits for a limit to make more of it waits in vain.
@@ -400,7 +402,7 @@ class WorkerGroup:
         maker = self._known_maker(self._tasks[0].task_id, self._next_index)
         return None if maker is None else self._shortages.pop(maker, None)
 
-    def _hear(self, timeout_s: float | None) -> bool:
+    def _receive_ready(self, timeout_s: float | None) -> bool:
         """Keep what the workers have sent; return whether anything came within ``timeout_s``.
 
         Raises:
@@ -417,12 +419,12 @@ class WorkerGroup:
         ready = poll.poll(None if timeout_s is None else 1000 * timeout_s)
         self._is_polling = False
         if timeout_s != 0:
-            self._sink.waited(began_s, time.perf_counter(), is_behind=self.num_early > 0)
+            self._sink.waited(began_s, time.perf_counter(), is_behind=self.num_buffered > 0)
         for worker in {by_descriptor[descriptor] for descriptor, _ in ready}:
-            self._hear_from(worker, timeout_s=0)
+            self._receive_from(worker, timeout_s=0)
         return bool(ready)
 
-    def _hear_from(self, worker: Worker, *, timeout_s: float) -> None:
+    def _receive_from(self, worker: Worker, *, timeout_s: float) -> None:
         """Keep all that a worker has sent, and what comes until ``timeout_s`` passes without a message."""
         try:
             message = worker.receive(timeout_s=timeout_s)
@@ -436,14 +438,14 @@ class WorkerGroup:
                     if isinstance(message, SingleWorkerShard):
                         self._report_alone(message)
                     else:
-                        self._keep(cast("Item | End | Failure", message))  # the rest is of one worker in this process
+                        self._buffer(cast("Item | End | Failure", message))  # the rest is of one worker in this process
                 message = worker.receive(timeout_s=timeout_s)
         except WorkerGone:
             self._gone.add(worker)
             self._poll = None
             raise
 
-    def _keep(self, message: Item | End | Failure) -> None:
+    def _buffer(self, message: Item | End | Failure) -> None:
         """Keep a message for its turn, unless it is of no task in work, or a second one for the same microbatch."""
         task = next((task for task in self._tasks if task.task_id == message.task_id), None)
         index = message.num_microbatches if isinstance(message, End) else message.microbatch_index
@@ -452,7 +454,7 @@ class WorkerGroup:
             index = max(index, self._next_index)
         if task is None or (task is self._tasks[0] and index < self._next_index):
             return
-        self._early.setdefault(message.task_id, {}).setdefault(index, message)
+        self._reorder_buffer.setdefault(message.task_id, {}).setdefault(index, message)
 
     def _report_alone(self, message: SingleWorkerShard) -> None:
         for task in self._tasks:

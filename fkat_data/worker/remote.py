@@ -419,7 +419,7 @@ class RemoteWorker(ThreadWorker):
                 work.allowed.put(True)
             return
         if begun.num_microbatches is None:
-            num_arrived = work.next_out + len(work.early)
+            num_arrived = work.next_out + len(work.reorder_buffer)
             limit = min(limit, num_arrived + _MOST_AHEAD * len(self._handles))
         else:
             limit = min(limit, begun.num_microbatches)
@@ -430,7 +430,7 @@ class RemoteWorker(ThreadWorker):
         together = max(1, min(shared.num_together, (limit - work.next_out) // num_calls))
         while work.next_job < limit:
             count = min(together, limit - work.next_job)
-            is_waited_for = work.next_job == work.next_out + len(work.early)
+            is_waited_for = work.next_job == work.next_out + len(work.reorder_buffer)
             if count < together and not work.is_exhausted and not is_waited_for:
                 return  # until some can be asked for together
             self._put(work, shared.ask, work, work.next_job, count)

@@ -99,7 +99,7 @@ class ThreadTask:
         self.is_cancelled: bool = False
         self.next_job: int = task.first_microbatch
         self.next_out: int = task.first_microbatch
-        self.early: dict[int, Message] = {}
+        self.reorder_buffer: dict[int, Message] = {}
         self.leftover_rows: SimpleQueue[bytes | None] = SimpleQueue()
         # Whether a thread that has come to the limit goes on.
         self.allowed: SimpleQueue[bool] = SimpleQueue()
@@ -372,8 +372,10 @@ class ThreadWorker(WorkerOfThisProcess):
     @property
     def num_ready(self) -> int:
         """Microbatches that the threads have made, and that were not received."""
-        num_early = sum(isinstance(each, Item) for work in list(self._tasks) for each in list(work.early.values()))
-        return num_early + len(self._inbox) + self._shared.results.qsize()
+        num_buffered = sum(
+            isinstance(each, Item) for work in list(self._tasks) for each in list(work.reorder_buffer.values())
+        )
+        return num_buffered + len(self._inbox) + self._shared.results.qsize()
 
     def end_wait(self) -> None:
         """Record that the interrupted wait is over."""
@@ -517,7 +519,7 @@ class ThreadWorker(WorkerOfThisProcess):
             if not self._is_due():
                 return None
         work = self._tasks[0]
-        message = work.early.pop(work.next_out)
+        message = work.reorder_buffer.pop(work.next_out)
         last = message.behind if isinstance(message, MicrobatchChunk) else message
         if isinstance(message, MicrobatchChunk):
             self._num_received += len(message.microbatches)
@@ -529,7 +531,7 @@ class ThreadWorker(WorkerOfThisProcess):
         return message
 
     def _is_due(self) -> bool:
-        return bool(self._tasks) and self._tasks[0].next_out in self._tasks[0].early
+        return bool(self._tasks) and self._tasks[0].next_out in self._tasks[0].reorder_buffer
 
     def _sort(self, task_id: int, index: int, message: "Message | _Paused") -> None:
         work = next((work for work in self._tasks if work.task.task_id == task_id), None)
@@ -544,7 +546,7 @@ class ThreadWorker(WorkerOfThisProcess):
             before = message.size_bytes if self._mean_bytes is None else self._mean_bytes
             self._mean_bytes = before + (message.size_bytes - before) / 8
         work.is_exhausted = work.is_exhausted or not isinstance(message, Item) or bool(message.is_last)
-        work.early[index] = message
+        work.reorder_buffer[index] = message
 
     def _end(self, work: ThreadTask) -> None:
         self._leftover_rows_in.pop(work.task.task_id, None)
@@ -586,7 +588,7 @@ class ThreadWorker(WorkerOfThisProcess):
         shard = work.shard
         if shard is None or work.next_job >= limit:
             return
-        is_first_due = work.next_out not in work.early and work.next_job == work.next_out
+        is_first_due = work.next_out not in work.reorder_buffer and work.next_job == work.next_out
         if shard.indexed.is_drawn and not is_first_due and 2 * (limit - work.next_job) < limit - work.next_out:
             return  # to keep the generators costs more than to draw some indices
         with ExitStack() as stack:
@@ -613,11 +615,11 @@ class ThreadWorker(WorkerOfThisProcess):
                     before = shard.indexed.spec(index - 1)
                 spec = shard.indexed.spec(index)
             except genuine(Exception) as error:  # a sampler's
-                work.early[index] = failure_of(task, error, index)
+                work.reorder_buffer[index] = failure_of(task, error, index)
                 work.is_exhausted = True
                 return
             if spec is None:
-                work.early[index] = End(task.task_id, index)
+                work.reorder_buffer[index] = End(task.task_id, index)
                 work.is_exhausted = True
                 return
             work.next_job, work.is_exhausted = index + 1, spec.is_last
@@ -652,7 +654,7 @@ class ThreadWorker(WorkerOfThisProcess):
                     work.generator = shard.produce()
             except genuine(Exception) as error:
                 note_microbatch(error, task, task.first_microbatch, is_open=False)
-                work.early[work.next_out] = failure_of(task, error, work.next_out)
+                work.reorder_buffer[work.next_out] = failure_of(task, error, work.next_out)
                 work.is_exhausted = True
             finally:
                 self._clock.enter_stage("")
