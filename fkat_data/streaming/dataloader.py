@@ -157,7 +157,7 @@ class StreamingDataLoader(DataLoader[Any]):
         if self._numbered is None or index < self._next_numbered:
             batches = self._numbered_batches = self._numbered_batches or reader.rank_batches(reader.begin_epoch())
             wanted = wanted_batches(reader, batches, index, drop_last=self.drop_last)
-            self._numbered = reader.follow(in_groups(wanted, 1, 1), ids_of, is_opened=False)
+            self._numbered = reader.with_read_ahead(in_groups(wanted, 1, 1), ids_of, is_opened=False)
             self._next_numbered = index
         for _, (picks,) in self._numbered:
             self._next_numbered += 1
@@ -211,5 +211,5 @@ class StreamingDataLoader(DataLoader[Any]):
         # If shards come from a store, the first batch must not wait for those of the batches after it.
         at_first = together if reader.catalog.is_in_place else 1
         num_together = reader.fitting
-        for _, part in reader.follow(in_groups(wanted, at_first, together, num_together), ids_of):
+        for _, part in reader.with_read_ahead(in_groups(wanted, at_first, together, num_together), ids_of):
             yield from make(part)

@@ -325,7 +325,7 @@ class StreamingDataset(Described, DatasetProperties, SampleAccess, IterableDatas
                     yield part
                     together = min(2 * together, _READ_TOGETHER)
 
-        for part in reader.follow(parts(), lambda part: part.ids):
+        for part in reader.with_read_ahead(parts(), lambda part: part.ids):
             for sample in reader.maker.picked(part):
                 if self._stream_state.delivery_tracker is not delivery_tracker:
                     raise StaleIteratorError("a later iter() of this StreamingDataset has begun another epoch")

@@ -296,10 +296,10 @@ class StreamPlan(StreamEpochs):
             # If shards come from a store, the first batch must not wait for those of the batches after it.
             first = min(together, _FIRST_TOGETHER) if reader.catalog.is_in_place else 1
             num_together = reader.fitting
-            groups = reader.follow(in_groups(wanted, first, together, num_together), ids_of)
+            groups = reader.with_read_ahead(in_groups(wanted, first, together, num_together), ids_of)
         else:
             # Workers share this node's cache and find there what this process fetches.
-            groups = reader.follow(in_groups(wanted, _RANGE_SIZE, _RANGE_SIZE), ids_of, is_opened=False)
+            groups = reader.with_read_ahead(in_groups(wanted, _RANGE_SIZE, _RANGE_SIZE), ids_of, is_opened=False)
         self._wanted = _without_gaps(groups)
         self._ranges.clear()
         self._num_ranges = self._num_drawn = self._num_samples = 0
@@ -574,7 +574,7 @@ class StreamWindows(WindowOrder):
 
     def followed(self, windows: Iterator[Window]) -> Iterator[Window]:
         """Yield windows, while the shards of those behind them are fetched."""
-        return self._reader.follow(windows, _ids_of, is_opened=self._is_read_here)
+        return self._reader.with_read_ahead(windows, _ids_of, is_opened=self._is_read_here)
 
 
 def _ids_of(window: Window) -> Any:

@@ -152,7 +152,7 @@ class StreamReader:
         """Return how many of the first samples to read together, so that a small cache holds the shards of all."""
         return self.state.shards.num_together(sample_ids)
 
-    def follow(
+    def with_read_ahead(
         self, parts: Iterable[_Part], ids_of: Callable[[_Part], _Integers], *, is_opened: bool = True
     ) -> Iterator[_Part]:
         """Yield parts of what will be read, while the shards of the parts that follow are fetched.
@@ -167,7 +167,7 @@ class StreamReader:
         """
         if self.catalog.is_in_place:
             return iter(parts)
-        return self.state.shards.follow(parts, ids_of, num_ahead=self.num_ahead, is_opened=is_opened)
+        return self.state.shards.with_read_ahead(parts, ids_of, num_ahead=self.num_ahead, is_opened=is_opened)
 
     def collated(self, batches: Sequence[_Integers]) -> Iterable[Any]:
         """Return batches of samples as torch's default collate makes them, read together, without user code.

@@ -220,7 +220,7 @@ class OpenShards:
         position_of[np.concatenate([positions for _, positions in groups])] = np.arange(len(sample_ids))
         return [_batch(columns, positions) for positions in _split(position_of, batches)]
 
-    def follow(
+    def with_read_ahead(
         self,
         parts: Iterable[_Part],
         ids_of: Callable[[_Part], _Integers],
@@ -261,7 +261,7 @@ class OpenShards:
         # Python closes a generator that is dropped in the caller's thread: what is raised there then would be lost.
         iteration = _IterationLife()
         on_collected(iteration, functools.partial(self._end, read_ahead))
-        yield from read_ahead.follow(parts, needed, num_ahead)
+        yield from read_ahead.iterate(parts, needed, num_ahead)
         self._end(read_ahead)
 
     def num_together(self, sample_ids: _Integers) -> int:

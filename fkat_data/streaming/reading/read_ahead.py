@@ -48,7 +48,7 @@ class ReadAhead(Generic[_Ready]):
         self.is_closed: bool = False
         """Whether ``close`` was called."""
 
-    def follow(
+    def iterate(
         self, parts: Iterable[_Part], shards_of: Callable[[_Part], tuple[Iterable[int], int]], num_ahead: int
     ) -> Iterator[_Part]:
         """Yield parts as they come, while the shards of the parts that follow are prepared.

@@ -113,7 +113,7 @@ def test_nothing_shares_the_way_with_what_is_needed_first():
         return shard
 
     ahead = ReadAhead(prepare, 8)
-    parts = ahead.follow([[0, 1], [2], [3]], shards_of, 10)
+    parts = ahead.iterate([[0, 1], [2], [3]], shards_of, 10)
     assert next(parts) == [0, 1]
     wait_until(lambda: sorted(begun) == [0, 1])
     time.sleep(0.1)
@@ -138,7 +138,7 @@ def test_parts_are_yielded_when_enough_of_those_that_follow_is_wanted():
             yield part
 
     ahead = Recorded(lambda shard, wait: shard, 1)
-    got = ahead.follow(parts(), shards_of, 3)
+    got = ahead.iterate(parts(), shards_of, 3)
     assert next(got) == [0, 1]
     assert wanted == [0, 1, 2, 3, 4]
     assert next(got) == [2, 3, 4]
@@ -169,7 +169,7 @@ def test_every_part_comes_once_with_its_shards_whatever_fails_or_is_busy(parts, 
 
     ahead = ReadAhead(prepare, num_threads)
     got = []
-    for part in ahead.follow(parts, shards_of, num_ahead):
+    for part in ahead.iterate(parts, shards_of, num_ahead):
         got.append(part)
         for shard in part:
             if shard in failing:
