@@ -91,7 +91,7 @@ class StreamEpochs(LoaderPlan):
         point = self._loaded_point()
         return Position(point.epoch, 0, 0, step_of(self._reader, point))
 
-    def upcoming(self, position: Position) -> ResumePoint:
+    def next_start(self, position: Position) -> ResumePoint:
         """Return the resume point of an iteration that begins now: that of the present one, if nothing of it was delivered.
 
         Args:
@@ -106,17 +106,17 @@ class StreamEpochs(LoaderPlan):
 
     def upcoming_epoch(self, position: Position) -> int | None:
         """Return the epoch of an iteration that begins now."""
-        return self.upcoming(position).epoch
+        return self.next_start(position).epoch
 
     def begin(self, position: Position) -> ResumeState:
-        """Begin an iteration where ``upcoming`` says; return where the engine goes.
+        """Begin an iteration where ``next_start`` says; return where the engine goes.
 
         Args:
             position: Where the iteration before was left.
         """
         if self.beginning is not None:  # an interrupted call has begun it
             self._reader.begin_at(self.beginning)
-        self.beginning = self.upcoming(position)
+        self.beginning = self.next_start(position)
         self._reader.begin_at(self.beginning)
         self._go_to(self._reader.begin_epoch())
         return ResumeState(Position(self._begun.epoch, 0, 0, self._first_step))
