@@ -168,7 +168,7 @@ class StreamSource(Protocol[Plan_co, Windows_co]):
 
     @property
     def files(self) -> Any:
-        """An ``OfFiles``: what the dataset's files were when it was made."""
+        """A ``SupportsFileDigests``: what the dataset's files were when it was made."""
         ...
 
     def ranks(self) -> tuple[int, int]:

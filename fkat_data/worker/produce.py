@@ -43,7 +43,7 @@ _MOST_NUMBERS = 256
 
 
 @runtime_checkable
-class OfFiles(Protocol):
+class SupportsFileDigests(Protocol):
     """What knows what a dataset's files were when it was made: the dataset, or what it is made of."""
 
     paths: list[str]
@@ -61,7 +61,7 @@ def files_field(dataset: object) -> dict[str, Any]:
 
 def numbers_of_files(dataset: object) -> tuple[int, ...] | None:
     """Return numbers that differ where a dataset's files do; None where the dataset does not know."""
-    return tuple(_numbers(_of_files(dataset))) or None
+    return tuple(_numbers(_with_digests(dataset))) or None
 
 
 def check_files(saved: Sequence[int] | None, dataset: object) -> None:
@@ -74,7 +74,7 @@ def check_files(saved: Sequence[int] | None, dataset: object) -> None:
     Raises:
         StateMismatchError: A file has changed. The message names it.
     """
-    below = _of_files(dataset)
+    below = _with_digests(dataset)
     paths = [path for part in below for path in part.paths]
     if not paths or saved is None:
         return
@@ -91,7 +91,7 @@ def check_files(saved: Sequence[int] | None, dataset: object) -> None:
             raise StateMismatchError(f"{_FIELD}[{index}]", f"{was:08x}", f"{now:08x}", hint)
 
 
-def _of_files(dataset: object) -> list[OfFiles]:
+def _with_digests(dataset: object) -> list[SupportsFileDigests]:
     """Return what knows the files, of each dataset that is joined."""
     for _ in range(_MOST_VIEWS):
         if dataset is None:
@@ -100,10 +100,10 @@ def _of_files(dataset: object) -> list[OfFiles]:
         if source is not None:
             return [source.files]
         # The second question takes long.
-        if hasattr(dataset, "file_digests") and isinstance(dataset, OfFiles):
+        if hasattr(dataset, "file_digests") and isinstance(dataset, SupportsFileDigests):
             return [dataset]
         if isinstance(dataset, ConcatDataset):
-            return [found for each in cast("Any", dataset).datasets for found in _of_files(each)]
+            return [found for each in cast("Any", dataset).datasets for found in _with_digests(each)]
         dataset = getattr(dataset, "of_files", getattr(dataset, "dataset", None))
     return []
 
@@ -112,7 +112,7 @@ def _files_a_number(num_files: int) -> int:
     return -(-num_files // _MOST_NUMBERS)
 
 
-def _numbers(below: Sequence[OfFiles]) -> list[int]:
+def _numbers(below: Sequence[SupportsFileDigests]) -> list[int]:
     digests = [digest for part in below for digest in part.file_digests()]
     size = _files_a_number(len(digests))
     if size <= 1:
