@@ -225,7 +225,7 @@ class StreamPlan(StreamEpochs):
         self._has_begun = False
         self._ranges: dict[int, BatchRange] = {}
         self._wanted: Iterator[BatchGroup] = iter(())
-        self._is_torn = True
+        self._needs_restart = True
         self._num_ranges = self._num_drawn = self._num_samples = 0
         # By the step of the first batch; the ranges before those kept are forgotten.
         self._known: dict[int, _PlannedRange] = {}
@@ -282,7 +282,7 @@ class StreamPlan(StreamEpochs):
         return None if step == self._first_step or first_step is None else self._known[first_step]
 
     def _go_to(self, point: ResumePoint) -> None:
-        self._is_torn = True
+        self._needs_restart = True
         super()._go_to(point)
         self._known = {}
         self._restart()
@@ -303,18 +303,18 @@ class StreamPlan(StreamEpochs):
         self._wanted = _without_gaps(groups)
         self._ranges.clear()
         self._num_ranges = self._num_drawn = self._num_samples = 0
-        self._is_torn = False
+        self._needs_restart = False
 
     def _range_at(self, index: int) -> BatchRange | None:
-        if self._is_torn or (index < self._num_ranges and index not in self._ranges):
+        if self._needs_restart or (index < self._num_ranges and index not in self._ranges):
             self._restart()
         while self._num_ranges <= index:
             # After an interruption or an error, the iterator has gone past what is missing here.
-            self._is_torn = True
+            self._needs_restart = True
             group = next(self._wanted, None)
             if group is not None:
                 self._add(*group)
-            self._is_torn = False
+            self._needs_restart = False
             if group is None:
                 return None
         return self._ranges.get(index)
