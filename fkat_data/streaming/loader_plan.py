@@ -27,7 +27,7 @@ from fkat_data.streaming.epoch.rank_batches import BatchGroup, PickedSamples, Ra
 from fkat_data.streaming.epoch.shared_resume import ResumePoint
 from fkat_data.streaming.reader import StreamReader
 from fkat_data.streaming.reading.catalog import COMMON_COLUMNS
-from fkat_data.streaming.reading.open_shards import own_array
+from fkat_data.streaming.reading.open_shards import writable_array
 from fkat_data.streaming.reading.pinned_commits import check_saved, saved_commits
 from fkat_data.worker.fetch import call_collate
 from fkat_data.worker.microbatch_source import BulkSource, Opening, ShardProduct
@@ -513,10 +513,10 @@ def collate_of_samples(
 def writable(sample: Any) -> Any:
     """Return a sample whose arrays may be written to."""
     if type(sample) is dict:
-        return {name: own_array(value) for name, value in cast("dict[Any, Any]", sample).items()}
+        return {name: writable_array(value) for name, value in cast("dict[Any, Any]", sample).items()}
     if type(sample) in (list, tuple):
-        return type(sample)(map(own_array, sample))
-    return own_array(sample)
+        return type(sample)(map(writable_array, sample))
+    return writable_array(sample)
 
 
 class StreamWindows(WindowOrder):

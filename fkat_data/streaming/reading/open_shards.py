@@ -209,7 +209,7 @@ class OpenShards:
         columns = _joined([columns for columns, _ in groups])
         if columns is None:
             samples = [
-                {name: own_array(value) for name, value in sample.items()} for sample in self.samples(sample_ids)
+                {name: writable_array(value) for name, value in sample.items()} for sample in self.samples(sample_ids)
             ]
             try:
                 return [_whole(part) for part in _split(samples, batches)]
@@ -511,7 +511,7 @@ def _batch(columns: dict[str, Any], positions: _Integers) -> dict[str, Any]:
                 batch[name] = picked
                 continue
             if any(issubclass(kind, np.ndarray) for kind in kinds):
-                picked = [*map(own_array, picked)]
+                picked = [*map(writable_array, picked)]
             batch[name] = _whole(picked, name)
     return batch
 
@@ -532,7 +532,7 @@ def _whole(values: list[Any], name: str | None = None) -> Any:
         ) from error
 
 
-def own_array(value: Any) -> Any:
+def writable_array(value: Any) -> Any:
     """Return a writable copy of a read-only array, and any other value itself."""
     # torch warns about read-only arrays, and views of a shard are read-only.
     if not isinstance(value, np.ndarray):
