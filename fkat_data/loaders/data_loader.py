@@ -15,10 +15,10 @@ from fkat_data.integrations.hooks.lightning import is_begun_by_fabric, original_
 from fkat_data.loaders.computed_plan import EpochShuffle
 from fkat_data.loaders.engine_settings import checked_argument, prepare_workers
 from fkat_data.loaders.loader_plan import Provenance
+from fkat_data.loaders.loader_state import merged_states
 from fkat_data.loaders.rank_share import RankShare
 from fkat_data.loaders.session import LoaderSession
 from fkat_data.loaders.sources import sample_source_of
-from fkat_data.loaders.states import merged_states
 from fkat_data.observe.statistics import LoaderStatistics
 from fkat_data.plan.iteration import Closing
 from fkat_data.plan.state import sealed, unsealed
@@ -274,7 +274,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         """Return this process's position: what was delivered, not what was prefetched.
 
         Collective where torch.distributed is initialised and the loader is dealt out: every rank must call it. Plain
-        values, if the states of a dataset and a sampler of the user's are: see ``fkat_data.loaders.states``.
+        values, if the states of a dataset and a sampler of the user's are: see ``fkat_data.loaders.loader_state``.
         """
         own = self._session.state(self).plain()
         return sealed(own if self._session.is_of_one_rank else merged_states(gather(own)))

@@ -16,12 +16,12 @@ from fkat_data.loaders.loader_arguments import LoaderArguments, outermost_sample
 from fkat_data.loaders.loader_plan import IndexPlan, LoaderPlan
 from fkat_data.loaders.loader_state import LoaderState
 from fkat_data.loaders.rank_share import RankShare
+from fkat_data.loaders.rank_states import Layout
 from fkat_data.loaders.reshards import distributed_sampler_of, rank_in
 from fkat_data.loaders.sample_source import EpochStart, SampleSource, start_of_order, tell_epoch, window_fingerprint
 from fkat_data.loaders.sampler_plan import SamplerPlan
 from fkat_data.loaders.sampler_states import FirstBatch, samplers_in, with_samplers_set
 from fkat_data.loaders.shortest_rank import ShortestRankOfJob
-from fkat_data.loaders.states import Layout
 from fkat_data.loaders.window_plan import WindowOrder, WindowPlan, order_of_windows
 from fkat_data.plan.position import Reshard
 from fkat_data.worker.stacked import stacks_items

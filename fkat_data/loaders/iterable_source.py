@@ -7,11 +7,11 @@ from typing import Any
 from fkat_data.errors import ConfigurationError, StateMismatchError, arguments
 from fkat_data.loaders.loader_arguments import LoaderArguments
 from fkat_data.loaders.loader_plan import LoaderPlan
-from fkat_data.loaders.loader_state import LoaderState, PlanKind
+from fkat_data.loaders.loader_state import LoaderState, PlanKind, entries_of
 from fkat_data.loaders.rank_share import RankShare
+from fkat_data.loaders.rank_states import state_at_epoch
 from fkat_data.loaders.sample_source import EpochStart, SampleSource, window_fingerprint
 from fkat_data.loaders.shortest_rank import ShortestRank, ShortestRankOfJob
-from fkat_data.loaders.states import entries_of, state_at_epoch
 from fkat_data.loaders.strand_plan import StrandPlan, StrandRanks, own_strands
 from fkat_data.plan.position import Reshard
 from fkat_data.runtime.distributed import rank_and_world_size

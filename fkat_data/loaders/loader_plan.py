@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from fkat_data.errors import StateMismatchError
 from fkat_data.loaders.loader_state import LoaderState
-from fkat_data.loaders.states import state_at_epoch
+from fkat_data.loaders.rank_states import state_at_epoch
 from fkat_data.plan.position import START, Position, ResumeState
 from fkat_data.plan.shard_plan import Plan
 

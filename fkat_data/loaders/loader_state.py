@@ -9,7 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self, TypeAlias, cast
 
-from fkat_data.errors.arguments import STATE_VERSION
+from fkat_data.errors import StateMismatchError
+from fkat_data.errors.arguments import STATE_VERSION, check_version, saved_integer
+from fkat_data.loaders.checked_order import checks_in
 from fkat_data.loaders.rank_share import Sharing
 from fkat_data.loaders.reshards import reshards_field, reshards_in
 from fkat_data.plan.position import Reshard
@@ -18,12 +20,21 @@ PlanKind: TypeAlias = Literal["sampler", "strands", "stream"]
 """The field of a saved state that is the plan's: of indices, of an iterable dataset, or of a stream."""
 
 PLAN_KINDS: tuple[PlanKind, ...] = ("sampler", "strands", "stream")
+_KINDS: dict[PlanKind, str] = {
+    "sampler": "<of a dataset with indices>",
+    "strands": "<of an iterable dataset>",
+    "stream": "<of a streaming dataset>",
+}
+_NOT_A_STATE = "this is not a state of a fkat_data.DataLoader"
 _OF_STRANDS = (
     *("num_strands", "strands", "strand_numbers", "strand_ranks", "all_strands", "strands_per_rank"),
     "taken_over",
 )
 _OF_PLANS = (*PLAN_KINDS, *_OF_STRANDS)
+# The field of a state that is of all ranks, which were in step.
 _GATHERED = "gathered"
+# What says, in saved states, that ranks are at one position, and in one order.
+_POSITION_FIELDS = ("seed", "epoch", "step", "resplits", "num_ranks", "even_batches", "split_batches")
 # Fields that are saved as they are, where there is something to say.
 _PLAIN = (
     "rank",
@@ -144,3 +155,102 @@ class LoaderState:
     def is_of_windows(self) -> bool:
         """Whether the plan's tasks are windows."""
         return "window" in self.sampler
+
+
+def checked_loader_state(
+    state_dict: object, present: Mapping[str, Any], seed: int | None, kind: PlanKind
+) -> LoaderState:
+    """Return a saved state, after a look at each field.
+
+    Args:
+        state_dict: The state.
+        present: What the loader that is to load it has in the fields that must be the same.
+        seed: The seed that the user has given to the loader; None: none.
+        kind: What its plan is of.
+
+    Raises:
+        StateMismatchError: It is no such state, or one of another loader; the error names the first field.
+    """
+    if not isinstance(state_dict, Mapping):
+        raise StateMismatchError("state_dict", type(state_dict).__name__, "<a mapping>", _NOT_A_STATE)
+    state = cast("Mapping[str, Any]", state_dict)
+    check_version(state, STATE_VERSION)
+    for name in ("seed", "epoch", "step"):
+        _check_count(state, name)
+    if seed is not None and state["seed"] != seed:
+        raise StateMismatchError("seed", state["seed"], seed, "pass the loader the seed that the state was saved with")
+    saved = cast("PlanKind | None", next((each for each in PLAN_KINDS if each in state), None))
+    if saved is None:
+        raise StateMismatchError("sampler", "<missing>", "<a state>", _NOT_A_STATE)
+    if saved == "strands":
+        _check_strands(state)
+    if saved != kind:
+        hint = "the state was saved with another kind of dataset"
+        of_other = "stream" if "stream" in (saved, kind) else "strands"
+        raise StateMismatchError(of_other, _KINDS[saved], _KINDS[kind], hint)
+    if ("window" in state.get("sampler", {}) or "window_fn" in state) and "window_fn" not in present:
+        hint = (
+            "pass the window_fn, or the on_sample_error, of the run that saved: a step counts microbatches of its rows"
+        )
+        raise StateMismatchError("window_fn", state.get("window_fn"), None, hint)
+    fixed = {name: value for name, value in present.items() if name != "batch_size" or name not in state}
+    for name, value in fixed.items():
+        if state.get(name, "<missing>") != value:
+            hint = "the state was saved with another argument"
+            raise StateMismatchError(name, state.get(name, "<missing>"), value, hint)
+    return LoaderState.read(state)
+
+
+def entries_of(state_dict: object) -> list[Any] | None:
+    """Return the states of ranks that are not in step; None: it is one state."""
+    if not isinstance(state_dict, Mapping) or "all_rank_states" not in state_dict:
+        return None
+    state = cast("Mapping[str, Any]", state_dict)
+    check_version(state, STATE_VERSION)
+    found = state["all_rank_states"]
+    if not isinstance(found, (list, tuple)) or not found:
+        raise StateMismatchError("all_rank_states", cast("object", found), "<a state for each rank>")
+    return list(cast("Sequence[Any]", found))
+
+
+def merged_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return one state for all ranks, from each rank's in their order.
+
+    Raises:
+        StateMismatchError: There are none, or they are of a stream at several positions.
+    """
+    if not states:
+        raise StateMismatchError("local_state_dicts", 0, "<one for each rank>")
+    if "stream" in states[0]:
+        other = next((state for state in states if state.get("stream") != states[0]["stream"]), None)
+        if other is not None:
+            hint = "ranks of a stream have one state: save it where all have taken equally many microbatches"
+            raise StateMismatchError("stream", other.get("stream"), states[0]["stream"], hint)
+        return dict(states[0])
+    states = [{name: value for name, value in state.items() if name != "rank"} for state in states]
+    if len(states) == 1:
+        return states[0]
+    if 1 < states[0].get("num_ranks", 1) <= len(states) and len({_position_key(state) for state in states}) == 1:
+        return {**states[0], _GATHERED: True}
+    return {"version": STATE_VERSION, "all_rank_states": [dict(state) for state in states]}
+
+
+def _position_key(state: Mapping[str, Any]) -> str:
+    rows = [state["sampler"].get(field) for field in ("window", "row", "left_out", "num_skipped")]
+    return repr([*(state.get(field) for field in _POSITION_FIELDS), checks_in(state["sampler"]), *rows])
+
+
+def _check_strands(state: Mapping[str, Any]) -> None:
+    _check_count(state, "num_strands")
+    strands: Any = state["strands"]
+    num_strands = max(1, state["num_strands"])
+    if not isinstance(strands, list) or len(cast("list[Any]", strands)) != num_strands:
+        raise StateMismatchError("strands", cast("object", strands), f"<{num_strands} strands>", _NOT_A_STATE)
+    for strand in cast("list[Mapping[str, Any]]", strands):
+        for name in ("epoch", "step"):
+            _check_count(strand, name)
+
+
+def _check_count(state: Mapping[str, Any], field: str) -> None:
+    minimum = None if field == "seed" else 0
+    saved_integer(field, state.get(field, "<missing>"), minimum=minimum, hint=_NOT_A_STATE)

@@ -12,18 +12,9 @@ from fkat_data.errors import StateMismatchError
 from fkat_data.loaders.engine_settings import size_of_batches
 from fkat_data.loaders.loader_arguments import LoaderArguments, samplers_of
 from fkat_data.loaders.loader_plan import LoaderPlan
-from fkat_data.loaders.loader_state import LoaderState, PlanKind
+from fkat_data.loaders.loader_state import LoaderState, PlanKind, checked_loader_state, entries_of
 from fkat_data.loaders.rank_share import RankShare
-from fkat_data.loaders.states import (
-    Layout,
-    check_saver,
-    check_share,
-    checked_loader_state,
-    entries_of,
-    is_of_other_size,
-    own_state,
-    state_at_epoch,
-)
+from fkat_data.loaders.rank_states import Layout, check_saver, check_share, is_of_other_size, own_state, state_at_epoch
 from fkat_data.plan.position import Reshard
 from fkat_data.runtime.distributed import rank_and_world_size
 from fkat_data.worker.produce import check_files, numbers_of_files

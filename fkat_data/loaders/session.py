@@ -25,9 +25,9 @@ from fkat_data.loaders.loader_arguments import LoaderArguments, samplers_of
 from fkat_data.loaders.loader_plan import LoaderPlan, Provenance
 from fkat_data.loaders.loader_state import LoaderState
 from fkat_data.loaders.rank_share import RankShare
+from fkat_data.loaders.rank_states import agreed_state, check_order, check_share, state_at_epoch
 from fkat_data.loaders.sample_source import EpochStart, SampleSource, tell_epoch
 from fkat_data.loaders.shipment import LoaderShipment
-from fkat_data.loaders.states import agreed_state, check_order, check_share, state_at_epoch
 from fkat_data.observe.statistics import DataLoaderStatistics, LoaderStatistics
 from fkat_data.plan.position import Reshard
 from fkat_data.plan.resharding import of_epoch

@@ -15,8 +15,8 @@ from fkat_data.errors import StateMismatchError
 from fkat_data.errors.wording import counted
 from fkat_data.loaders.loader_plan import LoaderPlan
 from fkat_data.loaders.loader_state import LoaderState
+from fkat_data.loaders.rank_states import state_at_epoch
 from fkat_data.loaders.shortest_rank import ShortestRank, TakeUntilShortestRank
-from fkat_data.loaders.states import state_at_epoch
 from fkat_data.plan.position import Position, ResumeState, Task, TaskOrigin
 from fkat_data.runtime.interruption import genuine
 from fkat_data.types import Stateful

@@ -7,10 +7,9 @@ from fkat_data.loaders.engine_settings import adopt_batch_size
 from fkat_data.loaders.index_source import IndexWindowSource
 from fkat_data.loaders.loader_arguments import LoaderArguments
 from fkat_data.loaders.loader_plan import LoaderPlan
-from fkat_data.loaders.loader_state import LoaderState, PlanKind
+from fkat_data.loaders.loader_state import LoaderState, PlanKind, checked_loader_state
 from fkat_data.loaders.rank_share import RankShare
 from fkat_data.loaders.sample_source import EpochStart, SampleSource
-from fkat_data.loaders.states import checked_loader_state
 from fkat_data.loaders.window_plan import WindowOrder
 from fkat_data.types import StreamSource, stream_source_of
 

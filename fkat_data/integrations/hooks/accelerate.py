@@ -53,7 +53,7 @@ class AccelerateLoop:
     def __init__(self, device: torch.device | None, *, non_blocking: bool) -> None:
         self._device = device
         self._non_blocking = non_blocking
-        self.saved: dict[str, Any] | None = None
+        self.saved: Any = None
         """The loader's state behind the last microbatch that the loop has received; None: the loader is there."""
 
     def copy(self) -> "AccelerateLoop":
@@ -61,7 +61,7 @@ class AccelerateLoop:
         return AccelerateLoop(self._device, non_blocking=self._non_blocking)
 
     def microbatches(
-        self, begin: Callable[[], Iterator[Any]], state: Callable[[], dict[str, Any]], num_in_last_round: int
+        self, begin: Callable[[], Iterator[Any]], state: Callable[[], Any], num_in_last_round: int
     ) -> Iterator[Any]:
         """Return an epoch, or the rest of one, as accelerate wants it.
 
@@ -75,7 +75,7 @@ class AccelerateLoop:
         return follow.accelerated(self._followed(follow, begin, state), move, num_in_last_round)
 
     def _followed(
-        self, follow: Any, begin: Callable[[], Iterator[Any]], state: Callable[[], dict[str, Any]]
+        self, follow: Any, begin: Callable[[], Iterator[Any]], state: Callable[[], Any]
     ) -> Iterator[tuple[Any, bool]]:
         with_states = ((microbatch, state()) for microbatch in begin())
         for (microbatch, saved), is_last in follow.with_end(with_states):

@@ -1,4 +1,4 @@
-"""A state as it is saved and checked, and from that of some ranks to the position of one: its own, or its part of the rest."""
+"""From the states of some ranks to that of one: its own, or its part of what they have left."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -6,9 +6,8 @@ from dataclasses import replace
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 from fkat_data.errors import ConfigurationError, RankMismatchError, StateMismatchError
-from fkat_data.errors.arguments import STATE_VERSION, check_version, saved_integer
 from fkat_data.loaders.checked_order import checks_in, without_order
-from fkat_data.loaders.loader_state import PLAN_KINDS, LoaderState, PlanKind
+from fkat_data.loaders.loader_state import LoaderState, entries_of
 from fkat_data.loaders.rank_share import RankShare, Sharing
 from fkat_data.loaders.reshards import position_at
 from fkat_data.loaders.window_states import windows_at_start, windows_of_rest
@@ -20,10 +19,6 @@ DealtBy: TypeAlias = Literal["loader", "sampler", "order"]
 
 _logger = logging.getLogger(__name__)
 
-# The field of a state that is of all ranks, which were in step.
-_GATHERED = "gathered"
-# What says, in saved states, that ranks are at one position, and in one order.
-_POSITION_FIELDS = ("seed", "epoch", "step", "resplits", "num_ranks", "even_batches", "split_batches")
 _UNGATHERED = (
     "the state of one rank does not say where the others were. Save what state_dict() returns on every rank, where "
     "torch.distributed is initialised, or what merge_state_dicts() makes of each rank's local_state_dict(): any number of "
@@ -53,33 +48,6 @@ class Layout(NamedTuple):
     fields: Mapping[str, Any] = {}
     dealt_by: DealtBy | None = "loader"
     has_seed: bool = True
-
-
-def merged_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return one state for all ranks, from each rank's in their order.
-
-    Raises:
-        StateMismatchError: There are none, or they are of a stream at several positions.
-    """
-    if not states:
-        raise StateMismatchError("local_state_dicts", 0, "<one for each rank>")
-    if "stream" in states[0]:
-        other = next((state for state in states if state.get("stream") != states[0]["stream"]), None)
-        if other is not None:
-            hint = "ranks of a stream have one state: save it where all have taken equally many microbatches"
-            raise StateMismatchError("stream", other.get("stream"), states[0]["stream"], hint)
-        return dict(states[0])
-    states = [{name: value for name, value in state.items() if name != "rank"} for state in states]
-    if len(states) == 1:
-        return states[0]
-    if 1 < states[0].get("num_ranks", 1) <= len(states) and len({_position_key(state) for state in states}) == 1:
-        return {**states[0], _GATHERED: True}
-    return {"version": STATE_VERSION, "all_rank_states": [dict(state) for state in states]}
-
-
-def _position_key(state: Mapping[str, Any]) -> str:
-    rows = [state["sampler"].get(field) for field in ("window", "row", "left_out", "num_skipped")]
-    return repr([*(state.get(field) for field in _POSITION_FIELDS), checks_in(state["sampler"]), *rows])
 
 
 def own_state(
@@ -186,18 +154,6 @@ def _has_states(state: LoaderState) -> bool:
 def is_of_other_size(state: LoaderState, batch_size: int | None) -> bool:
     """Return whether what is left of an epoch is to come in batches of another size; rows of windows come in any."""
     return state.step > 0 and state.batch_size != batch_size and not state.is_of_windows
-
-
-def entries_of(state_dict: object) -> list[Any] | None:
-    """Return the states of ranks that are not in step; None: it is one state."""
-    if not isinstance(state_dict, Mapping) or "all_rank_states" not in state_dict:
-        return None
-    state = cast("Mapping[str, Any]", state_dict)
-    check_version(state, STATE_VERSION)
-    found = state["all_rank_states"]
-    if not isinstance(found, (list, tuple)) or not found:
-        raise StateMismatchError("all_rank_states", cast("object", found), "<a state for each rank>")
-    return list(cast("Sequence[Any]", found))
 
 
 def _index_in_job(states: Sequence[object], rank: int, world_size: int) -> int:
@@ -345,14 +301,6 @@ def _one_of_each(states: Sequence[LoaderState], num_ranks: int) -> list[LoaderSt
     return [by_rank[rank] for rank in range(num_ranks)]
 
 
-_KINDS: dict[PlanKind, str] = {
-    "sampler": "<of a dataset with indices>",
-    "strands": "<of an iterable dataset>",
-    "stream": "<of a streaming dataset>",
-}
-_NOT_A_STATE = "this is not a state of a fkat_data.DataLoader"
-
-
 def state_at_epoch(
     state: LoaderState, epoch: int, snapshots: Sequence[dict[str, Any] | None] | None = None
 ) -> LoaderState:
@@ -378,50 +326,6 @@ def state_at_epoch(
         return begun
     order: dict[str, Any] = {"step": step, "orders": []} if step else {"step": 0, "order": 0}
     return begun.with_sampler({**without_order(state.sampler), **order})
-
-
-def checked_loader_state(
-    state_dict: object, present: Mapping[str, Any], seed: int | None, kind: PlanKind
-) -> LoaderState:
-    """Return a saved state, after a look at each field.
-
-    Args:
-        state_dict: The state.
-        present: What the loader that is to load it has in the fields that must be the same.
-        seed: The seed that the user has given to the loader; None: none.
-        kind: What its plan is of.
-
-    Raises:
-        StateMismatchError: It is no such state, or one of another loader; the error names the first field.
-    """
-    if not isinstance(state_dict, Mapping):
-        raise StateMismatchError("state_dict", type(state_dict).__name__, "<a mapping>", _NOT_A_STATE)
-    state = cast("Mapping[str, Any]", state_dict)
-    check_version(state, STATE_VERSION)
-    for field in ("seed", "epoch", "step"):
-        _check_count(state, field)
-    if seed is not None and state["seed"] != seed:
-        raise StateMismatchError("seed", state["seed"], seed, "pass the loader the seed that the state was saved with")
-    saved = cast("PlanKind | None", next((field for field in PLAN_KINDS if field in state), None))
-    if saved is None:
-        raise StateMismatchError("sampler", "<missing>", "<a state>", _NOT_A_STATE)
-    if saved == "strands":
-        _check_strands(state)
-    if saved != kind:
-        hint = "the state was saved with another kind of dataset"
-        of_other = "stream" if "stream" in (saved, kind) else "strands"
-        raise StateMismatchError(of_other, _KINDS[saved], _KINDS[kind], hint)
-    if ("window" in state.get("sampler", {}) or "window_fn" in state) and "window_fn" not in present:
-        hint = (
-            "pass the window_fn, or the on_sample_error, of the run that saved: a step counts microbatches of its rows"
-        )
-        raise StateMismatchError("window_fn", state.get("window_fn"), None, hint)
-    fixed = {name: value for name, value in present.items() if name != "batch_size" or name not in state}
-    for field, value in fixed.items():
-        if state.get(field, "<missing>") != value:
-            hint = "the state was saved with another argument"
-            raise StateMismatchError(field, state.get(field, "<missing>"), value, hint)
-    return LoaderState.read(state)
 
 
 def check_share(state: LoaderState, share: RankShare | None) -> None:
@@ -484,19 +388,3 @@ def check_order(state: LoaderState | None, present: Mapping[str, Any] | None) ->
     if field == "epoch":
         hint = f"call dataset.set_epoch({saved.get(field)}) before the resumed epoch, as the run that saved had"
     raise StateMismatchError(f"dataset_order.{field}", saved.get(field), present[field], hint)
-
-
-def _check_strands(state: Mapping[str, Any]) -> None:
-    _check_count(state, "num_strands")
-    strands: Any = state["strands"]
-    num_strands = max(1, state["num_strands"])
-    if not isinstance(strands, list) or len(cast("list[Any]", strands)) != num_strands:
-        raise StateMismatchError("strands", cast("object", strands), f"<{num_strands} strands>", _NOT_A_STATE)
-    for strand in cast("list[Mapping[str, Any]]", strands):
-        for field in ("epoch", "step"):
-            _check_count(strand, field)
-
-
-def _check_count(state: Mapping[str, Any], field: str) -> None:
-    minimum = None if field == "seed" else 0
-    saved_integer(field, state.get(field, "<missing>"), minimum=minimum, hint=_NOT_A_STATE)
