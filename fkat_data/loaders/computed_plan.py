@@ -41,7 +41,7 @@ class SampleOrder(BatchSequence):
         left: What the ranks before a reshard have left of the epoch, for all present ranks; None: there was no reshard.
         first: The number of the first batch.
         items: Indices to batch instead, in order; None: those of the samples.
-        is_stacked: Whether the dataset reads its items into a microbatch, without code of a user's.
+        reads_into_batch: Whether the dataset reads its items into a microbatch, without code of a user's.
     """
 
     in_words = "the dataset"
@@ -57,9 +57,9 @@ class SampleOrder(BatchSequence):
         left: Remainder | None = None,
         first: int = 0,
         items: Sequence[Any] | None = None,
-        is_stacked: bool = False,
+        reads_into_batch: bool = False,
     ) -> None:
-        self.is_stacked = is_stacked
+        self.reads_into_batch = reads_into_batch
         self._items = items
         self._num_samples = num_samples
         self._batch_size = batch_size
@@ -246,7 +246,7 @@ class ComputedPlan(IndexPlan):
         share: What this rank gets of the batches; None: there is one rank.
         reshards: Where the number of ranks has changed.
         dataset: What deals itself out to ranks; None: no dataset does.
-        is_stacked: Whether the dataset reads its items into a microbatch, without code of a user's.
+        reads_into_batch: Whether the dataset reads its items into a microbatch, without code of a user's.
     """
 
     def __init__(
@@ -258,9 +258,9 @@ class ComputedPlan(IndexPlan):
         reshards: Sequence[Reshard] = (),
         dataset: PackedDataset | None = None,
         *,
-        is_stacked: bool = False,
+        reads_into_batch: bool = False,
     ) -> None:
-        self._is_stacked = is_stacked
+        self._reads_into_batch = reads_into_batch
         self._dataset = dataset
         self._known_order: tuple[object, SampleOrder] | None = None
         self._sampler = sampler
@@ -389,7 +389,7 @@ class ComputedPlan(IndexPlan):
             share=self._share,
             left=remainder_of(self._reshards, epoch, num_samples, drop_last=drop_last),
             first=first_step(self._reshards, epoch),
-            is_stacked=self._is_stacked,
+            reads_into_batch=self._reads_into_batch,
         )
 
 

@@ -254,7 +254,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
             ConfigurationError: The dataset cannot be sent to a worker, or an argument is invalid.
             StateMismatchError: The loaded state does not fit.
         """
-        if self._session.driven is None and is_begun_by_fabric(currentframe()):
+        if self._session.framework_loop is None and is_begun_by_fabric(currentframe()):
             self._session.follow_fabric(self)
         return self._get_iterator()
 
@@ -435,4 +435,4 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
     @_is_accelerate_prepared.setter
     def _is_accelerate_prepared(self, is_prepared: bool) -> None:
         if not is_prepared:
-            self._session.driven = None
+            self._session.framework_loop = None

@@ -24,7 +24,7 @@ from fkat_data.loaders.sampler_states import FirstBatch, samplers_in, with_sampl
 from fkat_data.loaders.shortest_rank import ShortestRankOfJob
 from fkat_data.loaders.window_plan import WindowOrder, WindowPlan, order_of_windows
 from fkat_data.plan.position import Reshard
-from fkat_data.worker.stacked import stacks_items
+from fkat_data.worker.stacked import reads_items_into_batch
 
 _MOST_VIEWS = 16  # a dataset may name itself
 
@@ -80,9 +80,13 @@ class IndexSource(SampleSource):
         dealing = self.dealing(loader)
         if is_computed(loader.sampler, loader.batch_sampler):
             dataset = dealing if isinstance(dealing, PackedDataset) else None
-            is_stacked = loader.batch_sampler is not None and stacks_items(loader.dataset, loader.collate_fn)
+            reads_into_batch = loader.batch_sampler is not None and reads_items_into_batch(
+                loader.dataset, loader.collate_fn
+            )
             order = loader.sampler, loader.batch_sampler
-            return ComputedPlan(*order, start.seed(), self.share, start.reshards, dataset, is_stacked=is_stacked)
+            return ComputedPlan(
+                *order, start.seed(), self.share, start.reshards, dataset, reads_into_batch=reads_into_batch
+            )
         return SamplerPlan(
             outermost_sampler(loader),
             start.seed(),

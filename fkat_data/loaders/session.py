@@ -83,7 +83,7 @@ class Running:
     resumed: tuple[int, int] | None = None
 
 
-class DrivenLoop(Protocol):
+class FrameworkLoop(Protocol):
     """A framework's loop, which takes microbatches ahead of the program."""
 
     saved: LoaderState | None
@@ -120,7 +120,7 @@ class LoaderSession:
     def __init__(self, source: SampleSource, *, keeps_workers: bool | None, leaves_empty_rest: bool) -> None:
         self.source = source
         self._shipment = LoaderShipment(keeps_workers)
-        self.driven: DrivenLoop | None = None
+        self.framework_loop: FrameworkLoop | None = None
         """The framework's loop that iterates the loader; None: the program does."""
         # Whether Lightning has made the loader of another one, with a sampler of its own.
         self._is_of_lightning = False
@@ -152,7 +152,7 @@ class LoaderSession:
         """Return a state that is not the engine's: one that was loaded, or what a framework's loop has passed on."""
         if (loaded := self._loaded) is not None:
             return loaded.state
-        return None if self.driven is None else self.driven.saved
+        return None if self.framework_loop is None else self.framework_loop.saved
 
     def _start(self, loader: LoaderArguments) -> EpochStart:
         loaded = self._loaded
@@ -161,7 +161,7 @@ class LoaderSession:
             self.source.rank(loader) if loader.dp_rank is None else loader.dp_rank,
             self._reshards,
             None if loaded is None else loaded.state,
-            self._leaves_empty_rest or self.driven is not None,
+            self._leaves_empty_rest or self.framework_loop is not None,
         )
 
     def seed(self, loader: LoaderArguments) -> int:
@@ -308,14 +308,14 @@ class LoaderSession:
         self.source.go_to(loader, state)
         fields = {"_reshards": state.reshards, "_drawn_seed": state.seed, "_phase": Loaded(state, is_untouched)}
         vars(self).update(fields)  # one call of C: an interruption leaves all as they were, or none
-        if self.driven is not None:
-            self.driven.saved = None
+        if self.framework_loop is not None:
+            self.framework_loop.saved = None
 
     def _start_again(self) -> None:
         self.close()
         self._phase = Fresh()
-        if self.driven is not None:
-            self.driven.saved = None
+        if self.framework_loop is not None:
+            self.framework_loop.saved = None
 
     def _start_of(self, loader: LoaderArguments, epoch: int) -> LoaderState | None:
         plan = None if self.running is None else self.running.plan
@@ -353,14 +353,14 @@ class LoaderSession:
                 self.go_to(loader, self._start_of(loader, epoch + 1), is_untouched=True)
                 return
             self.begin(loader)  # samplers go on from this epoch
-        if self.driven is not None:
-            self.driven.saved = None
+        if self.framework_loop is not None:
+            self.framework_loop.saved = None
         if self.running is not None and self.running.engine.step:
             self.running.engine.end_epoch()
 
     def take_back(self) -> bool:
         """Count the last microbatch as not delivered; return False if the iteration has moved since."""
-        is_ahead = self._loaded is not None or self.driven is not None
+        is_ahead = self._loaded is not None or self.framework_loop is not None
         return not is_ahead and self.running is not None and self.running.engine.take_back()
 
     # Ranks.
@@ -436,14 +436,14 @@ class LoaderSession:
 
     def iterator(self, loader: LoaderArguments) -> Iterator[Any]:
         """Begin an epoch, or the rest of one, in the program's loop or a framework's."""
-        if self.driven is not None:
-            begin, state = partial(self._begin_driven, loader), partial(self.own_state, loader)
-            return self.driven.microbatches(begin, state, self.num_in_last_round(loader))
+        if self.framework_loop is not None:
+            begin, state = partial(self._begin_for_framework, loader), partial(self.own_state, loader)
+            return self.framework_loop.microbatches(begin, state, self.num_in_last_round(loader))
         self._follow_ranks(loader)
         self.draw_as_torch_does(loader)
         return self.begin(loader)
 
-    def _begin_driven(self, loader: LoaderArguments) -> Iterator[Any]:
+    def _begin_for_framework(self, loader: LoaderArguments) -> Iterator[Any]:
         # No number is drawn from the program's generators: a run that resumes begins one iteration more.
         self.set_epoch(loader, self.next_epoch(loader))
         return self.begin(loader)
@@ -570,8 +570,8 @@ class LoaderSession:
         if (running := self.running) is not None:
             state, others = self.source.copied_state(running.plan, self._whole_state(loader), running.engine.position)
             found._phase = Fresh() if state is None else Loaded(state, state.step == 0)  # noqa: SLF001 - of this class
-        if self.driven is not None:
-            found.driven = self.driven.copy()  # its position is another from now on
+        if self.framework_loop is not None:
+            found.framework_loop = self.framework_loop.copy()  # its position is another from now on
         return found, others
 
     def after_copy(self, loader: LoaderArguments) -> None:

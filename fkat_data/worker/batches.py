@@ -29,7 +29,7 @@ class BatchSequence(ABC):
 
     runs_no_user_code: bool = False
     """Whether its microbatches are made without a random draw, in memory that no other code has, and all together."""
-    is_stacked: bool = False
+    reads_into_batch: bool = False
     """Whether a dataset reads its items into a microbatch: without a random draw, but one microbatch at a time."""
 
     @abstractmethod
@@ -52,7 +52,7 @@ def runs_no_user_code(shard: object) -> bool:
 
 def draws_nothing(shard: object) -> bool:
     """Return whether making a shard draws no random number: the dataset reads its batches, or no user code runs."""
-    return isinstance(shard, BatchSequence) and (shard.runs_no_user_code or shard.is_stacked)
+    return isinstance(shard, BatchSequence) and (shard.runs_no_user_code or shard.reads_into_batch)
 
 
 def draw_batches(sampler: Iterable[Any], rng: ShardRng) -> Generator[IndexBatch]:

@@ -472,7 +472,7 @@ class EpochFactory(EpochAware):
         source = stream_source_of(dataset)
         if source is not None:
             return source.product(payload, collate_fn)
-        if spec.is_batched and batches.is_stacked:
+        if spec.is_batched and batches.reads_into_batch:
             return StackedBatches(dataset, batches)
         if spec.is_batched:
             return TorchDataLoader(dataset, batch_sampler=cast("Any", batches), collate_fn=collate_fn)

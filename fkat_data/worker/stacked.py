@@ -13,7 +13,7 @@ from fkat_data.worker.fetch import prefetch_items_of
 from fkat_data.worker.microbatch_source import Collate, IndexedSource, Opening, ShardProduct
 
 
-def stacks_items(dataset: Any, collate_fn: object) -> bool:
+def reads_items_into_batch(dataset: Any, collate_fn: object) -> bool:
     """Return whether a dataset reads its items into a microbatch, and no code of a user's has a part in that."""
     kind = cast("type[object]", type(dataset))
     if collate_fn is not default_collate or not all(hasattr(kind, name) for name in _STACKED):

@@ -96,7 +96,7 @@ def drawn(sampler):
 def tokens(folder):
     np.arange(60, dtype=np.uint16).tofile(folder / "tokens.bin")
     dataset = TokenWindows([str(folder / "tokens.bin")], 5, dtype="uint16")
-    order = SampleOrder(len(dataset), 3, drop_last=False, shuffle=(1, 0), is_stacked=True)
+    order = SampleOrder(len(dataset), 3, drop_last=False, shuffle=(1, 0), reads_into_batch=True)
     return of_epoch(dataset, order, is_batched=True, collate_fn=default_collate)
 
 

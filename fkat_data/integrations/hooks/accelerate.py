@@ -28,10 +28,10 @@ class AcceleratedSession(Protocol):
     """The session of a loader that accelerate may drive.
 
     Attributes:
-        driven: The framework's loop that iterates the loader; None: the program does.
+        framework_loop: The framework's loop that iterates the loader; None: the program does.
     """
 
-    driven: Any
+    framework_loop: Any
 
     def check_parts(self, loader: Any, num_ranks: int, rank: int) -> None:
         """Prepare the loader's parts for a rank's loader that accelerate makes of them; raise ConfigurationError."""
@@ -94,9 +94,9 @@ def is_prepared(loader: Any, session: AcceleratedSession, frame: FrameType | Non
         frame: That of the property which the ``Accelerator`` reads.
     """
     accelerator = _accelerator_that_asks(frame)
-    if accelerator is not None and session.driven is None:
+    if accelerator is not None and session.framework_loop is None:
         _prepare(loader, session, accelerator)
-    return session.driven is not None
+    return session.framework_loop is not None
 
 
 def gradient_state(session: AcceleratedSession) -> Any:
@@ -105,7 +105,7 @@ def gradient_state(session: AcceleratedSession) -> Any:
     Raises:
         AttributeError: The loader is not prepared.
     """
-    if session.driven is None:
+    if session.framework_loop is None:
         raise AttributeError("gradient_state")
     return import_module("accelerate.state").GradientState()
 
@@ -150,7 +150,7 @@ def _prepare(loader: Any, session: AcceleratedSession, accelerator: Any) -> None
         device = None
     is_moved = device is not None and device.type not in ("cpu", "cuda")
     _watch_checkpoints(loader, accelerator)
-    session.driven = AccelerateLoop(device if is_moved else None, non_blocking=accelerator.non_blocking)
+    session.framework_loop = AccelerateLoop(device if is_moved else None, non_blocking=accelerator.non_blocking)
 
 
 def _asking_function(frame: FrameType | None) -> tuple[str, Mapping[str, Any]]:
