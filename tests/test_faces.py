@@ -96,9 +96,10 @@ def test_every_package_exports_names_that_are_there_or_is_internal():
 
 def test_every_public_name_of_the_glossary_is_exported():
     glossary = (ROOT / "docs" / "glossary.md").read_text()
-    rows = re.findall(r"^\| `(\w+)`[^|]*\| `(fkat_data[\w.]*)` \|", glossary, re.MULTILINE)
-    assert len(rows) > 100
-    assert not [f"{face}.{name}" for name, face in rows if name not in public_names().get(face, ())]
+    rows = re.findall(r"^\| (`[^|]*`) \| `(fkat_data[\w.]*)` \|", glossary, re.MULTILINE)
+    names = [(name, face) for cell, face in rows for name in re.findall(r"\w+", cell)]
+    assert len(names) > 150
+    assert not [f"{face}.{name}" for name, face in names if name not in public_names().get(face, ())]
 
 
 def test_the_judgement_itself():
