@@ -259,6 +259,7 @@ def test_what_pyarrow_writes_each_reader_and_a_conversion_give_or_refuse_by_name
         except (pa.ArrowException, ValueError, OverflowError, TypeError, OSError):
             assume(False)
         expected = expected_of(path)
+        may_refuse = expected is None or repr(NO_TIME) in repr(expected)
         ways = {
             "map": lambda: ParquetDataset(path).__getitems__(range(len(rows))),
             "iterable": lambda: list(IterableParquetDataset(path, rows_at_once=2)),
@@ -273,7 +274,7 @@ def test_what_pyarrow_writes_each_reader_and_a_conversion_give_or_refuse_by_name
             if refusal is None:
                 assert found == expected, name
             else:
-                assert expected is None or repr(NO_TIME) in repr(expected), refusal
+                assert may_refuse, refusal
                 assert "rows.parquet" in refusal
                 assert "a.b" in refusal
         expected, refusal = stored_of(path), None
@@ -284,6 +285,6 @@ def test_what_pyarrow_writes_each_reader_and_a_conversion_give_or_refuse_by_name
         if refusal is None:
             assert found == expected
         else:
-            assert expected is None, refusal
+            assert may_refuse or expected is None, refusal
             assert "rows.parquet" in refusal
             assert "a.b" in refusal

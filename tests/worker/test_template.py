@@ -132,7 +132,9 @@ def test_workers_outlive_what_they_are_forked_from_and_are_replaced(dies):
         # Nobody has reaped an orphan's children: they are told from each other by their parent.
         assert psutil.pid_exists(parent) == (dies == "the template")
         assert (own_template_pids() == {template}) == (dies == "the parent")
-        assert len(parent_pids()) == (0 if dies == "the template" else 1)
+        # Where nothing has noticed yet that the template is gone, the worker is spawned: without a parent.
+        allowed = {"the template": {0}, "the parent": {1}, "both": {0, 1}}
+        assert len(parent_pids()) in allowed[dies]
 
 
 def test_the_death_of_an_orphan_is_noticed():
