@@ -123,10 +123,10 @@ def test_how_a_forked_worker_ended_is_told(prepared, run_script):
 
 ASKED = """
 import os, signal, sys, time
-from fkat_data.worker.process.lifeline import SAFE_STACK_SIGNAL, write_stacks_on_signals
+from fkat_data.worker.process.lifeline import SAFE_STACK_SIGNAL, STACK_SIGNAL, write_stacks_on_signals
 
 stacks = os.open("stacks", os.O_CREAT | os.O_APPEND | os.O_RDWR)
-write_stacks_on_signals(stacks)
+write_stacks_on_signals(STACK_SIGNAL, stacks)
 
 def compute(deadline_s):
     while time.monotonic() < deadline_s or os.waitpid(child, os.WNOHANG)[0] == 0:

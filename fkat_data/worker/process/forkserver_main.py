@@ -399,7 +399,7 @@ class ForkServer:
             request.title,
             "worker",
             descriptors[1:6],
-            (request.worker_index,),
+            (request.worker_index, request.stack_signal),
             descriptors.stderr,
             stdout=subprocess.DEVNULL if descriptors.stdout is None else descriptors.stdout,
             folder=descriptors.folder,
@@ -561,7 +561,7 @@ def _settle(asked: AskedWorker | AskedParent) -> mmap.mmap:
     os.setpgid(0, 0)
     bind(descriptors.lifeline)
     _take_streams(asked)
-    write_stacks_on_signals(descriptors.stacks)
+    write_stacks_on_signals(request.stack_signal, descriptors.stacks)
     with contextlib.suppress(OSError):
         os.fchdir(descriptors.folder)
     request.surroundings.impose(0)

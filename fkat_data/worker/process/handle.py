@@ -393,13 +393,14 @@ def _start(
         except genuine(OSError):  # the server is gone, or cannot keep up
             if server.is_only_way:
                 raise
-    return popen_interpreter(title, "worker", descriptors, (worker_index,), stderr, folder=folder)
+    numbers = worker_index, int(STACK_SIGNAL)
+    return popen_interpreter(title, "worker", descriptors, numbers, stderr, folder=folder)
 
 
 def _fork(
     title: str, worker_index: int, descriptors: _Inherited, stderr: int, folder: int, server: ServerProcess
 ) -> ForkedChild:
-    request = WorkerRequest(title, worker_index, Surroundings.now())
+    request = WorkerRequest(title, worker_index, int(STACK_SIGNAL), Surroundings.now())
 
     def sent(birth: int) -> WorkerDescriptors:
         return WorkerDescriptors(birth, *descriptors, stderr, folder, 1 if has_stdout() else None)

@@ -151,12 +151,14 @@ class WorkerRequest(NamedTuple):
     Attributes:
         title: Its title.
         worker_index: The worker's number among its loader's.
+        stack_signal: The signal that makes it write its stacks.
         surroundings: The trainer's.
         why_alone: Why the loader's parent has passed the request on: the worker opens the shipment for itself.
     """
 
     title: str
     worker_index: int
+    stack_signal: int
     surroundings: Surroundings
     why_alone: str = ""
 
@@ -192,12 +194,14 @@ class ParentRequest(NamedTuple):
 
     Attributes:
         title: Its title.
+        stack_signal: The signal that makes it write its stacks.
         surroundings: The trainer's.
         modules: What the importer imports before.
         why_alone: Why the importer has passed the request on: the parent imports for itself.
     """
 
     title: str
+    stack_signal: int
     surroundings: Surroundings
     modules: frozenset[str]
     why_alone: str = ""

@@ -87,7 +87,7 @@ def end_with(descriptor: int) -> None:
             os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
-def write_stacks_on_signals(descriptor: int) -> None:
+def write_stacks_on_signals(stack_signal: int, descriptor: int) -> None:
     """Have this process write its Python stacks to a descriptor when ``STACK_SIGNAL`` or ``SAFE_STACK_SIGNAL`` comes.
 
     What handles the first reads the frames of functions that may be about to begin or to end.
@@ -97,7 +97,7 @@ def write_stacks_on_signals(descriptor: int) -> None:
         del number, frame
         faulthandler.dump_traceback(descriptor)
 
-    faulthandler.register(STACK_SIGNAL, file=descriptor)
+    faulthandler.register(stack_signal, file=descriptor)
     if SAFE_STACK_SIGNAL is not None:
         signal.signal(SAFE_STACK_SIGNAL, write_stacks)
         signal.siginterrupt(SAFE_STACK_SIGNAL, False)

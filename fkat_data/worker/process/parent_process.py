@@ -16,6 +16,7 @@ from fkat_data.worker.process.child import has_stdout
 from fkat_data.worker.process.forkserver import Control
 from fkat_data.worker.process.handle import Child, ServerProcess, StartedProcess, ask_for
 from fkat_data.worker.process.inherited_environment import ParentDescriptors, ParentRequest, Request, Surroundings
+from fkat_data.worker.process.lifeline import STACK_SIGNAL
 from fkat_data.worker.process.ship import Shipment
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -168,7 +169,7 @@ def fork_parent(title: str, shipment: Shipment, folder: int, stacks: int, server
     Raises:
         OSError: The server is gone, or has too many requests to read.
     """
-    request = ParentRequest(title, Surroundings.now(), shipment.modules)
+    request = ParentRequest(title, int(STACK_SIGNAL), Surroundings.now(), shipment.modules)
 
     def start(control: int, lifeline: int, stderr: int) -> Child:
         def sent(birth: int) -> ParentDescriptors:

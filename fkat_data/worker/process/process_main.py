@@ -45,7 +45,7 @@ def main(title: str, program: str, numbers: str, *variables: str) -> None:
 
 
 def be_worker(
-    title: str, settings: int, channel: int, page: int, own_lifeline: int, stacks: int, worker_index: int
+    title: str, settings: int, channel: int, page: int, own_lifeline: int, stacks: int, worker_index: int, signal: int
 ) -> None:
     """Be a worker until its trainer is gone.
 
@@ -57,9 +57,10 @@ def be_worker(
         own_lifeline: Its lifeline.
         stacks: Where it writes its stacks, those of the imports that follow included.
         worker_index: Its number among its loader's.
+        signal: The signal that makes it write them.
     """
     lifeline.bind(own_lifeline)
-    lifeline.write_stacks_on_signals(stacks)
+    lifeline.write_stacks_on_signals(signal, stacks)
     import mmap  # noqa: PLC0415 - not before the process is bound
     import pickle  # noqa: PLC0415 - as above
 

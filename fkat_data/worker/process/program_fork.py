@@ -34,7 +34,7 @@ from fkat_data.worker.process.forkserver import lacking_stream
 from fkat_data.worker.process.forkserver_main import Opened, serve_opened
 from fkat_data.worker.process.handle import Child
 from fkat_data.worker.process.inherited_environment import Surroundings
-from fkat_data.worker.process.lifeline import DEAF_TO, bind, write_stacks_on_signals
+from fkat_data.worker.process.lifeline import DEAF_TO, STACK_SIGNAL, bind, write_stacks_on_signals
 from fkat_data.worker.process.main import keep_freed_memory
 from fkat_data.worker.process.parent_process import ParentProcess
 from fkat_data.worker.process.process_title import PARENT_NAME, PARENT_ROLE, process_title, set_title, title_setter
@@ -200,7 +200,7 @@ def _be_parent(
     sys.setprofile(None)
     threading.settrace(None)  # type: ignore[arg-type]  # typeshed knows no None, which ends it
     threading.setprofile(None)
-    write_stacks_on_signals(stacks)
+    write_stacks_on_signals(int(STACK_SIGNAL), stacks)
     surroundings = Surroundings.now()
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
