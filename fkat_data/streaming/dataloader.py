@@ -24,7 +24,7 @@ from fkat_data.worker.adoption import adopt
 from fkat_data.worker.microbatch_source import MicrobatchSource, Opening, SequentialSource
 from fkat_data.worker.settings import current_worker
 
-_EXPECTED = "a StreamingDataset whose __iter__ is its own, and no window functions"
+_EXPECTED = "a StreamingDataset that does not override __iter__, and no window functions"
 _OF_NUMBERED = {"_numbered", "_numbered_batches", "_next_numbered"}
 
 
