@@ -37,7 +37,6 @@ TRAINER_FAULTS = {
     "poll": ["signal=KILL", "error=EINTR"],
     "mmap": ["signal=KILL", "error=ENOMEM"],
     "close": ["signal=KILL", "error=EIO"],
-    "waitid": ["signal=KILL", "error=EINTR"],
     "rename": ["signal=KILL"],
     "write": ["signal=KILL"],
 }
