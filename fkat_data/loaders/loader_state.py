@@ -93,12 +93,23 @@ class LoaderState:
     added: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @classmethod
-    def read(cls, saved: Mapping[str, Any]) -> Self:
-        """Return the record of a saved state whose counts were checked.
+    def read(cls, state_dict: object) -> Self:
+        """Return the record of a saved state.
 
         Raises:
-            StateMismatchError: Its reshards are damaged.
+            StateMismatchError: It is no state of a ``DataLoader``, or is damaged, or of another version.
         """
+        if not isinstance(state_dict, Mapping):
+            raise StateMismatchError("state_dict", type(state_dict).__name__, "<a mapping>", _NOT_A_STATE)
+        saved = cast("Mapping[str, Any]", state_dict)
+        check_version(saved, STATE_VERSION)
+        for name in ("seed", "epoch", "step"):
+            _check_count(saved, name)
+        kind = _plan_kind(saved)
+        if kind == "strands":
+            _check_strands(saved)
+        elif not isinstance(saved[kind], Mapping):
+            raise StateMismatchError(kind, type(saved[kind]).__name__, "<a mapping>", _NOT_A_STATE)
         sharing = {name: saved[name] for name in Sharing._fields if name in saved}
         others = _OTHERS.union(_OF_PLANS, Sharing._fields)
         return cls(
@@ -171,19 +182,11 @@ def checked_loader_state(
     Raises:
         StateMismatchError: It is no such state, or one of another loader; the error names the first field.
     """
-    if not isinstance(state_dict, Mapping):
-        raise StateMismatchError("state_dict", type(state_dict).__name__, "<a mapping>", _NOT_A_STATE)
+    loaded = LoaderState.read(state_dict)
     state = cast("Mapping[str, Any]", state_dict)
-    check_version(state, STATE_VERSION)
-    for name in ("seed", "epoch", "step"):
-        _check_count(state, name)
-    if seed is not None and state["seed"] != seed:
-        raise StateMismatchError("seed", state["seed"], seed, "pass the loader the seed that the state was saved with")
-    saved = cast("PlanKind | None", next((each for each in PLAN_KINDS if each in state), None))
-    if saved is None:
-        raise StateMismatchError("sampler", "<missing>", "<a state>", _NOT_A_STATE)
-    if saved == "strands":
-        _check_strands(state)
+    if seed is not None and loaded.seed != seed:
+        raise StateMismatchError("seed", loaded.seed, seed, "pass the loader the seed that the state was saved with")
+    saved = _plan_kind(state)
     if saved != kind:
         hint = "the state was saved with another kind of dataset"
         of_other = "stream" if "stream" in (saved, kind) else "strands"
@@ -198,7 +201,19 @@ def checked_loader_state(
         if state.get(name, "<missing>") != value:
             hint = "the state was saved with another argument"
             raise StateMismatchError(name, state.get(name, "<missing>"), value, hint)
-    return LoaderState.read(state)
+    return loaded
+
+
+def _plan_kind(state: Mapping[str, Any]) -> PlanKind:
+    """Return what the plan of a saved state is of.
+
+    Raises:
+        StateMismatchError: The state does not say it.
+    """
+    found = cast("PlanKind | None", next((kind for kind in PLAN_KINDS if kind in state), None))
+    if found is None:
+        raise StateMismatchError("sampler", "<missing>", "<a state>", _NOT_A_STATE)
+    return found
 
 
 def entries_of(state_dict: object) -> list[Any] | None:

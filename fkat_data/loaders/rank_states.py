@@ -188,13 +188,7 @@ def _num_ranks(state: LoaderState) -> int:
 
 def _num_by_order(state: LoaderState) -> int:
     """Return how many ranks a dataset or a batch sampler has dealt itself out to."""
-    if state.dealt_ranks is not None:
-        return state.dealt_ranks
-    if state.dataset_ranks is not None:
-        return state.dataset_ranks
-    # The older states that do not say it are of an epoch that no other ranks had begun.
-    found = (each.get("world_size") for each in state.sampler.get("samplers", ()) if each)
-    return next((number for number in found if isinstance(number, int)), 1)
+    return state.dealt_ranks or state.dataset_ranks or 1
 
 
 def _dealt_by(state: LoaderState) -> DealtBy | None:

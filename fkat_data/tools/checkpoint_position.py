@@ -14,7 +14,7 @@ import torch
 from fkat_data.errors import ConfigurationError
 from fkat_data.errors.wording import counted
 from fkat_data.loaders.computed_plan import batches_left
-from fkat_data.loaders.loader_state import LoaderState
+from fkat_data.loaders.loader_state import LoaderState, entries_of
 from fkat_data.loaders.window_states import windows_of
 from fkat_data.plan.position import ResumeState
 from fkat_data.plan.state import read, unsealed
@@ -158,7 +158,7 @@ def _shards(rank: ResumeState) -> str:
 
 
 def _of_data_loader(where: str, state: Mapping[str, Any]) -> CheckpointPosition:
-    states = [LoaderState.read(each) for each in state.get("all_rank_states", [state])]
+    states = [LoaderState.read(each) for each in entries_of(state) or [state]]
     first = states[0]
     of_plan, distributed = first.plan_state, first.sampler.get("distributed")
     num_ranks = first.num_ranks if first.sharing is not None else first.dealt_ranks or 1

@@ -167,7 +167,7 @@ def test_a_trainer_that_is_killed_at_a_system_call_resumes_exactly(call, action,
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)  # a life for each call, one after the other
+@pytest.mark.timeout(7200)  # a life for each call, one after the other
 @pytest.mark.parametrize(("call", "action"), cases(TRAINER_FAULTS))
 def test_every_system_call_of_a_trainer_may_fail(call, action, start, tmp_path):
     for occurrence in itertools.count(1):

@@ -5,11 +5,14 @@ from functools import partial
 from pathlib import Path
 
 import command_examples
+import pytest
 import torch
 from torch.utils.data import DistributedSampler, Sampler
 from walks import begun
 
 from fkat_data import DataLoader, ShardedDataLoader, samplers
+from fkat_data.errors import StateMismatchError
+from fkat_data.plan.state import unsealed
 from fkat_data.tools import positions_in, read_checkpoint
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "states" / "version_2"
@@ -55,6 +58,20 @@ def test_what_the_program_says_is_left_is_what_comes(tmp_path):
         (position,) = positions_in({"": state})
         if num_delivered:
             assert position.ranks[0].left == f"{num_left} of 4 microbatches", num_delivered
+
+
+@pytest.mark.parametrize("field", ["version", "seed", "epoch", "step", "sampler"])
+@pytest.mark.parametrize("damage", ["gone", "text"])
+def test_a_damaged_state_of_a_rank_is_named_by_its_field(field, damage):
+    merged = unsealed(DataLoader.merge_state_dicts([dealt(rank, 2, 3 - rank) for rank in range(2)]))
+    entry = merged["all_rank_states"][1]
+    if damage == "gone":
+        del entry[field]
+    else:
+        entry[field] = "text"
+    with pytest.raises(StateMismatchError) as caught:
+        list(positions_in({"loader": merged}))
+    assert caught.value.field == field
 
 
 def test_one_rank_alone_says_what_is_missing():
