@@ -46,6 +46,7 @@ class Walk:
         self.loader, self.old, self.iterator = face.make(), [], None
         self.states = []
         self.may_fail = False
+        self.killed_in = None
         self.save()
 
     def end(self):
@@ -322,8 +323,11 @@ class Walk:
 
     def kill(self, number):
         """Kill one of the workers, if there are any."""
-        pids = worker_pids() if len(self.hows) > 1 else []
+        # Two workers that die over one microbatch are one fault too many, however far apart their deaths are.
+        epoch = self.loader, self.loader.epoch
+        pids = worker_pids() if len(self.hows) > 1 and self.killed_in != epoch else []
         if pids:
+            self.killed_in = epoch
             self.note("# one of its workers is killed")
             with contextlib.suppress(ProcessLookupError):  # killed before, and not missed yet
                 os.kill(pids[number % len(pids)], signal.SIGKILL)
@@ -456,9 +460,10 @@ def shortened(fails, actions):
 class Failure:
     """A walk that differed from the model."""
 
-    def __init__(self, run, kind, seed, config, actions, hows, error):
+    def __init__(self, run, kind, seed, config, actions, hows, failed):
         self.run, self.kind, self.seed, self.config = run, kind, seed, config
-        self.actions, self.hows, self.error = actions, hows, error
+        self.actions, self.hows = actions, hows
+        self.program, self.error = failed
 
     def text(self):
         """Return the shortest program that differs in the same way, as far as one is found within some seconds."""
@@ -471,7 +476,7 @@ class Failure:
             return found is not None and type(found[1]) is type(self.error)
 
         actions = shortened(fails, [*self.actions])
-        program, error = self.run(self.kind, self.config, actions, self.hows) or ([], self.error)
+        program, error = self.run(self.kind, self.config, actions, self.hows) or (self.program, self.error)
         lines = "\n    ".join([*program, f"# {type(error).__name__}: {error}"])
         return f"{self.kind}, seed {self.seed}:\n    {lines}"
 
@@ -482,4 +487,4 @@ def walked(kind, seed, hows=(), length=25):
     config = KINDS[kind].fit(KINDS[kind].drawn(rng))
     actions = drawn_actions(rng, rng.randint(2, length))
     found = run(kind, config, actions, hows)
-    return None if found is None else Failure(run, kind, seed, config, actions, hows, found[1])
+    return None if found is None else Failure(run, kind, seed, config, actions, hows, found)

@@ -321,4 +321,4 @@ def chained(kind, seed, hows=(), length=12):
         names += ["go", "change", "go", "change", "go"]
     actions = [(name, *ACTIONS[name][1](rng)) for name in names]
     found = run(kind, config, actions, hows)
-    return None if found is None else Failure(run, kind, seed, config, actions, hows, found[1])
+    return None if found is None else Failure(run, kind, seed, config, actions, hows, found)
