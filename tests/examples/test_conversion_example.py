@@ -74,6 +74,7 @@ def convert(folder, short_folder, engine):
         "RAY_TMPDIR": short_folder,
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_worker_niceness": "0",  # else it writes when no other test computes
     }
     script = ROOT / "docs" / "examples" / "conversion" / "convert.py"
     command = [sys.executable, script, f"engine={engine}", f"inputs={data}/*.jsonl", f"out={out}"]
