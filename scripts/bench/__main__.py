@@ -31,7 +31,8 @@ _PEERS_PYTHON = Path(__file__).resolve().parents[2] / ".venvs" / "bench" / "bin"
 
 def main() -> None:
     options = _options()
-    chosen = {name: getattr(options, name) for name in ("scale", "workloads", "contestants", "workers", "busy")}
+    names = ("scale", "workloads", "contestants", "workers", "busy", "link_mb_per_s")
+    chosen = {name: getattr(options, name) for name in names}
     chosen |= {"is_together": options.together, "peers": _PEERS_PYTHON if _PEERS_PYTHON.exists() else None}
     report: dict[str, Any] = {"machine": machine(), "options": vars(options) | {"json": None}, "trials": {}}
     print(_heading(report["machine"]), flush=True)
@@ -58,6 +59,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--busy", nargs="+", type=int, default=[0], help="busy neighbours, in turn: start, memory")
     parser.add_argument("--repeats", type=int, help="trials of each contestant, in turn (default 5, of some fewer)")
     parser.add_argument("--scale", type=float, default=1.0, help="factor on the number of microbatches (default 1)")
+    parser.add_argument(
+        "--link-mb-per-s", type=float, default=100.0, help="of the store that is read in order: ranges (default 100)"
+    )
     parser.add_argument("--together", action="store_true", help="run all trials in one process: quick, no valid memory")
     return parser.parse_args()
 

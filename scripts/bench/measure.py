@@ -40,6 +40,7 @@ class Settings(NamedTuple):
         workloads: The workloads to run, if a benchmark has several; empty: all.
         contestants: The contestants to run, if a benchmark can omit some; empty: all.
         workers: The numbers of workers, for benchmarks that compare several; empty: the benchmark's own.
+        link_mb_per_s: What the store sends where remote files are read in order, as a link does.
         busy: Numbers of other processes that keep a core busy, one after the other, for benchmarks of starts and memory.
         peers: The Python of the peers' environment, or None.
         trials: Every trial of the benchmark so far.
@@ -52,6 +53,7 @@ class Settings(NamedTuple):
     contestants: Sequence[str]
     workers: Sequence[int]
     busy: Sequence[int]
+    link_mb_per_s: float
     peers: Path | None
     trials: Trials
 
