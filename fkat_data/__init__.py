@@ -22,6 +22,7 @@ from fkat_data.errors import (
     WorkerError,
     WorkerStalledError,
 )
+from fkat_data.errors.acceptance import accepting
 from fkat_data.loaders.data_loader import DataLoader
 from fkat_data.loaders.factory import DataLoaderFactory
 from fkat_data.loaders.loader_plan import Provenance
@@ -66,5 +67,6 @@ __all__ = [
     "WorkerDiedError",
     "WorkerError",
     "WorkerStalledError",
+    "accepting",
     "item_generators",
 ]

@@ -1,6 +1,6 @@
 """Types that users and the library exchange."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias, cast, runtime_checkable
 
 if TYPE_CHECKING:
@@ -34,6 +34,20 @@ class Stateful(Protocol):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go to a position that ``state_dict`` returned."""
+        ...
+
+
+@runtime_checkable
+class AcceptingLoader(Protocol):
+    """A loader whose states can be loaded where something differs that the caller accepts."""
+
+    @property
+    def acceptable_fields(self) -> tuple[str, ...]:
+        """The fields of a state that may be accepted where they differ."""
+        ...
+
+    def load_state_dict(self, state_dict: Any, accept: Collection[str] = ()) -> None:
+        """Go to a position, as ``ResumableLoader`` does; ``accept``: the fields that may differ."""
         ...
 
 
@@ -179,8 +193,13 @@ class StreamSource(Protocol[Plan_co, Windows_co]):
         """
         ...
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], /) -> None:
-        """Go to a position that a state of the plan says."""
+    @property
+    def acceptable_fields(self) -> tuple[str, ...]:
+        """The fields of a state that may be accepted where they differ."""
+        ...
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], accept: Collection[str] = (), /) -> None:
+        """Go to a position that a state of the plan says; ``accept``: the fields that may differ."""
         ...
 
     def plan(

@@ -18,6 +18,7 @@ from fkat_data.engine.prefetch import Prefetcher
 from fkat_data.engine.recovery import Recovery
 from fkat_data.engine.shard_lengths import ShardLengths
 from fkat_data.engine.worker_pool import WorkerPool, WorkerPoolSettings
+from fkat_data.errors.acceptance import AcceptedField
 from fkat_data.observe.sink import EventSink
 from fkat_data.observe.statistics import LoaderStatistics
 from fkat_data.plan.iteration import Cursor, EpochIterator, Iterations
@@ -120,6 +121,8 @@ class Engine(Generic[Microbatch_co]):
         self._is_handed_out = False
         # Where a load is going to: an interrupted call has left it to the next one.
         self._loading: ResumeState | None = None
+        # What differed where the loaded state, or one before it, was loaded.
+        self._accepted: tuple[AcceptedField, ...] = ()
         # For a loader that is dropped without close(). Not at exit: a process that ends takes its workers with it.
         if settings.workers.kind is not None:
             on_collected(self, self.pool.kill)
@@ -273,7 +276,8 @@ class Engine(Generic[Microbatch_co]):
         fingerprint = self._prefetcher.fingerprint(position) or ShardFingerprint()
         skipped = self._prefetcher.skips.shards(position.epoch)
         num_left_out = self._prefetcher.sample_skips.count(position)
-        return ResumeState(position, skipped=skipped, num_left_out=num_left_out, **fingerprint._asdict())
+        known = ResumeState(position, skipped=skipped, num_left_out=num_left_out, accepted=self._accepted)
+        return known._replace(**fingerprint._asdict())
 
     def statistics(self) -> LoaderStatistics:
         """Return what was done so far; cheap enough for every step."""
@@ -318,6 +322,7 @@ class Engine(Generic[Microbatch_co]):
         self._prefetcher.skips.load(resume_state.position.epoch, resume_state.skipped)
         self._prefetcher.sample_skips.load(resume_state.position, resume_state.num_left_out)
         self._cursor.load(resume_state.position)
+        self._accepted = resume_state.accepted
         self._loading = None
 
     def _stop(self) -> None:

@@ -13,6 +13,7 @@ from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Se
 
 from fkat_data.datasets.packed import PackedDataset
 from fkat_data.errors import ConfigurationError, StateMismatchError
+from fkat_data.errors.wording import counted
 from fkat_data.loaders.loader_plan import IndexPlan, Provenance
 from fkat_data.loaders.loader_state import LoaderState
 from fkat_data.loaders.rank_share import RankShare, Sharing
@@ -25,6 +26,8 @@ from fkat_data.worker.batches import BatchSequence
 _PURPOSE = b"fkat DataLoader"
 # Up to here the order is drawn at once, in milliseconds, and every order is as likely as any other.
 _DRAWN_AT_ONCE = 1 << 16
+# Samples of two orders that are compared.
+_MOST_COMPARED = 1 << 20
 # A block of numbers costs little more than one of them.
 _BLOCK_SIZE = 1 << 13
 
@@ -391,6 +394,42 @@ class ComputedPlan(IndexPlan):
             first=first_step(self._reshards, epoch),
             reads_into_batch=self._reads_into_batch,
         )
+
+
+def price_of_length(state: LoaderState, num_samples: int) -> str | None:
+    """Return what it costs to finish a state's epoch over another number of samples, in words.
+
+    Returns:
+        None where it is not known, or the position is past the epoch's end.
+    """
+    sampler, sharing = state.sampler, state.sharing or Sharing()
+    if (
+        "num_samples" not in sampler
+        or "samplers_begun" in sampler
+        or state.is_of_windows
+        or state.reshards
+        or state.dataset_ranks
+    ):
+        return None
+    round_size = (state.batch_size or 1) * (1 if sharing.split_batches else sharing.num_ranks)
+    num_rounds = num_samples // round_size if state.drop_last else -(-num_samples // round_size)
+    num_delivered = min(state.step * round_size, sampler["num_samples"])
+    if state.step > num_rounds:
+        return None
+    lost = again = "0 samples"
+    if sampler["shuffle"] and num_delivered:
+        lost = again = f"up to {counted(num_delivered, 'sample')}"
+    if sampler["shuffle"] and 0 < num_delivered <= _MOST_COMPARED:
+        delivered, passed = (
+            np.array(SampleOrder(size, num_delivered, drop_last=False, shuffle=(state.seed, state.epoch)).batch(0))
+            for size in (sampler["num_samples"], num_samples)
+        )
+        lost = counted(len(np.setdiff1d(passed, delivered)), "sample")
+        again = counted(len(np.setdiff1d(delivered[delivered < num_samples], passed)), "sample")
+    return (
+        f"the epoch goes on behind the first {counted(num_delivered, 'sample')} in the order of {num_samples:,} samples "
+        f"instead of {sampler['num_samples']:,}: {lost} of the present ones do not come in this epoch, and {again} come again"
+    )
 
 
 class _OrderArguments(NamedTuple):

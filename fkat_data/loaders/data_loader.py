@@ -1,7 +1,7 @@
 """``fkat_data.DataLoader``: torch's DataLoader by its arguments and behaviour, with an engine under it."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from inspect import currentframe
 from typing import Any, Generic, Literal, Self, cast
 
@@ -312,7 +312,12 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         """
         return self._session.take_back()
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+    @property
+    def acceptable_fields(self) -> tuple[str, ...]:
+        """The fields of a state that ``load_state_dict`` can accept where they differ."""
+        return self._session.source.acceptable_fields
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], accept: Collection[str] = ()) -> None:
         """Go to a saved position: the next iteration begins at the first microbatch that was not delivered before it.
 
         ``num_workers`` may be another one than where the state was saved. An iterable dataset keeps its number of
@@ -320,10 +325,17 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         ``StaleIteratorError``. Of a state of several ranks, it uses this process's; what another number of ranks has left
         is dealt out to the present ones, all of which begin at the largest ``step`` of those before.
 
+        Args:
+            state_dict: The state.
+            accept: Fields that may differ, of ``acceptable_fields``. The log says what did, and the price, and the states
+                that follow keep it.
+
         Raises:
-            StateMismatchError: It does not fit, or does not say what other ranks had left; nothing has changed then.
+            StateMismatchError: It does not fit, or does not say what other ranks had left; nothing has changed then. The
+                message says which difference can be accepted, and at which price.
+            ConfigurationError: ``accept`` names another field.
         """
-        self._session.load(self, unsealed(state_dict))
+        self._session.load(self, unsealed(state_dict), accept)
 
     def set_epoch(self, epoch: int) -> None:
         """Have the next iteration be of this epoch, and tell samplers and the dataset, as accelerate's loaders do.

@@ -10,10 +10,17 @@ from torch.utils.data import Subset
 from fkat_data.datasets.packed import PackedDataset
 from fkat_data.datasets.token_budget import TokenBudgetBatchSampler
 from fkat_data.errors import ConfigurationError, StateMismatchError
-from fkat_data.loaders.computed_plan import ComputedPlan, EpochShuffle, check_kind_of_order, is_computed
+from fkat_data.errors.acceptance import Acceptance
+from fkat_data.loaders.computed_plan import (
+    ComputedPlan,
+    EpochShuffle,
+    check_kind_of_order,
+    is_computed,
+    price_of_length,
+)
 from fkat_data.loaders.engine_settings import size_of_batches
 from fkat_data.loaders.loader_arguments import LoaderArguments, outermost_sampler, samplers_of
-from fkat_data.loaders.loader_plan import IndexPlan, LoaderPlan
+from fkat_data.loaders.loader_plan import OTHER_LENGTH, IndexPlan, LoaderPlan
 from fkat_data.loaders.loader_state import LoaderState
 from fkat_data.loaders.rank_share import RankShare
 from fkat_data.loaders.rank_states import Layout
@@ -60,6 +67,7 @@ class IndexSource(SampleSource):
     """Batches of the indices that samplers give, or single indices."""
 
     takes_sampler: bool = True
+    acceptable_fields: tuple[str, ...] = ("files", "num_samples")
 
     def __init__(self) -> None:
         super().__init__()
@@ -164,18 +172,40 @@ class IndexSource(SampleSource):
         """Return the samples of an epoch's last batches on all ranks, without those that fill them up; 0: all are."""
         return 0 if self.share is None else self._index_plan(loader, start).num_in_last_round(epoch)
 
-    def own_part(self, loader: LoaderArguments, state_dict: Any) -> LoaderState:
-        """Return where this rank goes on after a state of its own, or of any number of ranks.
+    def own_part(self, loader: LoaderArguments, state_dict: Any, acceptance: Acceptance) -> LoaderState:
+        """Return where this rank goes on after a state; see ``SampleSource``.
 
         Raises:
             StateMismatchError: It is no such state, or does not say what other ranks had left.
         """
-        own = super().own_part(loader, state_dict)
+        own = super().own_part(loader, state_dict, acceptance)
         dealing = self.dealing(loader)
         if isinstance(dealing, TokenBudgetBatchSampler) and own.reshards:
             # What is left follows from its state alone.
             dealing.for_rank(dealing.dp_size, dealing.dp_rank).load_state_dict(own.sampler["samplers"][-1])
-        return own
+        return self._with_length(loader, own, acceptance) if "num_samples" in acceptance else own
+
+    def check_since_load(self, loader: LoaderArguments, state: LoaderState) -> None:
+        """Check that nothing was set since a load that would cut the rest of the epoch in another way; see ``SampleSource``."""
+        super().check_since_load(loader, state)
+        self._with_length(loader, state, Acceptance())
+
+    def _with_length(self, loader: LoaderArguments, state: LoaderState, acceptance: Acceptance) -> LoaderState:
+        """Return a state whose epoch goes on over the present samples, if it is known what that costs.
+
+        Raises:
+            StateMismatchError: The dataset has another length, which is not accepted.
+        """
+        saved = state.sampler.get("num_samples")
+        if saved is None or not is_computed(loader.sampler, loader.batch_sampler):
+            return state
+        batches = loader.batch_sampler
+        present = len(loader.sampler if batches is None else batches.sampler)
+        price = None if present == saved else price_of_length(state, present)
+        if price is None:
+            return state  # where it differs, the plan raises
+        acceptance.settle(StateMismatchError("num_samples", saved, present, OTHER_LENGTH), price)
+        return state.with_sampler({**state.sampler, "num_samples": present})
 
     def layout(self, loader: LoaderArguments) -> Layout | None:
         """Return the ranks that the samples are dealt out to; None: nothing says what another rank has."""
@@ -224,8 +254,8 @@ class IndexSource(SampleSource):
         own = {} if dealing is None else {"dealt_ranks": dealing.dp_size, "dealt_rank": dealing.dp_rank}
         return {**ranks, **own}
 
-    def adopt_order(self, loader: LoaderArguments, state: LoaderState) -> None:
-        """Have the dataset give the order of a state.
+    def adopt_order(self, loader: LoaderArguments, state: LoaderState, acceptance: Acceptance) -> None:
+        """Have the dataset give the order of a state; see ``SampleSource``.
 
         Raises:
             StateMismatchError: It cannot, the state does not say which order that is, or a file has changed since; or the
@@ -237,7 +267,7 @@ class IndexSource(SampleSource):
             if saved != present:
                 hint = "go on with as many ranks as the epoch began with, or begin the next epoch"
                 raise StateMismatchError("dataset_ranks", saved, present, hint)
-        super().adopt_order(loader, state)
+        super().adopt_order(loader, state, acceptance)
         if isinstance(ordered, PackedDataset) and state.step:
             ordered.follow_epoch(state.epoch)  # what is left of it has a length
 
@@ -340,6 +370,7 @@ class IndexWindowSource(IndexSource):
     """Windows of the indices that samplers give; microbatches are cut from the rows that a worker makes of each."""
 
     is_cut_by_workers: bool = True
+    acceptable_fields: tuple[str, ...] = ("files", "window_fn")
 
     def __init__(self) -> None:
         super().__init__()

@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 from fkat_data.errors import ConfigurationError, StateMismatchError, arguments
+from fkat_data.errors.acceptance import Acceptance
 from fkat_data.loaders.loader_arguments import LoaderArguments
 from fkat_data.loaders.loader_plan import LoaderPlan
 from fkat_data.loaders.loader_state import LoaderState, PlanKind, entries_of
@@ -33,6 +34,8 @@ class IterableSource(SampleSource):
     def __init__(self, ends: ShortestRankOfJob | None) -> None:
         super().__init__()
         self._ends = ends
+        if ends is not None:
+            self.acceptable_fields = ("files", "window_fn")
 
     def plan(self, loader: LoaderArguments, start: EpochStart) -> LoaderPlan:
         """Return a plan of the epochs from the next one on."""
@@ -88,13 +91,13 @@ class IterableSource(SampleSource):
         """Return why accelerate must not make a loader for each of several ranks of this one's parts; None: it may."""
         return None if loader.dp_rank is None else "a loader of this rank's own part, which it would deal out again"
 
-    def own_part(self, loader: LoaderArguments, state_dict: Any) -> LoaderState:
-        """Return where this rank goes on after a state of its own, or of any number of ranks.
+    def own_part(self, loader: LoaderArguments, state_dict: Any, acceptance: Acceptance) -> LoaderState:
+        """Return where this rank goes on after a state; see ``SampleSource``.
 
         Raises:
             StateMismatchError: It is no such state, or does not say what other ranks had left.
         """
-        state = super().own_part(loader, state_dict)
+        state = super().own_part(loader, state_dict, acceptance)
         own = state.plan_state
         if "strand_numbers" in own and own["all_strands"] != own["num_strands"]:
             hint = (
@@ -170,13 +173,13 @@ class CountedIterableSource(IterableSource):
         self.is_collective = True
         return None
 
-    def own_part(self, loader: LoaderArguments, state_dict: Any) -> LoaderState:
-        """Return where this rank goes on after a state of its own, or of any number of ranks.
+    def own_part(self, loader: LoaderArguments, state_dict: Any, acceptance: Acceptance) -> LoaderState:
+        """Return where this rank goes on after a state; see ``SampleSource``.
 
         Raises:
             StateMismatchError: It is no such state, or does not have all strands.
         """
-        states = [self._checked(loader, None, each) for each in entries_of(state_dict) or [state_dict]]
+        states = [self._checked(loader, None, acceptance, each) for each in entries_of(state_dict) or [state_dict]]
         return own_strands(states, self._ranks)
 
     def saver(self, loader: LoaderArguments) -> tuple[int, int | None] | None:

@@ -10,7 +10,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self, TypeAlias, cast
 
 from fkat_data.errors import StateMismatchError
+from fkat_data.errors.acceptance import Acceptance, AcceptedField, accepted_field, accepted_in
 from fkat_data.errors.arguments import STATE_VERSION, check_version, saved_integer
+from fkat_data.errors.wording import counted
 from fkat_data.loaders.checked_order import checks_in
 from fkat_data.loaders.rank_share import Sharing
 from fkat_data.loaders.reshards import reshards_field, reshards_in
@@ -47,7 +49,7 @@ _PLAIN = (
     "saved_by",
     "added",
 )
-_OTHERS = {"version", "seed", "epoch", "step", "resplits", _GATHERED, *_PLAIN}
+_OTHERS = {"version", "seed", "epoch", "step", "resplits", "accepted", _GATHERED, *_PLAIN}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +74,7 @@ class LoaderState:
         files: What the dataset's files are, in numbers.
         saved_by: The rank whose sampler or dataset no other process can ask, and of how many.
         added: What a framework has added to the saved state.
+        accepted: What differed where a state was loaded, and was accepted.
     """
 
     seed: int
@@ -91,6 +94,7 @@ class LoaderState:
     files: Sequence[int] | None = None
     saved_by: Sequence[int | None] | None = None
     added: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    accepted: tuple[AcceptedField, ...] = ()
 
     @classmethod
     def read(cls, state_dict: object) -> Self:
@@ -121,6 +125,7 @@ class LoaderState:
             reshards=reshards_in(saved),
             sharing=Sharing(**sharing) if sharing else None,
             is_gathered=bool(saved.get(_GATHERED)),
+            accepted=accepted_in(saved),
             **{name: saved[name] for name in _PLAIN if name in saved},
         )
 
@@ -131,6 +136,7 @@ class LoaderState:
         saved |= reshards_field(self.reshards, self.epoch)
         saved |= {name: value for name in _PLAIN if (value := getattr(self, name)) not in (None, {})}
         saved |= {_GATHERED: True} if self.is_gathered else {}
+        saved |= accepted_field(self.accepted)
         return {**saved, "epoch": self.epoch, "step": self.step, **self.plan_state}
 
     def with_sampler(self, sampler: Mapping[str, Any]) -> Self:
@@ -169,7 +175,7 @@ class LoaderState:
 
 
 def checked_loader_state(
-    state_dict: object, present: Mapping[str, Any], seed: int | None, kind: PlanKind
+    state_dict: object, present: Mapping[str, Any], seed: int | None, kind: PlanKind, acceptance: Acceptance
 ) -> LoaderState:
     """Return a saved state, after a look at each field.
 
@@ -178,6 +184,7 @@ def checked_loader_state(
         present: What the loader that is to load it has in the fields that must be the same.
         seed: The seed that the user has given to the loader; None: none.
         kind: What its plan is of.
+        acceptance: What may differ: of these fields, ``window_fn``.
 
     Raises:
         StateMismatchError: It is no such state, or one of another loader; the error names the first field.
@@ -200,8 +207,29 @@ def checked_loader_state(
     for name, value in fixed.items():
         if state.get(name, "<missing>") != value:
             hint = "the state was saved with another argument"
-            raise StateMismatchError(name, state.get(name, "<missing>"), value, hint)
+            error = StateMismatchError(name, state.get(name, "<missing>"), value, hint)
+            if name != "window_fn" or not (state.get(name) and value):
+                raise error
+            acceptance.settle(error, _price_of_rows(loaded))
+            loaded = replace(loaded, fingerprint={**loaded.fingerprint, name: value})
     return loaded
+
+
+def _price_of_rows(state: LoaderState) -> str:
+    """Return what it costs to go on with another window function, in words."""
+    sampler = state.sampler
+    begun = [sampler.get("row"), *(each[1] for each in sampler.get("begun", ()))]
+    num_begun = len(state.strands) if state.strands else sum(map(bool, begun))
+    if not num_begun:
+        return (
+            "the rows that follow are the present function's; no window was begun, so that none is lost or comes again"
+        )
+    num_samples = num_begun * state.fingerprint["window_size"]
+    return (
+        f"the rows that follow are the present function's: of each window that was begun, {counted(num_begun, 'window')} at "
+        "most, it makes the rows again, and as many as were delivered are left out; where it makes others, rows of up to "
+        f"{counted(num_samples, 'sample')} are lost or come again on each rank"
+    )
 
 
 def _plan_kind(state: Mapping[str, Any]) -> PlanKind:

@@ -6,12 +6,16 @@ from typing import Any
 
 from fkat_data.engine.agreement import Identity
 from fkat_data.errors import StateMismatchError
+from fkat_data.errors.acceptance import Acceptance
 from fkat_data.plan.position import Position, ResumeState
 from fkat_data.plan.resharding import reshard
 from fkat_data.plan.shard_plan import ElasticShardPlan, Plan
 from fkat_data.plan.state import is_reported, read, verify
 from fkat_data.runtime.distributed import rank_and_world_size
+from fkat_data.worker.produce import price_of_begun, without_names
 
+#: The fields of a state that may be accepted where they differ.
+ACCEPTABLE = ("shards", "num_shards", "batching", "files")
 _logger = logging.getLogger(__name__)
 
 
@@ -31,19 +35,30 @@ def with_fingerprint(resume_state: ResumeState, plan: Plan, identity: Identity) 
     )
 
 
-def resume(state_dict: Mapping[str, Any], plan: Plan, identity: Identity) -> ResumeState:
+def resume(state_dict: Mapping[str, Any], plan: Plan, identity: Identity, acceptance: Acceptance) -> ResumeState:
     """Return where a loader goes on after a state; changes nothing.
+
+    Args:
+        state_dict: The state.
+        plan: The loader's present plan.
+        identity: The loader's rank and seed.
+        acceptance: What may differ.
 
     Raises:
         StateMismatchError: It is no state, or belongs to another plan, or to another number of ranks and cannot be
             split again: this sampler does not split, or a rank's state is missing.
     """
-    ranks = read(state_dict)
+    found = _resumed(state_dict, plan, identity, acceptance)
+    return found._replace(accepted=acceptance.after(found.accepted, found.position.epoch, found.position.step))
+
+
+def _resumed(state_dict: Mapping[str, Any], plan: Plan, identity: Identity, acceptance: Acceptance) -> ResumeState:
+    ranks = [_without_accepted(rank, acceptance) for rank in read(state_dict)]
     saved_size = _saved_size(ranks)
     if isinstance(plan, ElasticShardPlan):
         if saved_size != plan.dp_size:
             has_steps = "step" in state_dict or "all_rank_steps" in state_dict
-            return _reshard(ranks, saved_size, plan, identity, has_steps=has_steps)
+            return _reshard(ranks, saved_size, plan, identity, acceptance, has_steps=has_steps)
     elif ranks[0].reshards or (ranks[0].dp_size or 1) > 1:
         hint = "the present sampler does not split its shards: use DistributedDataParallelShardSampler, for 1 rank too"
         raise StateMismatchError("dp_size", saved_size, "<not split>", hint)
@@ -52,13 +67,26 @@ def resume(state_dict: Mapping[str, Any], plan: Plan, identity: Identity) -> Res
     present = plan
     if isinstance(plan, ElasticShardPlan) and saved.reshards != plan.reshards:
         present = plan.for_rank(plan.dp_size, identity.dp_rank, epoch, saved.reshards)
-    verify(saved, _first_state(epoch, present, identity))
+    verify(saved, _first_state(epoch, present, identity), acceptance)
     num_shards = present.num_tasks(epoch)
     # A share of an epoch that had no shards from the start is not over before it was iterated.
     is_over = num_shards is not None and saved.position.task_index >= max(1, num_shards)
     if is_over:
-        return ResumeState(saved.position.after_epoch(), identity.dp_rank, saved.reshards, saved.sampler)
+        position = saved.position.after_epoch()
+        return ResumeState(position, identity.dp_rank, saved.reshards, saved.sampler, accepted=saved.accepted)
     return saved._replace(dp_rank=identity.dp_rank, batching=_reported(saved))
+
+
+def _without_accepted(saved: ResumeState, acceptance: Acceptance) -> ResumeState:
+    """Return a rank's state without what its worker is not to compare of the begun shard: only that worker sees it."""
+    batching = saved.batching
+    for name, was in (("files", saved.files), ("batching", batching if is_reported(batching) else None)):
+        if name in acceptance and was is not None and saved.position.microbatch:
+            error = StateMismatchError(f"fingerprint.{name}", was, "<not compared>")
+            acceptance.settle(error, price_of_begun(saved.position.microbatch))
+    files = None if "files" in acceptance else saved.files
+    is_masked = "batching" in acceptance and is_reported(batching)
+    return saved._replace(files=files, batching=without_names(str(batching)) if is_masked else batching)
 
 
 def _first_state(epoch: int, plan: Plan, identity: Identity) -> ResumeState:
@@ -87,7 +115,13 @@ def _own_rank(ranks: Sequence[ResumeState], dp_rank: int) -> ResumeState:
 
 
 def _reshard(
-    ranks: Sequence[ResumeState], saved_size: int, plan: ElasticShardPlan, identity: Identity, *, has_steps: bool
+    ranks: Sequence[ResumeState],
+    saved_size: int,
+    plan: ElasticShardPlan,
+    identity: Identity,
+    acceptance: Acceptance,
+    *,
+    has_steps: bool,
 ) -> ResumeState:
     before = _one_of_each(ranks, saved_size)
     positions: dict[int, Position] = {}
@@ -96,7 +130,7 @@ def _reshard(
     for dp_rank, saved in sorted(enumerate(before), key=lambda item: item[1].position.epoch):
         position = saved.position
         saved_plan = plan.for_rank(saved_size, dp_rank, position.epoch, saved.reshards)
-        verify(saved, _first_state(position.epoch, saved_plan, identity._replace(dp_rank=dp_rank)))
+        verify(saved, _first_state(position.epoch, saved_plan, identity._replace(dp_rank=dp_rank)), acceptance)
         while position.task_index >= (num_shards := saved_plan.num_tasks(position.epoch) or 0):
             position = position.after_epoch()
         positions[dp_rank] = position
@@ -123,8 +157,8 @@ def _reshard(
     num_left_out = sum(state.num_left_out for state in before if state.position.epoch == epoch)
     num_own = (num_left_out + identity.dp_rank) // plan.dp_size
     # Not of its files: each of those shards has others.
-    position = Position(epoch, 0, 0, step)
-    return ResumeState(position, identity.dp_rank, reshards, num_left_out=num_own, batching=batching)
+    found = ResumeState(Position(epoch, 0, 0, step), identity.dp_rank, reshards, accepted=before[0].accepted)
+    return found._replace(num_left_out=num_own, batching=batching)
 
 
 def _reported(saved: ResumeState) -> str | None:

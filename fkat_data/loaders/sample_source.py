@@ -1,7 +1,7 @@
 """Where the microbatches of a DataLoader come from: what each kind of dataset and order has to say to its session."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 from torch.utils.data import BatchSampler
 
 from fkat_data.errors import StateMismatchError
+from fkat_data.errors.acceptance import Acceptance
+from fkat_data.errors.wording import counted
 from fkat_data.loaders.engine_settings import size_of_batches
 from fkat_data.loaders.loader_arguments import LoaderArguments, samplers_of
 from fkat_data.loaders.loader_plan import LoaderPlan
@@ -55,6 +57,8 @@ class SampleSource(ABC):
     """Whether threads get a copy of the dataset, too."""
     is_cut_by_workers: bool = False
     """Whether workers group samples into batches."""
+    acceptable_fields: tuple[str, ...] = ("files",)
+    """The fields of a state that may be accepted where they differ."""
 
     def __init__(self) -> None:
         self.share: RankShare | None = None
@@ -153,32 +157,49 @@ class SampleSource(ABC):
         del loader, start, epoch
         return 0
 
-    def loaded_state(self, loader: LoaderArguments, state_dict: Any) -> LoaderState | None:
+    def loaded_state(
+        self, loader: LoaderArguments, state_dict: Any, accept: Collection[str] = ()
+    ) -> LoaderState | None:
         """Return where this rank goes on after a state; None: the dataset has its own position, and has gone there.
+
+        Args:
+            loader: The loader.
+            state_dict: The state.
+            accept: The fields that may differ.
 
         Raises:
             StateMismatchError: It does not fit; nothing has changed then.
+            ConfigurationError: ``accept`` names a field that may not differ.
         """
-        loaded = self.own_part(loader, state_dict)
-        self.adopt_order(loader, loaded)
+        acceptance = Acceptance(accept, self.acceptable_fields)
+        loaded = self.own_part(loader, state_dict, acceptance)
+        self.adopt_order(loader, loaded, acceptance)
+        loaded = replace(loaded, accepted=acceptance.after(loaded.accepted, loaded.epoch, loaded.step))
         return self.with_samplers_set(loader, loaded)
 
-    def own_part(self, loader: LoaderArguments, state_dict: Any) -> LoaderState:
+    def own_part(self, loader: LoaderArguments, state_dict: Any, acceptance: Acceptance) -> LoaderState:
         """Return where this rank goes on after a state of its own, or of any number of ranks.
+
+        Args:
+            loader: The loader.
+            state_dict: The state.
+            acceptance: What may differ.
 
         Raises:
             StateMismatchError: It is no such state, or does not say what other ranks had left.
         """
         layout = self.layout(loader)
-        own = own_state(state_dict, layout, partial(self._checked, loader, layout), *rank_and_world_size())
+        own = own_state(state_dict, layout, partial(self._checked, loader, layout, acceptance), *rank_and_world_size())
         if layout is None and entries_of(state_dict) is None:
             check_saver(own, self.saver(loader), is_iterable=self.kind == "strands")
         check_share(own, self.share)
         return own
 
-    def _checked(self, loader: LoaderArguments, layout: Layout | None, state: object) -> LoaderState:
+    def _checked(
+        self, loader: LoaderArguments, layout: Layout | None, acceptance: Acceptance, state: object
+    ) -> LoaderState:
         """Return one rank's state after a look at each field."""
-        checked = checked_loader_state(state, self.fingerprint(loader), loader.seed, self.kind)
+        checked = checked_loader_state(state, self.fingerprint(loader), loader.seed, self.kind, acceptance)
         size = size_of_batches(loader)
         kind = "distributed" if layout is not None and layout.dealt_by == "sampler" else "num_samples"
         is_known = layout is not None and kind in checked.sampler
@@ -219,13 +240,20 @@ class SampleSource(ABC):
         del loader
         return {}
 
-    def adopt_order(self, loader: LoaderArguments, state: LoaderState) -> None:
+    def adopt_order(self, loader: LoaderArguments, state: LoaderState, acceptance: Acceptance) -> None:
         """Have the dataset give the order of a state.
+
+        Args:
+            loader: The loader.
+            state: The state.
+            acceptance: What may differ.
 
         Raises:
             StateMismatchError: It cannot, the state does not say which order that is, or a file has changed since.
         """
-        check_files(state.files if state.step else None, loader.dataset)
+        check_files(
+            state.files if state.step else None, loader.dataset, acceptance, self._price_of_files(loader, state)
+        )
         ordered, is_drawn = self.ordered_dataset(loader), state.dataset is not None
         if is_drawn and ordered is not None:
             ordered.load_state_dict(state.dataset)
@@ -233,6 +261,19 @@ class SampleSource(ABC):
             saved, present = ("<a drawn seed>" if has else "<none>" for has in (is_drawn, ordered is not None))
             hint = "the dataset determines the order: make it with the arguments and seeds of the run that saved"
             raise StateMismatchError("dataset", saved, present, hint)
+
+    def _price_of_files(self, loader: LoaderArguments, state: LoaderState) -> str:
+        """Return what it costs to go on with other files, in words."""
+        number = counted(state.step, "microbatch")
+        if self.kind == "strands" or self.ordered_dataset(loader) is not None:
+            return (
+                f"each rank goes on behind the {number} of the present data that stand where those stood that it had: what other "
+                f"samples are in these is lost, or comes again, up to {number} on each rank"
+            )
+        return (
+            f"samples keep their numbers: those of the {number} that each rank had do not come again, and the rest is read "
+            "from the present files; no number is lost or comes again, whatever sample has it now"
+        )
 
     def with_samplers_set(self, loader: LoaderArguments, state: LoaderState) -> LoaderState:
         """Set samplers of the user's to what a state at an epoch's start says: a ``set_epoch`` may follow before that begins.

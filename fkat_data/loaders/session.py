@@ -3,7 +3,7 @@
 import copy
 import logging
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, Self
@@ -12,6 +12,7 @@ import torch
 
 from fkat_data.engine.engine import Engine
 from fkat_data.errors import ConfigurationError, StateMismatchError, arguments
+from fkat_data.errors.acceptance import Acceptance, AcceptedField
 from fkat_data.errors.sample_errors import source_location_of
 from fkat_data.loaders.computed_plan import EpochShuffle
 from fkat_data.loaders.engine_settings import (
@@ -132,6 +133,8 @@ class LoaderSession:
         self._drawn_seed: int | None = None
         # Where the number of ranks has changed, in an epoch that is not over.
         self._reshards: tuple[Reshard, ...] = ()
+        # What differed where the loaded state, or one before it, was loaded.
+        self._accepted: tuple[AcceptedField, ...] = ()
 
     @property
     def running(self) -> Running | None:
@@ -233,6 +236,7 @@ class LoaderSession:
             reshards=of_epoch(self._reshards, epoch),
             sharing=None if share is None else share.sharing,
             dataset_order=order_of(loader.dataset),
+            accepted=self._accepted,
         )
 
     def state(self, loader: LoaderArguments) -> LoaderState:
@@ -279,14 +283,14 @@ class LoaderSession:
 
     # From one position to another.
 
-    def load(self, loader: LoaderArguments, state_dict: Mapping[str, Any]) -> None:
+    def load(self, loader: LoaderArguments, state_dict: Mapping[str, Any], accept: Collection[str]) -> None:
         """Go to a saved position; see ``DataLoader.load_state_dict``.
 
         Raises:
             StateMismatchError: It does not fit; nothing has changed then.
         """
         self._follow_ranks(loader)
-        loaded = self.source.loaded_state(loader, state_dict)
+        loaded = self.source.loaded_state(loader, state_dict, accept)
         if loaded is None:
             self._start_again()
             return
@@ -306,7 +310,8 @@ class LoaderSession:
             return
         self.close()
         self.source.go_to(loader, state)
-        fields = {"_reshards": state.reshards, "_drawn_seed": state.seed, "_phase": Loaded(state, is_untouched)}
+        fields: dict[str, Any] = {"_reshards": state.reshards, "_drawn_seed": state.seed, "_accepted": state.accepted}
+        fields["_phase"] = Loaded(state, is_untouched)
         vars(self).update(fields)  # one call of C: an interruption leaves all as they were, or none
         if self.framework_loop is not None:
             self.framework_loop.saved = None
@@ -393,7 +398,7 @@ class LoaderSession:
             return
         own = replace(self.own_state(loader), dataset=self.source.drawn_order(loader))
         agreed = agreed_state(gather((own, loader.seed is not None)))
-        self.source.adopt_order(loader, agreed)
+        self.source.adopt_order(loader, agreed, Acceptance())
         if self._loaded is None:
             self.go_to(loader, replace(state_at_epoch(agreed, 0), sharing=share.sharing), is_untouched=True)
         check_share(self.state(loader), share)
@@ -598,10 +603,11 @@ class LoaderSession:
         """
         loaded, step = before._loaded, before.position(original)[1]  # noqa: SLF001 - of this class, like the next one
         self._drawn_seed, self._shipment = before._drawn_seed, before._shipment  # noqa: SLF001 - as above
+        self._accepted = before._accepted  # noqa: SLF001 - as above
         self._is_of_lightning = True
         if loaded is not None and step:
             # It may be the state of a rank whose sampler Lightning brings only now.
-            self._resume(loader, self.source.own_part(loader, loaded.state.plain()))
+            self._resume(loader, self.source.own_part(loader, loaded.state.plain(), Acceptance()))
         elif epoch := before.next_epoch(original):
             state = self.source.successor_state(loader, self._start(loader), self.own_state(loader), epoch)
             if state is not None:

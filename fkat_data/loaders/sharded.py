@@ -1,7 +1,7 @@
 """The loader of shards: its arguments, and the contract of its own that an engine fulfils."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic
 
 import torch
@@ -12,11 +12,12 @@ from fkat_data.engine.recovery import ON_SHARD_ERROR, OnShardError, Recovery
 from fkat_data.engine.shard_lengths import ShardLengths
 from fkat_data.engine.worker_pool import WorkerPoolSettings
 from fkat_data.errors import ConfigurationError, StateMismatchError, arguments
+from fkat_data.errors.acceptance import Acceptance
 from fkat_data.errors.tracebacks import HideOwnFrames
 from fkat_data.errors.wording import Described
 from fkat_data.loaders.epoch_length import EpochLength, source_of_lengths
 from fkat_data.loaders.factory import DataLoaderFactory
-from fkat_data.loaders.resume import resume, with_fingerprint
+from fkat_data.loaders.resume import ACCEPTABLE, resume, with_fingerprint
 from fkat_data.observe.statistics import LoaderStatistics
 from fkat_data.observe.timeline import open_timeline
 from fkat_data.plan.iteration import Closing, EpochIterator
@@ -305,7 +306,12 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
             raise StateMismatchError("local_state_dicts", 0, "<one for each rank>")
         return merge([read_rank(state) for state in local_state_dicts])
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+    @property
+    def acceptable_fields(self) -> tuple[str, ...]:
+        """The fields of a state that ``load_state_dict`` can accept where they differ."""
+        return ACCEPTABLE
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], accept: Collection[str] = ()) -> None:
         """Go to a saved position: the next iteration begins at the first microbatch that was not delivered before it.
 
         An iteration under way ends: its iterator raises ``StaleIteratorError``. Takes what ``state_dict`` or
@@ -314,10 +320,18 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
         epoch at the largest ``step`` of the ranks before. A rank that gets nothing has an epoch without microbatches,
         so that all ranks have equally many epochs.
 
+        Args:
+            state_dict: The state.
+            accept: Fields that may differ, of ``acceptable_fields``. The log says what did, and the price, and the states
+                that follow keep it. Of ``files`` and ``batching`` of a shard that was begun, nothing is compared.
+
         Raises:
-            StateMismatchError: It is no state, or belongs to another plan; nothing has changed then.
+            StateMismatchError: It is no state, or belongs to another plan; nothing has changed then. The message says
+                which difference can be accepted, and at which price.
+            ConfigurationError: ``accept`` names another field.
         """
-        self._engine.go_to(resume(state_dict, self._engine.plan, self._identity))
+        acceptance = Acceptance(accept, self.acceptable_fields)
+        self._engine.go_to(resume(state_dict, self._engine.plan, self._identity, acceptance))
 
     def shards(self) -> list[Shard] | None:
         """Return this rank's shards of the epoch of the next microbatch, in order.

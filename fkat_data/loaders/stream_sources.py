@@ -1,8 +1,9 @@
 """The sample sources of streams, which plan their own batches for all ranks: those batches, or windows of their samples."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, cast
 
+from fkat_data.errors.acceptance import Acceptance
 from fkat_data.loaders.engine_settings import adopt_batch_size
 from fkat_data.loaders.index_source import IndexWindowSource
 from fkat_data.loaders.loader_arguments import LoaderArguments
@@ -37,6 +38,7 @@ class StreamBatchSource(SampleSource):
     def __init__(self, loader: LoaderArguments) -> None:
         super().__init__()
         adopt_batch_size(_stream_of(loader), loader.batch_size, in_order=loader.in_order)
+        self.acceptable_fields = _stream_of(loader).acceptable_fields
 
     def plan(self, loader: LoaderArguments, start: EpochStart) -> LoaderPlan:
         """Return a plan of the epochs from the next one on."""
@@ -77,11 +79,13 @@ class StreamBatchSource(SampleSource):
         del loader
         return _REFUSAL
 
-    def own_part(self, loader: LoaderArguments, state_dict: Any) -> LoaderState:
+    def own_part(self, loader: LoaderArguments, state_dict: Any, acceptance: Acceptance) -> LoaderState:
         """Return a state as it is: that of a stream is of all ranks."""
-        return checked_loader_state(state_dict, self.fingerprint(loader), loader.seed, self.kind)
+        return checked_loader_state(state_dict, self.fingerprint(loader), loader.seed, self.kind, acceptance)
 
-    def loaded_state(self, loader: LoaderArguments, state_dict: Any) -> LoaderState | None:
+    def loaded_state(
+        self, loader: LoaderArguments, state_dict: Any, accept: Collection[str] = ()
+    ) -> LoaderState | None:
         """Go to a position of a stream, of a state of a loader or of the dataset's own form; return None.
 
         Raises:
@@ -89,8 +93,8 @@ class StreamBatchSource(SampleSource):
         """
         saved = state_dict
         if "stream" in state_dict:
-            saved = self.own_part(loader, state_dict).plan_state["stream"]
-        _stream_of(loader).load_state_dict(saved)
+            saved = self.own_part(loader, state_dict, Acceptance()).plan_state["stream"]
+        _stream_of(loader).load_state_dict(saved, accept)
 
     def go_to(self, loader: LoaderArguments, state: LoaderState) -> None:
         """Put the dataset where a state says; None: the next epoch begins."""

@@ -2,11 +2,12 @@
 
 import copy
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self, cast
 
 from fkat_data.errors import ConfigurationError, StateMismatchError
+from fkat_data.errors.acceptance import Acceptance
 from fkat_data.errors.arguments import STATE_VERSION, check_version
 from fkat_data.errors.wording import Described
 from fkat_data.mixing.mixed_source import MixedSource
@@ -84,6 +85,7 @@ class DictDataLoader(Described, Closing):
         self._draft = _Draft()
         # A state that is being loaded: an interrupted call has left it to the next one.
         self._loading: Mapping[str, Any] | None = None
+        self._accept: Collection[str] = ()  # what may differ in it
         self._is_loaded = False
         # The epoch of the iteration under way: it ends when the schedule is past that.
         self._begun_epoch = 0
@@ -235,21 +237,34 @@ class DictDataLoader(Described, Closing):
         self._settle()
         return True
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+    @property
+    def acceptable_fields(self) -> tuple[str, ...]:
+        """The fields of its sources' states that ``load_state_dict`` can accept where they differ."""
+        fields = (field for source in self._sources.values() for field in source.acceptable_fields)
+        return tuple(dict.fromkeys(fields))
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], accept: Collection[str] = ()) -> None:
         """Go to a saved position: the next iteration begins at the first microbatch that was not delivered before it.
 
         An iteration under way ends: its iterator raises ``StaleIteratorError``.
 
+        Args:
+            state_dict: The state.
+            accept: Fields that may differ in the states of the sources, of ``acceptable_fields``; see ``DataLoader``.
+
         Raises:
+            ConfigurationError: ``accept`` names another field.
             StateMismatchError: It is no state of a mixture of these sources, or of another number of ranks that were at
                 other positions. If it is a source's own state that belongs to another loader, sources before it have moved;
                 load another state then.
         """
+        acceptance = Acceptance(accept, self.acceptable_fields)
         self._check_form(state_dict)
         state_dict = _own_state(state_dict, *rank_and_world_size())
         self._check(state_dict)
         self._settle()
         self._schedule.load_state_dict(state_dict)
+        self._accept = acceptance.asked
         self._loading = state_dict
         self._finish_loading(state_dict)
         saved = state_dict.get("strategy", "<unknown>")
@@ -285,7 +300,7 @@ class DictDataLoader(Described, Closing):
             None if all(not source.is_used for source in self._settled_sources().values()) else self.local_state_dict()
         )
         begins = {"_iterations": Iterations("mixture"), "_draft": _Draft(), "_num_delivered": 0, "_loading": loading}
-        return {**vars(self), **begins}
+        return {**vars(self), **begins, "_accept": ()}
 
     def __copy__(self) -> Self:
         copied = type(self).__new__(type(self))
@@ -365,7 +380,7 @@ class DictDataLoader(Described, Closing):
         self._is_loaded = True
         try:
             for name, source in self._sources.items():
-                source.load_state_dict(state_dict["sources"][name])
+                source.load_state_dict(state_dict["sources"][name], self._accept)
         except Exception as error:
             # An interruption leaves the state to the next call. A state that a source refuses would end each of them.
             if not is_interruption(error):

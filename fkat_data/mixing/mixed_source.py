@@ -6,7 +6,7 @@ them. Any other iterable is iterated again, up to the saved position.
 
 import copy
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -17,7 +17,7 @@ from fkat_data.observe.counters import Seen
 from fkat_data.plan.state import unsealed
 from fkat_data.runtime.distributed import rank_and_world_size
 from fkat_data.runtime.interruption import genuine
-from fkat_data.types import Microbatch, Stateful
+from fkat_data.types import AcceptingLoader, Microbatch, Stateful
 
 
 @runtime_checkable
@@ -59,6 +59,7 @@ class MixedSource:
         self._epoch: int | None = None  # of the pass, after its first microbatch, if the loader reports epochs
         self._length: int | None = None  # of a pass, once it was asked for; -1: the loader does not say
         self._loaded: Mapping[str, Any] | None = None  # the loaded state, until a microbatch is taken
+        self._accept: Collection[str] = ()  # what may differ in it
         # What the loader has delivered, and an interrupted call has not.
         self._fetched: deque[Microbatch] = deque()
         # Microbatches of the pass behind the length that a loader without a state has said.
@@ -243,19 +244,34 @@ class MixedSource:
             expected = "<a state of the loader>" if is_stateful else "<none: the loader has no state_dict()>"
             raise StateMismatchError(f"{field}['state']", state_dict["state"], expected)
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+    @property
+    def acceptable_fields(self) -> tuple[str, ...]:
+        """The fields of its loader's state that may be accepted where they differ."""
+        return self.loader.acceptable_fields if isinstance(self.loader, AcceptingLoader) else ()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], accept: Collection[str] = ()) -> None:
         """Go to the position of a state that ``check`` has accepted.
+
+        Args:
+            state_dict: The state.
+            accept: What may differ in the states of all sources' loaders.
 
         Raises:
             StateMismatchError: The loader rejects its own part of the state.
         """
-        if isinstance(self.loader, Stateful):
-            self.loader.load_state_dict(copied_state(state_dict["state"]))
+        self._accept = {*accept} & {*self.acceptable_fields}
+        self._load(state_dict["state"])
         self.give_up()
         self.delivered, self.taken = int(state_dict["delivered"]), int(state_dict["taken"])
         self._epoch = state_dict["epoch"]
         self._has_ended = bool(state_dict["has_ended"])
         self._loaded = state_dict
+
+    def _load(self, state: Any) -> None:
+        if self._accept:
+            cast("AcceptingLoader", self.loader).load_state_dict(copied_state(state), accept=self._accept)
+        elif isinstance(self.loader, Stateful):
+            self.loader.load_state_dict(copied_state(state))
 
     def _is_in_next_epoch(self) -> bool:
         return isinstance(self.loader, _Counted) and self._epoch is not None and self.loader.epoch != self._epoch
@@ -302,7 +318,7 @@ class MixedSource:
         if loaded is not None and self._epoch is not None and _epoch_delivered(self.loader) != self._epoch:
             # The state was saved when only empty shards were left, so the loader went on to its next epoch.
             if not self.take_back():
-                cast("Stateful", self.loader).load_state_dict(copied_state(loaded["state"]))
+                self._load(loaded["state"])
                 self._iterator = self._iterated()
             self._fetched.clear()
             self._has_ended = self._is_ahead = True

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from fkat_data.errors.acceptance import AcceptedField
+
 
 class Position(NamedTuple):
     """Position of the first microbatch that the caller has not received.
@@ -125,6 +127,7 @@ class ResumeState(NamedTuple):
         dp_size: Number of data-parallel ranks that the sampler splits its shards over.
         num_shards: Number of the rank's shards in the position's epoch.
         shards: Digest of their order.
+        accepted: What differed where the state, or one before it, was loaded, and was accepted.
     """
 
     position: Position
@@ -139,6 +142,7 @@ class ResumeState(NamedTuple):
     dp_size: int | None = None
     num_shards: int | None = None
     shards: str | None = None
+    accepted: tuple[AcceptedField, ...] = ()
 
 
 class ShardFingerprint(NamedTuple):

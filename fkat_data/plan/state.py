@@ -30,6 +30,8 @@ torch.distributed.checkpoint takes mappings apart, and lists with tensors or map
 the present state has. So a state has the same parts for any number of ranks and at any position: every field is always
 there, and what may vary in its parts is a tuple, which is saved whole.
 
+Where something differed at a load, and was accepted, ``accepted`` says it: see ``fkat_data.errors.acceptance``.
+
 Only ``all_rank_indices`` is required: the system that this one follows saves it alone. Every other field defaults to
 its value at the start of epoch 0.
 """
@@ -40,6 +42,7 @@ from typing import Any, cast
 import torch
 
 from fkat_data.errors import StateMismatchError
+from fkat_data.errors.acceptance import Acceptance, accepted_field, accepted_in
 from fkat_data.errors.arguments import STATE_VERSION, check_version
 from fkat_data.plan.position import Position, Reshard, ResumeState
 from fkat_data.plan.resharding import of_epoch
@@ -112,7 +115,7 @@ def write_rank(resume_state: ResumeState) -> dict[str, Any]:
         state["skipped"] = list(resume_state.skipped)
     if resume_state.num_left_out:
         state |= {"num_left_out": resume_state.num_left_out, "left_out": list(left_out)}
-    return state
+    return state | accepted_field(resume_state.accepted)
 
 
 def merge(ranks: Sequence[ResumeState]) -> dict[str, Any]:
@@ -158,6 +161,7 @@ def merge(ranks: Sequence[ResumeState]) -> dict[str, Any]:
             "dp_size": dp_size,
         },
         "resplits": tuple(_resplits(of_epoch(reshards, epoch) if is_whole else reshards)),
+        **accepted_field(sorted({each for rank in ranks for each in rank.accepted})),
     }
 
 
@@ -198,7 +202,7 @@ def read(state: Mapping[str, Any]) -> list[ResumeState]:
         _items(fingerprint, f"all_rank_{name}", num_ranks)
         for name in ("dp_ranks", "num_shards", "shards", "batchings", "files")
     )
-    saved_dp_size, reshards = _dp_size(fingerprint), _reshards(state)
+    saved_dp_size, reshards, accepted = _dp_size(fingerprint), _reshards(state), accepted_in(state)
     if "version" not in state:
         # The system that this one follows subtracts its prefetched shards, also before the first one is delivered.
         indices = [max(-1, index) for index in _integers(indices, "all_rank_indices")]
@@ -214,7 +218,8 @@ def read(state: Mapping[str, Any]) -> list[ResumeState]:
         resume_state = ResumeState(
             position, dp_rank, reshards, sampler, skipped, num_left_out, batchings[rank], found, seed
         )
-        ranks.append(resume_state._replace(dp_size=saved_dp_size, num_shards=nums_shards[rank], shards=digests[rank]))
+        plan = {"dp_size": saved_dp_size, "num_shards": nums_shards[rank], "shards": digests[rank]}
+        ranks.append(resume_state._replace(**plan, accepted=accepted))
     return ranks
 
 
@@ -247,15 +252,22 @@ def read_rank(state: Mapping[str, Any]) -> ResumeState:
         num_left_out=_count(state.get("num_left_out", 0), "num_left_out", minimum=len(position.left_out)),
         batching=fingerprint.get("batching"),
         files=_files(fingerprint.get("files"), "fingerprint.files"),
+        accepted=accepted_in(state),
     )
 
 
-def verify(saved: ResumeState, present: ResumeState) -> None:
+def verify(saved: ResumeState, present: ResumeState, acceptance: Acceptance) -> None:
     """Check that a saved rank state belongs to the current plan, by every field that both have.
+
+    Args:
+        saved: The saved state.
+        present: The start of the epoch in the current plan.
+        acceptance: What may differ.
 
     Raises:
         StateMismatchError: A field differs; the error names the first one.
     """
+    has_other_number = False
     for field, hint in (
         ("seed", "pass the loader the seed that the state was saved with"),
         ("dp_rank", "load the state on the rank that saved it"),
@@ -265,14 +277,29 @@ def verify(saved: ResumeState, present: ResumeState) -> None:
     ):
         if field == "batching" and not saved.position.microbatch and not saved.reshards:
             continue  # no shard is begun
+        if field == "shards" and has_other_number:
+            continue  # of other shards, which were accepted
         was, now = getattr(saved, field), getattr(present, field)
         if field == "batching" and is_reported(was):
             continue  # the worker compares it with what it makes
         # Compare types first: a value in a foreign state may define its own equality.
         if was is not None and now is not None and (type(was) is not type(now) or was != now):
-            raise StateMismatchError(f"fingerprint.{field}", was, now, hint)
+            error = StateMismatchError(f"fingerprint.{field}", was, now, hint)
+            if field not in ("num_shards", "shards") or type(was) is not type(now):
+                raise error
+            acceptance.settle(error, _price_of_shards(saved))
+            has_other_number = True
     if present.num_shards is not None and saved.position.task_index > present.num_shards:
         raise StateMismatchError("all_rank_indices", saved.position.task_index - 1, f"<{present.num_shards} shards>")
+
+
+def _price_of_shards(saved: ResumeState) -> str:
+    positions = [*(position for reshard in saved.reshards for position in reshard.positions), saved.position]
+    num_passed = sum(position.task_index + (position.microbatch > 0) for position in positions)
+    return (
+        f"as many shards as were delivered, in full or in part, are left out at the start of the present order: {num_passed:,} "
+        "on each rank. If they are others, up to as many are lost, and as many come again"
+    )
 
 
 def is_reported(batching: object) -> bool:

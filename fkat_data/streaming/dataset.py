@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -11,8 +11,9 @@ from typing import Any, Literal
 from torch.utils.data import IterableDataset, get_worker_info
 
 from fkat_data.errors import ConfigurationError, StaleIteratorError, arguments
+from fkat_data.errors.acceptance import Acceptance, accepted_in
 from fkat_data.errors.arguments import count_of, size_bytes_of
-from fkat_data.errors.wording import Described
+from fkat_data.errors.wording import Described, counted
 from fkat_data.files.formats import DECODED_LIMIT_BYTES
 from fkat_data.files.tar import DecoderName
 from fkat_data.streaming.audit import Coverage, SampleRecord, coverage_of, records_of, where_is
@@ -377,19 +378,36 @@ class StreamingDataset(Described, DatasetProperties, SampleAccess, IterableDatas
         point = self._stream_state.epochs.with_defaults(point)
         return reader_of(self).state_at(replace(point, sample_in_epoch=offset + num_samples))
 
-    def load_state_dict(self, obj: Mapping[str, Any]) -> None:
+    @property
+    def acceptable_fields(self) -> tuple[str, ...]:
+        """The fields of a state that ``load_state_dict`` can accept where they differ."""
+        return ("commits", "files")
+
+    def load_state_dict(self, obj: Mapping[str, Any], accept: Collection[str] = ()) -> None:
         """Continue with the next epoch where a state was taken, by this library or by the reference.
+
+        Args:
+            obj: The state.
+            accept: Fields that may differ, of ``acceptable_fields``. The log says what did, and the price, and the states
+                that follow keep it.
 
         Raises:
             StateMismatchError: It is no such state, or another configuration wrote it, a dataset of the Hugging Face hub has
-                other data than at the commit that it was saved with, or a file of tokens has changed since.
-            ConfigurationError: Its position does not fit this world.
+                other data than at the commit that it was saved with, or a file of tokens has changed since. The message
+                says which difference can be accepted, and at which price.
+            ConfigurationError: Its position does not fit this world, or ``accept`` names another field.
         """
+        acceptance = Acceptance(accept, self.acceptable_fields)
         point = self._stream_state.epochs.resume_point(obj)
-        check_saved(self._stream_state.catalog.commits, obj)
-        check_files(obj.get("files") if point.sample_in_epoch else None, self._stream_state.catalog)
+        price = (
+            f"samples keep their numbers: the {counted(point.sample_in_epoch, 'sample')} that all ranks had of epoch "
+            f"{point.epoch} do not come again, and the rest is read from the present data; no number is lost or comes again"
+        )
+        check_saved(self._stream_state.catalog.commits, obj, acceptance, price)
+        check_files(obj.get("files") if point.sample_in_epoch else None, self._stream_state.catalog, acceptance, price)
         skips = self._stream_state.skips.also(SampleSkips(obj.get("skip")))
         skips.check(self.num_samples)
+        self._stream_state.accepted = acceptance.after(accepted_in(obj), point.epoch, point.sample_in_epoch)
         self._stream_state.skips = skips
         self._stream_state.resume_point.go_to(point)
 

@@ -541,7 +541,7 @@ class StreamWindows(WindowOrder):
         """Return what the windows of an epoch depend on."""
         reader = self._reader
         if saved is not None:
-            check_saved(reader.catalog.commits, saved)
+            check_saved(reader.catalog.commits, saved, None)
             self._seed, self._num_canonical_nodes = saved["shuffle_seed"], Spread.saved(saved["spread"]).num_parts
         point = reader.epochs.with_defaults(ResumePoint(epoch, 0, self._num_canonical_nodes, self._seed))
         sizes = tuple(int(shares.epoch_size) for shares in reader.epochs.phases(epoch))

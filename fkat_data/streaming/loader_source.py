@@ -1,6 +1,6 @@
 """The loader's side of a streaming dataset."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -86,9 +86,15 @@ class DatasetSource(StreamSource[StreamEpochs, StreamWindows]):
         world = self.reader.epochs.world()
         return world.num_ranks, world.rank
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], /) -> None:
-        """Go to a position that ``state_dict`` of the dataset says."""
-        self.reader.dataset.load_state_dict(state_dict)
+    @property
+    def acceptable_fields(self) -> tuple[str, ...]:
+        """The fields of a state that may be accepted where they differ."""
+        return self.reader.dataset.acceptable_fields
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], accept: Collection[str] = (), /) -> None:
+        """Go to a position that ``state_dict`` of the dataset says; ``accept``: the fields that may differ."""
+        # A subclass of a user's may take the state alone.
+        self.reader.dataset.load_state_dict(state_dict, *([accept] if accept else []))
 
     def plan(self, dp_rank: int, *, num_workers: int, collate_fn: Any, **settings: bool) -> StreamEpochs:
         """Return the plan of this rank's batches, for a loader with these settings of ``StreamEpochs``."""

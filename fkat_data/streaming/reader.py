@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
+from fkat_data.errors.acceptance import AcceptedField, accepted_field
 from fkat_data.streaming.epoch.delivery_tracker import DeliveryTracker
 from fkat_data.streaming.epoch.epochs import Epochs
 from fkat_data.streaming.epoch.rank_batches import RankBatches, SampleSkips
@@ -44,6 +45,7 @@ class StreamState:
         shards: Those that are open.
         resume_point: Where the present iteration has begun, and where the next one does.
         delivery_tracker: The count of the iteration that was begun last.
+        accepted: What differed where a state was loaded, and was accepted.
     """
 
     catalog: Catalog
@@ -52,6 +54,7 @@ class StreamState:
     shards: OpenShards
     resume_point: SharedResumePoint = field(default_factory=SharedResumePoint)
     delivery_tracker: DeliveryTracker | None = None
+    accepted: tuple[AcceptedField, ...] = ()
 
     def copied(self) -> "StreamState":
         """Return a copy for a copy of the dataset, which no iteration goes through."""
@@ -216,6 +219,7 @@ class StreamReader:
         """Return the state of which ``load_state_dict`` goes to a point."""
         commits = saved_commits(self.catalog.commits)
         state = {**self.epochs.state(self.epochs.with_defaults(point)), "skip": tuple(self.skips.plain())}
+        state |= accepted_field(self.state.accepted)
         files = {name: tuple(value) for name, value in files_field(self.catalog).items()}
         return {**state, **files, "commits": commits} if commits else {**state, **files}
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, cast
 import torch
 
 from fkat_data.errors import ConfigurationError
+from fkat_data.errors.acceptance import AcceptedField, accepted_in
 from fkat_data.errors.wording import counted
 from fkat_data.loaders.computed_plan import batches_left
 from fkat_data.loaders.loader_state import LoaderState, entries_of
@@ -142,11 +143,19 @@ def _of_shards(where: str, state: Mapping[str, Any]) -> CheckpointPosition:
         for each, saved in zip(positions, ranks, strict=True)
         if saved.skipped
     )
-    return CheckpointPosition(where, "ShardedDataLoader", positions, loads_on, notes + _resplits(ranks[0].reshards))
+    notes += _resplits(ranks[0].reshards) + _accepted(ranks[0].accepted)
+    return CheckpointPosition(where, "ShardedDataLoader", positions, loads_on, notes)
 
 
 def _resplits(reshards: Sequence[Any]) -> tuple[str, ...]:
     return (f"the number of ranks has changed {counted(len(reshards), 'time')} in this epoch",) if reshards else ()
+
+
+def _accepted(accepted: Sequence[AcceptedField], counted_in: str = "step") -> tuple[str, ...]:
+    return tuple(
+        f"{each.field} differed in a state that was loaded in epoch {each.epoch} at {counted_in} {each.step}, and was accepted"
+        for each in accepted
+    )
 
 
 def _shards(rank: ResumeState) -> str:
@@ -190,7 +199,8 @@ def _of_data_loader(where: str, state: Mapping[str, Any]) -> CheckpointPosition:
     else:
         size = max(len(states), num_ranks)
         loads_on = f"{counted(size, 'rank')}; merge_state_dicts() of each one's local_state_dict() loads on {_ANY}"
-    return CheckpointPosition(where, "DataLoader", tuple(positions), loads_on, _resplits(first.reshards))
+    notes = _resplits(first.reshards) + _accepted(first.accepted)
+    return CheckpointPosition(where, "DataLoader", tuple(positions), loads_on, notes)
 
 
 def _batches(state: LoaderState, rank: int | None) -> str:
@@ -212,7 +222,8 @@ def _of_stream(where: str, state: Mapping[str, Any]) -> CheckpointPosition:
     left = f"all after {counted(done, 'sample')} of all ranks together"
     if epoch_size is not None:
         left = f"{max(0, epoch_size - done)} of {counted(epoch_size, 'sample')}, of all ranks together"
-    return CheckpointPosition(where, "StreamingDataset", (RankPosition(None, state["epoch"], None, left),), _ANY)
+    position, notes = RankPosition(None, state["epoch"], None, left), _accepted(accepted_in(state), "sample")
+    return CheckpointPosition(where, "StreamingDataset", (position,), _ANY, notes)
 
 
 #: The fields by which a state is known, and what explains it.

@@ -4,6 +4,7 @@ A shard that was begun is compared with what it is now: how it is batched, and w
 """
 
 import functools
+import re
 import sys
 import zlib
 from abc import ABC, abstractmethod
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, IterableDataset
 
 from fkat_data.errors import ConfigurationError, ReplayMismatchError, StateMismatchError, WorkerError
+from fkat_data.errors.acceptance import Acceptance
 from fkat_data.errors.sample_errors import early_end
 from fkat_data.errors.wording import add_note, notes_of, shard_location, shard_name
 from fkat_data.plan.position import ShardFingerprint, Task
@@ -38,6 +40,7 @@ from fkat_data.worker.windows import ShardWindows
 
 _FIELD = "files"
 _MOST_VIEWS = 16  # a dataset may name itself
+_CLASS_NAMES = re.compile(r"(sampler=)[^,)]*")
 #: Of more files, neighbours share a number, so that a state stays small.
 _MOST_NUMBERS = 256
 
@@ -64,15 +67,17 @@ def numbers_of_files(dataset: object) -> tuple[int, ...] | None:
     return tuple(_numbers(_with_digests(dataset))) or None
 
 
-def check_files(saved: Sequence[int] | None, dataset: object) -> None:
+def check_files(saved: Sequence[int] | None, dataset: object, acceptance: Acceptance, price: str) -> None:
     """Check that a dataset's files are those that a state was saved with.
 
     Args:
         saved: The numbers in the state; None: it does not say what the files were, and is taken.
         dataset: The present dataset.
+        acceptance: What may differ.
+        price: What others cost, in words.
 
     Raises:
-        StateMismatchError: A file has changed. The message names it.
+        StateMismatchError: A file has changed, and is not accepted. The message names it.
     """
     below = _with_digests(dataset)
     paths = [path for part in below for path in part.paths]
@@ -81,14 +86,17 @@ def check_files(saved: Sequence[int] | None, dataset: object) -> None:
     present = _numbers(below)
     if len(saved) != len(present):
         hint = "the state was saved with another number of files"
-        raise StateMismatchError(_FIELD, f"<{len(saved)} numbers>", f"<{len(present)} numbers>", hint)
+        error = StateMismatchError(_FIELD, f"<{len(saved)} numbers>", f"<{len(present)} numbers>", hint)
+        acceptance.settle(error, price)
+        return
     size = _files_a_number(len(paths))
     for index, (was, now) in enumerate(zip(saved, present, strict=True)):
         if was != now:
             found = paths[index * size : (index + 1) * size]
             which = found[0] if len(found) == 1 else f"one from {found[0]} to {found[-1]}"
             hint = f"the file has changed since the state was saved, or is read in another way, or others are: {which}"
-            raise StateMismatchError(f"{_FIELD}[{index}]", f"{was:08x}", f"{now:08x}", hint)
+            acceptance.settle(StateMismatchError(f"{_FIELD}[{index}]", f"{was:08x}", f"{now:08x}", hint), price)
+            return
 
 
 def _with_digests(dataset: object) -> list[SupportsFileDigests]:
@@ -203,7 +211,7 @@ class OpenShard:
             check(source, self.kind)
         fingerprint = fingerprint_of(product)
         if task.fingerprint is not None:
-            check_fingerprint(task.fingerprint, fingerprint, product)
+            check_fingerprint(task.fingerprint, fingerprint, product, task.first_microbatch)
         if fingerprint != ShardFingerprint() and producer.report is not None:
             producer.report(task.task_id, fingerprint)
         first = task.first_microbatch if task.lost_microbatch is None else task.lost_microbatch
@@ -479,22 +487,45 @@ def fingerprint_of(product: object) -> ShardFingerprint:
     return ShardFingerprint(_batching_of(loader), numbers_of_files(loader.dataset))
 
 
-def check_fingerprint(saved: ShardFingerprint, present: ShardFingerprint, product: object) -> None:
+def without_names(batching: str) -> str:
+    """Return what is reported of a shard's batches without the names of the samplers' classes."""
+    return _CLASS_NAMES.sub(r"\1*", batching)
+
+
+def price_of_begun(num_delivered: int) -> str:
+    """Return what it costs to go on with a begun shard that has changed, in words."""
+    return (
+        f"as many microbatches as were delivered of the begun shard are left out of it as it is now: {num_delivered:,}. What "
+        "other samples they have is lost, or comes again, in each such shard"
+    )
+
+
+def check_fingerprint(saved: ShardFingerprint, present: ShardFingerprint, product: object, num_delivered: int) -> None:
     """Compare what was reported of a begun shard with what it is now, where both are known.
+
+    Args:
+        saved: What was reported.
+        present: What the worker has found.
+        product: What the factory returned for the shard.
+        num_delivered: Microbatches of the shard that were delivered.
 
     Raises:
         StateMismatchError: It is batched in another way, or a file has changed: samples would be lost or repeated. The
             message names the file.
     """
-    if saved.batching is not None and present.batching is not None and saved.batching != present.batching:
-        raise StateMismatchError(
+    was, now = saved.batching, present.batching
+    if was is not None and now is not None and was not in (now, without_names(now)):
+        error = StateMismatchError(
             "fingerprint.batching",
-            f"<{saved.batching}>",
-            f"<{present.batching}>",
+            f"<{was}>",
+            f"<{now}>",
             "finish a shard that was begun in the same batches: let the dataloader_factory return what it did then",
         )
+        if without_names(was) != without_names(now):
+            raise error
+        Acceptance().settle(error, price_of_begun(num_delivered))
     if saved.files != present.files:
-        check_files(saved.files, product)
+        check_files(saved.files, product, Acceptance(), price_of_begun(num_delivered))
 
 
 def _batching_of(loader: "DataLoader[Any]") -> str:

@@ -182,6 +182,13 @@ def test_a_state_names_the_commit_and_refuses_other_data(hub, tmp_path):
     moved = StreamingDataLoader(opened("/data", tmp_path / "c"))
     with pytest.raises(StateMismatchError, match=f"saved '{before}', expected '{after}'.*write @{before}"):
         moved.load_state_dict(state)
+    accepting, again = (StreamingDataLoader(opened("/data", tmp_path / name)) for name in "ef")
+    accepting.load_state_dict(state, accept={"commits"})
+    assert accepting.state_dict()["commits"][0]["commit"] == after
+    again.load_state_dict(accepting.state_dict())
+    rest = [number - 100 for number in in_batches(again)]
+    assert sorted([*itertools.chain(*begun), *rest]) == list(range(20))
+    assert again.state_dict()["accepted"] == ({"field": "commits", "epoch": 0, "step": 6},)
     # The commit that the message names, a state without commits, and the same data of another place.
     StreamingDataLoader(opened(f"@{before}/data", tmp_path / "d")).load_state_dict(state)
     moved.load_state_dict({name: value for name, value in state.items() if name != "commits"})

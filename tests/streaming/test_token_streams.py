@@ -175,7 +175,13 @@ def test_a_file_that_has_changed_between_two_runs_is_named_at_a_resume(tmp_path,
     tokens = np.load(path)
     tokens[0] += 1
     np.save(path, tokens)
-    with pytest.raises(StateMismatchError, match=r"files\[0\].*has changed since.*: 0\.npy of .*npy$"):
+    with pytest.raises(StateMismatchError, match=r"files\[0\].*has changed since.*: 0\.npy of .*npy; load"):
         loader(3).load_state_dict(state)
+    accepting, again = loader(3), loader(4)
+    accepting.load_state_dict(state, accept={"files"})
+    after = json.loads(json.dumps(accepting.state_dict()))
+    assert str(after).count("'accepted': [{'field': 'files', 'epoch': 0, 'step': ") == 1
+    again.load_state_dict(after)
+    assert len(list(accepting)) == len(list(again)) == len(list(loader(5))) - 1
     made.end_epoch()
     loader(3).load_state_dict(made.state_dict())

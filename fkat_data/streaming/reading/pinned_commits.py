@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from fkat_data.errors import RankMismatchError, StateMismatchError
+from fkat_data.errors.acceptance import Acceptance
 from fkat_data.runtime.distributed import first_value, rank_and_world_size
 from fkat_data.runtime.interruption import genuine
 
@@ -79,15 +80,19 @@ def check_merged(states: Sequence[Mapping[str, Any]]) -> None:
                 )
 
 
-def check_saved(commits: Sequence[PinnedCommit | None], state: Mapping[str, Any]) -> None:
+def check_saved(
+    commits: Sequence[PinnedCommit | None], state: Mapping[str, Any], acceptance: Acceptance | None, price: str = ""
+) -> None:
     """Check that a state was saved over the same data, where both sides know what they read.
 
     Args:
         commits: Each stream's.
         state: The state of a dataset.
+        acceptance: What may differ; None: nothing can be accepted.
+        price: What other data cost, in words.
 
     Raises:
-        StateMismatchError: The data of a stream differ.
+        StateMismatchError: The data of a stream differ, and are not accepted.
     """
     found: object = state.get(_FIELD) or ()
     saved: list[Any] = [*cast("Sequence[Any]", found)] if isinstance(found, (list, tuple)) else [found]
@@ -101,9 +106,8 @@ def check_saved(commits: Sequence[PinnedCommit | None], state: Mapping[str, Any]
         except genuine(TypeError, KeyError):
             raise StateMismatchError(f"{_FIELD}[{number}]", then, "<a mapping with commit and content>") from None
         if content != own.content:
-            raise StateMismatchError(
-                f"{_FIELD}[{number}]",
-                commit,
-                own.commit,
-                f"the data of {own.location} were replaced since; write @{commit} in its URL to read the saved ones",
-            )
+            hint = f"the data of {own.location} were replaced since; write @{commit} in its URL to read the saved ones"
+            error = StateMismatchError(f"{_FIELD}[{number}]", commit, own.commit, hint)
+            if acceptance is None:
+                raise error
+            acceptance.settle(error, price)
