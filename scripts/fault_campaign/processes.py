@@ -10,7 +10,10 @@ from pathlib import Path
 
 import psutil
 
+from fkat_data.worker.process.process_title import IMPORTER_NAME, PARENT_NAME, TEMPLATE_NAME
+
 MARK = "FKAT_DATA_CAMPAIGN_CASE"
+_SERVERS = {TEMPLATE_NAME, IMPORTER_NAME, PARENT_NAME}
 
 
 def marked(mark: str) -> dict[int, int]:
@@ -28,7 +31,7 @@ def named_servers(pids: Iterable[int]) -> set[int]:
     found: set[int] = set()
     for pid in pids:
         with contextlib.suppress(psutil.Error):
-            if psutil.Process(pid).name().startswith("fkat-"):
+            if psutil.Process(pid).name() in _SERVERS:
                 found.add(pid)
     return found
 
