@@ -37,9 +37,11 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
 def cluster(shared_processes):
     """Nodes on this machine, by their resources: ``here``, ``there``, and two that are ``lost``, the first in a test."""
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # the paths of Ray's sockets must be short
-    os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
-    os.environ["RAY_worker_niceness"] = "0"  # else actors start when no other test computes
-    os.environ["RAY_prestart_worker_first_driver"] = "0"  # a process for each CPU, of which few become actors
+    os.environ |= {
+        "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+        "RAY_worker_niceness": "0",  # else actors start when no other test computes
+        "RAY_prestart_worker_first_driver": "0",  # a process for each CPU, of which few become actors
+    }
     made = cluster_utils.Cluster()
     made.add_node(num_cpus=4, resources={"here": 4}, include_dashboard=False, temp_dir=folder)
     made.add_node(num_cpus=4, resources={"there": 4})
