@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from fkat_data.datasets.distributed_sharded import DistributedShardedDataset
     from fkat_data.datasets.json_lines import IterableJsonDataset, JsonDataset
     from fkat_data.datasets.lengths import count_parallel, read_lengths, write_lengths
-    from fkat_data.datasets.packed import Fragment, PackedDataset, collate_packed
+    from fkat_data.datasets.packed import Fragment, PackedDataset
+    from fkat_data.datasets.packed_rows import collate_packed
     from fkat_data.datasets.padding import PaddingCollate, PaddingSide1D, pad_stack_1d
     from fkat_data.datasets.parquet import IterableParquetDataset, ParquetDataset
     from fkat_data.datasets.resumable import ResumableSequentialSampler
@@ -66,7 +67,8 @@ _MODULES = {
     "DistributedShardedDataset": "distributed_sharded",
     **dict.fromkeys(("IterableJsonDataset", "JsonDataset"), "json_lines"),
     **dict.fromkeys(("count_parallel", "read_lengths", "write_lengths"), "lengths"),
-    **dict.fromkeys(("Fragment", "PackedDataset", "collate_packed"), "packed"),
+    **dict.fromkeys(("Fragment", "PackedDataset"), "packed"),
+    "collate_packed": "packed_rows",
     **dict.fromkeys(("PaddingCollate", "PaddingSide1D", "pad_stack_1d"), "padding"),
     **dict.fromkeys(("IterableParquetDataset", "ParquetDataset"), "parquet"),
     "ResumableSequentialSampler": "resumable",

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from fkat_data.datasets.best_fit import best_fit
-from fkat_data.datasets.packed import fields_of, packed_sequence, padding_of
+from fkat_data.datasets.packed_rows import fields_of, packed_sequence, padding_of
 from fkat_data.errors import ConfigurationError
 from fkat_data.errors.arguments import choice, integer
 from fkat_data.errors.wording import Described
