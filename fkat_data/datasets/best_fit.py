@@ -1,5 +1,6 @@
 """Pack items into bins by best fit, the largest first; or count the bins of many such packings at once."""
 
+from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -19,8 +20,7 @@ _COUNTS_BYTES = 64 << 20
 def best_fit(sizes: Sequence[int], capacity: int) -> list[list[int]]:
     """Pack items, largest first, each into the bin that it leaves with the least room.
 
-    Ties go to the newest bin and to the first item, so the result is deterministic. Takes time linear in the number of
-    items.
+    Ties go to the newest bin and to the first item, so the result is deterministic.
 
     Args:
         sizes: Size of each item, from 1 to ``capacity``.
@@ -31,24 +31,26 @@ def best_fit(sizes: Sequence[int], capacity: int) -> list[list[int]]:
     """
     bins: list[list[int]] = []
     by_room: dict[int, list[int]] = {}
-    rooms = 0  # bit n is set if a bin has room for exactly n more
+    rooms: list[int] = []  # that some bin has, in order
     for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
         size = sizes[index]
-        enough = rooms >> size
-        if enough:
-            room = size + (enough & -enough).bit_length() - 1
+        position = bisect_left(rooms, size)
+        if position < len(rooms):
+            room = rooms[position]
             candidates = by_room[room]
             chosen = candidates.pop()
             if not candidates:
-                rooms ^= 1 << room
+                del rooms[position]
             bins[chosen].append(index)
         else:
             room, chosen = capacity, len(bins)
             bins.append([index])
         left = room - size
         if left:
-            by_room.setdefault(left, []).append(chosen)
-            rooms |= 1 << left
+            candidates = by_room.setdefault(left, [])
+            if not candidates:
+                insort(rooms, left)
+            candidates.append(chosen)
     return bins
 
 
