@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fkat_data.datasets.buffer_sorted import BufferSortedDataset, DatasetImplementingSortKeyProtocol
     from fkat_data.datasets.distributed_sharded import DistributedShardedDataset
+    from fkat_data.datasets.equal_cost import attention_cost
     from fkat_data.datasets.json_lines import IterableJsonDataset, JsonDataset
     from fkat_data.datasets.lengths import count_parallel, read_lengths, write_lengths
     from fkat_data.datasets.packed import Fragment, PackedDataset
     from fkat_data.datasets.packed_rows import collate_packed
     from fkat_data.datasets.padding import PaddingCollate, PaddingSide1D, pad_stack_1d
     from fkat_data.datasets.parquet import IterableParquetDataset, ParquetDataset
+    from fkat_data.datasets.rank_loads import PlanReport, plan_report
     from fkat_data.datasets.resumable import ResumableSequentialSampler
     from fkat_data.datasets.rows import Filter, Pack
     from fkat_data.datasets.tar import TarDataset
@@ -47,6 +49,7 @@ __all__ = [
     "PaddingCollate",
     "PaddingSide1D",
     "ParquetDataset",
+    "PlanReport",
     "ResumableSequentialSampler",
     "ShardIndexingMode",
     "ShardedDataset",
@@ -54,9 +57,11 @@ __all__ = [
     "TokenBudgetBatchSampler",
     "TokenDocuments",
     "TokenWindows",
+    "attention_cost",
     "collate_packed",
     "count_parallel",
     "pad_stack_1d",
+    "plan_report",
     "read_lengths",
     "write_lengths",
 ]
@@ -65,12 +70,14 @@ __all__ = [
 _MODULES = {
     **dict.fromkeys(("BufferSortedDataset", "DatasetImplementingSortKeyProtocol"), "buffer_sorted"),
     "DistributedShardedDataset": "distributed_sharded",
+    "attention_cost": "equal_cost",
     **dict.fromkeys(("IterableJsonDataset", "JsonDataset"), "json_lines"),
     **dict.fromkeys(("count_parallel", "read_lengths", "write_lengths"), "lengths"),
     **dict.fromkeys(("Fragment", "PackedDataset"), "packed"),
     "collate_packed": "packed_rows",
     **dict.fromkeys(("PaddingCollate", "PaddingSide1D", "pad_stack_1d"), "padding"),
     **dict.fromkeys(("IterableParquetDataset", "ParquetDataset"), "parquet"),
+    **dict.fromkeys(("PlanReport", "plan_report"), "rank_loads"),
     "ResumableSequentialSampler": "resumable",
     **dict.fromkeys(("Filter", "Pack"), "rows"),
     "TarDataset": "tar",

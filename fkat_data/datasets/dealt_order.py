@@ -3,12 +3,12 @@
 import copy
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from fkat_data.datasets.equal_cost import WINDOWS_OF_A_HORIZON, CostBalance
 from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.errors.arguments import boolean, integer, saved_integer
 from fkat_data.permutation import drawn_seed, permutation
@@ -60,6 +60,7 @@ def balanced_rounds(
     plan: Callable[[int], list[PlannedBatch]],
     num_ranks: int,
     earlier: Iterable[RankCounts] = (),
+    balance: CostBalance | None = None,
 ) -> Iterator[list[list[int]]]:
     """Yield the rounds of an epoch, or of what the ranks before have left of it.
 
@@ -73,6 +74,7 @@ def balanced_rounds(
         plan: Called with a window; returns its batches.
         num_ranks: Number of ranks.
         earlier: The ranks before, at each change of their number.
+        balance: Deals neighbours by cost instead, of several windows; None: by width, of each window.
 
     Yields:
         A batch for each rank.
@@ -80,15 +82,16 @@ def balanced_rounds(
     left: list[PlannedBatch] = []  # of the windows before ``window``
     window = 0
 
-    def deal(num_ranks: int) -> tuple[list[list[PlannedBatch]], list[PlannedBatch]]:
-        return _dealt(left, num_ranks, is_last=window == num_windows, is_odd=window % 2 == 1)
+    def deal(num_ranks: int, num_dealt: int) -> tuple[list[list[PlannedBatch]], list[PlannedBatch]]:
+        is_last = window == num_windows
+        return _dealt(left, num_ranks, balance, window=window, is_last=is_last, num_dealt=num_dealt)
 
     for counts in earlier:
         most = None if None in counts else max(count for count in counts if count is not None)
         num_dealt = 0
         undelivered: list[PlannedBatch] = []
         while True:
-            dealt, left = deal(len(counts))
+            dealt, left = deal(len(counts), num_dealt)
             for each in dealt:
                 had = [count is None or count > num_dealt for count in counts]
                 undelivered += [batch for batch, is_had in zip(each, had, strict=True) if not is_had]
@@ -98,8 +101,10 @@ def balanced_rounds(
             left = left + plan(window)
             window += 1
         left = _joined([*left, *undelivered])
+    num_dealt = 0
     while True:
-        dealt, left = deal(num_ranks)
+        dealt, left = deal(num_ranks, num_dealt)
+        num_dealt += len(dealt)
         for each in dealt:
             yield [batch.members for batch in each]
         if window == num_windows:
@@ -109,12 +114,25 @@ def balanced_rounds(
 
 
 def _dealt(
-    batches: list[PlannedBatch], num_ranks: int, *, is_last: bool, is_odd: bool
+    batches: list[PlannedBatch],
+    num_ranks: int,
+    balance: CostBalance | None,
+    *,
+    window: int,
+    is_last: bool,
+    num_dealt: int,
 ) -> tuple[list[list[PlannedBatch]], list[PlannedBatch]]:
     """Return rounds in the order of their first batches, and the batches that make no whole round."""
     if num_ranks == 1:
         return [[batch] for batch in sorted(batches)], []
-    batches = sorted(batches, key=attrgetter("width"))
+    horizon = 1 if balance is None else WINDOWS_OF_A_HORIZON
+    if balance is not None and not is_last and (window % horizon or not balance.is_enough(len(batches), num_ranks)):
+        return [], batches
+
+    def cost(batch: PlannedBatch) -> float:
+        return batch.width if balance is None else len(batch.members) * balance.of([batch.width])
+
+    batches = sorted(batches, key=cost)
     rest: list[PlannedBatch] = []
     spare = len(batches) % num_ranks
     if spare and is_last:
@@ -123,9 +141,14 @@ def _dealt(
             batches = [_part(batches[index], start, stop) for index, start, stop in parts]
             spare = 0
     if spare:
+        is_odd = window // horizon % 2 == 1
         # In turn the longest and the shortest, so that none stays from window to window.
         kept = len(batches) - spare
         batches, rest = (batches[:kept], batches[kept:]) if is_odd or is_last else (batches[spare:], batches[:spare])
+    if balance is not None:
+        batches.sort()
+        rounds = balance.rounds([cost(batch) for batch in batches], num_ranks, num_dealt)
+        return [[batches[index] for index in each] for each in rounds.tolist()], rest
     found: list[list[PlannedBatch]] = []
     for step, start in enumerate(range(0, len(batches), num_ranks)):
         # Ranks take turns, so that the longest batch of each round goes to a different one.

@@ -4,7 +4,7 @@ import copy
 import functools
 import operator
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Literal, NamedTuple, Self
 
@@ -15,9 +15,11 @@ from torch.utils.data import Dataset
 
 from fkat_data.datasets.best_fit import best_fit, count_bins
 from fkat_data.datasets.dealt_order import Windows, split_largest
+from fkat_data.datasets.equal_cost import Cost, CostBalance, balance_of, check_cost
 from fkat_data.datasets.item_index import EpochOrder, counted_from_start, is_map_style, items_at
 from fkat_data.datasets.lengths import as_lengths
 from fkat_data.datasets.packed_rows import fields_of, packed_sequence, padding_of
+from fkat_data.datasets.rank_loads import RankLoad
 from fkat_data.datasets.resumable import base_state, load_base_state
 from fkat_data.errors import ConfigurationError
 from fkat_data.errors.arguments import checked_state, choice, integer, saved_integer
@@ -28,6 +30,8 @@ from fkat_data.permutation import permutation
 # 1: until the plan of an epoch was the same for any number of ranks. Its orders of one rank are those of today.
 _STATE_VERSION = 2
 _PLANS_KEPT = 4
+# Workers take turns, so some are still in the one before.
+_HORIZONS_KEPT = 2
 # From this many windows on, counting what all give together is faster than planning each.
 _COUNTED_TOGETHER = 128
 _TOO_LONG = ("raise", "skip", "split", "truncate")
@@ -61,6 +65,22 @@ class SequencePart(NamedTuple):
     stop: int | None = None
 
 
+class DealtSequence(NamedTuple):
+    """A sequence of this rank that is known once a run of the plan's is dealt out by cost.
+
+    Attributes:
+        first: The first sequence of the run.
+        stop: The end of the run.
+        num_before: Sequences that the ranks have before the run.
+        round: The round of the run.
+    """
+
+    first: int
+    stop: int
+    num_before: int
+    round: int
+
+
 class _Planned:
     """The part of an epoch's plan that was made so far.
 
@@ -75,6 +95,8 @@ class _Planned:
         self.plans: LruCache[list[list[Fragment]]] = LruCache(_PLANS_KEPT)
         self.ends: list[int] | None = None  # the plan's sequences up to and including each window
         self.tail: list[SequencePart] | None = None  # the last sequences of all ranks, where they were halved
+        self.runs: list[tuple[int, int]] | None = None  # of the plan's sequences, each dealt out by cost
+        self.horizons: LruCache[list[list[Fragment]]] = LruCache(_HORIZONS_KEPT)  # this rank's
 
 
 class PackedDataset(EpochOrder, Described, Dataset[dict[str, torch.Tensor]]):
@@ -88,6 +110,10 @@ class PackedDataset(EpochOrder, Described, Dataset[dict[str, torch.Tensor]]):
     If the number of sequences is no multiple of ``world_size``, the fullest of the epoch's last ones are halved. So
     every rank has the same number of sequences, and every document appears once. The only exception is a last window
     with too few documents to halve: up to ``world_size - 1`` sequences are dropped in that epoch.
+
+    With ``cost``, sequences are dealt out in rounds of neighbours by cost instead, within horizons of at least 32 rounds
+    and four windows, so that ranks compute about equally much at each step. The cost of a sequence is the sum over its
+    documents. The order of the rounds stays that of the shuffle.
 
     A sequence is a dict of tensors:
 
@@ -119,6 +145,9 @@ class PackedDataset(EpochOrder, Described, Dataset[dict[str, torch.Tensor]]):
             as in a ``BufferSortedDataset``.
         too_long: What to do with documents that are longer than a sequence: "raise", "skip", "truncate" them to their
             first tokens, or "split" them into fragments that all fill a sequence except the last.
+        cost: Function from an array of lengths to the costs of documents, such as ``attention_cost(hidden_size)``. It is
+            called once, with all lengths up to the longest one. None: sequences are dealt out in turn.
+        accumulate: Sequences of a rank in one optimizer step: their costs are balanced in sum. Without ``cost``, 1.
 
     Raises:
         ConfigurationError: An argument is invalid, a document is too long, or there are fewer documents than ranks.
@@ -139,6 +168,8 @@ class PackedDataset(EpochOrder, Described, Dataset[dict[str, torch.Tensor]]):
         shuffle: bool = True,
         seed: int | None = None,
         too_long: Literal["raise", "skip", "split", "truncate"] = "raise",
+        cost: Cost | None = None,
+        accumulate: int = 1,
     ) -> None:
         if not is_map_style(base_dataset):
             raise ConfigurationError("base_dataset", base_dataset, "a dataset with __len__() and __getitem__(index)")
@@ -155,6 +186,9 @@ class PackedDataset(EpochOrder, Described, Dataset[dict[str, torch.Tensor]]):
             raise ConfigurationError("lengths", lengths, expected)
         ranks = {"rank": rank, "world_size": world_size}
         self._windows = Windows(self._fitting(), window_size, **ranks, shuffle=shuffle, seed=seed)
+        longest = min(int(self._lengths.max()), self._sequence_length)
+        self.balance: CostBalance | None = balance_of(cost, longest, accumulate)
+        """What deals sequences to ranks by their cost; None: they are dealt out in turn."""
         self._planned: _Planned = _Planned(self.seed, 0)
         self._planned_before: _Planned | None = None  # the epoch before may be asked for again
 
@@ -212,7 +246,7 @@ class PackedDataset(EpochOrder, Described, Dataset[dict[str, torch.Tensor]]):
         *,
         drop_last: bool = False,
         order: Sequence[int] | None = None,
-    ) -> list[SequencePart]:
+    ) -> list[SequencePart | DealtSequence]:
         """Return what this rank gets of what other ranks have left of the epoch: indices of this dataset, in order.
 
         Args:
@@ -224,15 +258,87 @@ class PackedDataset(EpochOrder, Described, Dataset[dict[str, torch.Tensor]]):
         planned = self._planned
         left = [SequencePart(index) for index in range(self._window_ends(planned)[-1])]
         for counts, batch_size in earlier:
-            dealt, spare = self._dealt(left, len(counts), planned)
-            rounds = [dealt[start : start + len(counts)] for start in range(0, len(dealt), len(counts))]
-            if order is not None:
-                rounds, order = [rounds[index] for index in order], None
-            most = len(rounds) - (len(rounds) % batch_size if drop_last else 0)
+            parts, spare = self._even(left, len(counts), planned)
+            num_rounds = len(parts) // len(counts)
+            most = num_rounds - (num_rounds % batch_size if drop_last else 0)
             had = [most if count is None else count * batch_size for count in counts]
-            pairs = ((number, zip(parts, had, strict=True)) for number, parts in enumerate(rounds))
-            left = [part for number, parts in pairs for part, count in parts if number >= count] + spare
-        return self._dealt(left, self._windows.world_size, planned)[0][self._windows.rank :: self._windows.world_size]
+            left = self._left_of(parts, had, order, planned) + spare
+            order = None
+        num_ranks, rank = self._windows.world_size, self._windows.rank
+        found: list[SequencePart | DealtSequence] = []
+        parts = self._even(left, num_ranks, planned)[0]
+        for first, stop in self._horizons(len(parts), num_ranks, planned):
+            run = parts[first:stop]
+            plan = range(run[0].sequence, run[0].sequence + len(run))
+            if self.balance is not None and num_ranks > 1 and run == [*map(SequencePart, plan)]:
+                # Dealt out where it is asked for: else, an epoch would be planned as a whole.
+                numbers = range(len(run) // num_ranks)
+                found += [DealtSequence(plan.start, plan.stop, first, number) for number in numbers]
+            else:
+                found += [run[index] for index in self._dealt(run, num_ranks, first, planned)[:, rank].tolist()]
+        return found
+
+    def _left_of(
+        self, parts: list[SequencePart], had: list[int], order: Sequence[int] | None, planned: "_Planned"
+    ) -> list[SequencePart]:
+        """Return the parts that ranks have left, in order if ``order`` is None; ``had`` is the number that each has taken."""
+        num_ranks = len(had)
+        left: list[SequencePart] = []
+        taken: list[npt.NDArray[np.int64]] = []
+        for first, stop in self._horizons(len(parts), num_ranks, planned):
+            start, end = first // num_ranks, stop // num_ranks
+            if order is not None:
+                taken.append(first + self._dealt(parts[first:stop], num_ranks, first, planned))
+            elif start >= max(had):
+                left += parts[first:stop]
+            elif end > min(had):
+                dealt = first + self._dealt(parts[first:stop], num_ranks, first, planned)
+                is_left = np.arange(start, end)[:, None] >= np.array(had)
+                left += [parts[index] for index in np.sort(dealt[is_left]).tolist()]
+        if order is not None and taken:
+            dealt = np.concatenate(taken)[np.asarray(order, np.int64)]
+            is_left = np.arange(len(dealt))[:, None] >= np.array(had)
+            left += [parts[index] for index in dealt[is_left].tolist()]
+        return left
+
+    def _horizons(self, count: int, num_ranks: int, planned: "_Planned") -> list[tuple[int, int]]:
+        """Return first and stop of the runs of some sequences that are dealt out each by itself."""
+        if self.balance is None or not count:
+            return [(0, count)] if count else []
+        ends = self._window_ends(planned)
+        return self.balance.horizons(count, num_ranks, -(-ends[-1] // len(ends)))
+
+    def _dealt(
+        self, parts: list[SequencePart], num_ranks: int, num_before: int, planned: "_Planned"
+    ) -> npt.NDArray[np.int64]:
+        """Return indices of sequences by round and rank."""
+        sequences = (self._fragments_of(part, planned) for part in parts)
+        return self._rounds_of(sequences, len(parts), num_ranks, num_before)
+
+    def _rounds_of(
+        self, sequences: Iterable[list[Fragment]], count: int, num_ranks: int, num_before: int
+    ) -> npt.NDArray[np.int64]:
+        balance = self.balance
+        if balance is None or num_ranks == 1:
+            return np.arange(count).reshape(-1, num_ranks)
+        costs = [balance.of([each.length for each in fragments]) for fragments in sequences]
+        return balance.rounds(costs, num_ranks, num_before // num_ranks)
+
+    def rank_loads(self) -> Iterator[list[RankLoad]]:
+        """Yield what each rank computes, round by round, in the present epoch: for ``plan_report``."""
+        for sequences in self.rounds():
+            of_ranks = [[fragment.length for fragment in fragments] for fragments in sequences]
+            yield [RankLoad(sum(each), self._sequence_length, self._sequence_length, each) for each in of_ranks]
+
+    def rounds(self) -> Iterator[list[list[Fragment]]]:
+        """Yield lists with the fragments of a sequence for each rank: those of the present epoch."""
+        planned, num_ranks = self._planned, self._windows.world_size
+        count = self._length_of(planned) * num_ranks
+        single_rounds = [(first, first + num_ranks) for first in range(0, count, num_ranks)]
+        for first, stop in single_rounds if self.balance is None else self._horizons(count, num_ranks, planned):
+            sequences = [self._planned_at(position, planned) for position in range(first, stop)]
+            for dealt in self._rounds_of(sequences, len(sequences), num_ranks, first).tolist():
+                yield [sequences[index] for index in dealt]
 
     def __len__(self) -> int:
         return self._length_of(self._planned)
@@ -241,11 +347,11 @@ class PackedDataset(EpochOrder, Described, Dataset[dict[str, torch.Tensor]]):
         whole, spare = divmod(self._window_ends(planned)[-1], self._windows.world_size)
         return whole + (spare > 0 and bool(self._halved_tail(planned)))
 
-    def __getitem__(self, index: int | SequencePart) -> dict[str, torch.Tensor]:
+    def __getitem__(self, index: int | SequencePart | DealtSequence) -> dict[str, torch.Tensor]:
         fragments = self.fragments(index)
         return self._sequence(fragments, items_at(self._base, [fragment.document for fragment in fragments]))
 
-    def fragments(self, index: int | SequencePart) -> list[Fragment]:
+    def fragments(self, index: int | SequencePart | DealtSequence) -> list[Fragment]:
         """Return the fragments of the sequence at ``index``, in order.
 
         Raises:
@@ -254,17 +360,42 @@ class PackedDataset(EpochOrder, Described, Dataset[dict[str, torch.Tensor]]):
         # One epoch for all that follows: another thread may go to the next one.
         return self._fragments_of(index, self._planned)
 
-    def _fragments_of(self, index: int | SequencePart, planned: "_Planned") -> list[Fragment]:
+    def _fragments_of(self, index: int | SequencePart | DealtSequence, planned: "_Planned") -> list[Fragment]:
         if isinstance(index, SequencePart):
             return self._sequence_at(index.sequence, planned)[index.start : index.stop]
-        if self._windows.world_size == 1:
+        num_ranks = self._windows.world_size
+        if isinstance(index, DealtSequence):
+            return self._own(index, planned, self._sequence_at)[index.round]
+        if num_ranks == 1:
             return self._sequence_at(index, planned)
         length = self._length_of(planned)
         if not 0 <= index < length:
             index = counted_from_start(index, length)
-        position = index * self._windows.world_size + self._windows.rank
+        position = index * num_ranks
+        if self.balance is None:
+            return self._planned_at(position + self._windows.rank, planned)
+        if planned.runs is None:
+            planned.runs = self._horizons(length * num_ranks, num_ranks, planned)
+        first, stop = planned.runs[min(position // planned.runs[0][1], len(planned.runs) - 1)]
+        dealt = DealtSequence(first, stop, first, (position - first) // num_ranks)
+        return self._own(dealt, planned, self._planned_at)[dealt.round]
+
+    def _own(
+        self, run: DealtSequence, planned: "_Planned", at: Callable[[int, "_Planned"], list[Fragment]]
+    ) -> list[list[Fragment]]:
+        """Return this rank's sequences of a run."""
+
+        def make() -> list[list[Fragment]]:
+            sequences = [at(position, planned) for position in range(run.first, run.stop)]
+            dealt = self._rounds_of(sequences, len(sequences), self._windows.world_size, run.num_before)
+            return [sequences[index] for index in dealt[:, self._windows.rank].tolist()]
+
+        return planned.horizons.get((run[:3], at.__name__), make)
+
+    def _planned_at(self, position: int, planned: "_Planned") -> list[Fragment]:
+        """Return a sequence of the plan of all ranks, with the last ones as they were halved."""
         tail = self._halved_tail(planned)
-        in_tail = position - length * self._windows.world_size + len(tail)
+        in_tail = position - self._length_of(planned) * self._windows.world_size + len(tail)
         return self._sequence_at(position, planned) if in_tail < 0 else self._fragments_of(tail[in_tail], planned)
 
     def _set_epoch(self, epoch: int) -> None:
@@ -287,6 +418,7 @@ class PackedDataset(EpochOrder, Described, Dataset[dict[str, torch.Tensor]]):
             "num_documents": len(self._lengths),
             "num_tokens": int(self._lengths.sum()),
             "too_long": self._too_long,
+            **({} if self.balance is None else self.balance.settings()),
             **base_state(self._base),
         }
 
@@ -297,7 +429,8 @@ class PackedDataset(EpochOrder, Described, Dataset[dict[str, torch.Tensor]]):
             StateMismatchError: The state has other settings or documents, or another seed than ``seed``. Between
                 epochs, call ``set_epoch`` instead of loading it.
         """
-        state = checked_state(state_dict, self.state_dict(), "seed", "epoch")
+        check_cost(state_dict, self.balance)
+        state = checked_state(state_dict, self.state_dict(), "seed", "epoch", "cost", "accumulate")
         seed = self._windows.saved_seed(state["seed"])
         epoch = saved_integer("epoch", state["epoch"], minimum=0)
         load_base_state(self._base, state)
@@ -374,7 +507,7 @@ class PackedDataset(EpochOrder, Described, Dataset[dict[str, torch.Tensor]]):
             planned.tail = self._tail_of(num_planned, SequencePart, self._windows.world_size, planned)
         return planned.tail
 
-    def _dealt(
+    def _even(
         self, parts: list[SequencePart], num_ranks: int, planned: "_Planned"
     ) -> tuple[list[SequencePart], list[SequencePart]]:
         """Return whole rounds of sequences, and those that are left out because they are too few to halve."""

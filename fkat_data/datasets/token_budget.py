@@ -10,7 +10,9 @@ import numpy as np
 from torch.utils.data import Sampler
 
 from fkat_data.datasets.dealt_order import PlannedBatch, RankCounts, Windows, balanced_rounds
+from fkat_data.datasets.equal_cost import Cost, CostBalance, balance_of, check_cost
 from fkat_data.datasets.lengths import as_lengths
+from fkat_data.datasets.rank_loads import RankLoad
 from fkat_data.errors import ConfigurationError, StaleIteratorError, StateMismatchError
 from fkat_data.errors.arguments import checked_state, choice, integer, saved_integer
 from fkat_data.errors.wording import Described
@@ -70,6 +72,9 @@ class TokenBudgetBatchSampler(Described, Sampler[list[int]]):
     rounds are whole. So every rank has the same number of batches, and every sample appears once. The only exception
     is a last window with too few samples to halve: up to ``world_size - 1`` of its batches are dropped in that epoch.
 
+    With ``cost``, the neighbours are those by cost, of at least 32 rounds and four windows. The cost of a batch is that of
+    its padded lengths, since padding is computed. The order of the rounds stays that of the shuffle.
+
     A state of any number of ranks can be loaded. What they have left of the epoch is dealt out again.
 
     ``iter()`` yields the rest of the current epoch; a full pass ends at the start of the next one. After a loop that
@@ -92,6 +97,9 @@ class TokenBudgetBatchSampler(Described, Sampler[list[int]]):
         pad_to_multiple_of: Multiple that the collate function rounds padded lengths up to.
         max_batch_size: Maximum number of samples in a batch; None: no limit besides ``max_tokens``.
         too_long: What to do with samples that are longer than ``max_tokens``: "raise" or "skip".
+        cost: Function from an array of lengths to the costs of samples, such as ``attention_cost(hidden_size)``. It is
+            called once, with all lengths up to the longest one. None: neighbours are those by length.
+        accumulate: Batches of a rank in one optimizer step: their costs are balanced in sum. Without ``cost``, 1.
 
     Raises:
         ConfigurationError: An argument is invalid, a sample is too long, or there are fewer samples than ranks.
@@ -113,6 +121,8 @@ class TokenBudgetBatchSampler(Described, Sampler[list[int]]):
         pad_to_multiple_of: int = 1,
         max_batch_size: int | None = None,
         too_long: Literal["raise", "skip"] = "raise",
+        cost: Cost | None = None,
+        accumulate: int = 1,
     ) -> None:
         self._max_tokens = integer("max_tokens", max_tokens, minimum=1)
         multiple = integer("pad_to_multiple_of", pad_to_multiple_of, minimum=1)
@@ -121,6 +131,7 @@ class TokenBudgetBatchSampler(Described, Sampler[list[int]]):
         found = as_lengths("lengths", lengths)
         # Rounded up as by the collate function; an empty sample still takes a row.
         self._lengths = np.maximum(-(-found // multiple) * multiple, 1)
+        self._unpadded = self._lengths if np.array_equal(found, self._lengths) else found
         fitting = np.flatnonzero(self._lengths <= self._max_tokens)
         if len(fitting) < len(found) and too_long == "raise":
             longest = int(self._lengths.argmax())
@@ -137,6 +148,11 @@ class TokenBudgetBatchSampler(Described, Sampler[list[int]]):
             "num_samples": len(fitting),
             "lengths": zlib.crc32(self._lengths.astype("<i8").tobytes()),
         }
+        longest = int(self._lengths[fitting].max())
+        self.balance: CostBalance | None = balance_of(cost, longest, accumulate)
+        """What deals batches to ranks by their cost; None: their lengths do."""
+        if self.balance is not None:
+            self._settings |= self.balance.settings()
         self.num_skipped: int = len(found) - len(fitting)
         """Number of samples that are skipped because they are too long."""
         self._position = _BatchPosition(0, 0)
@@ -189,6 +205,16 @@ class TokenBudgetBatchSampler(Described, Sampler[list[int]]):
             earlier: How many batches each rank had when the number of ranks changed, each time; None: all.
         """
         return self._rounds(epoch, self._windows.world_size, earlier)
+
+    def rank_loads(self) -> Iterator[list[RankLoad]]:
+        """Yield what each rank computes, round by round, in the present epoch: for ``plan_report``."""
+        for batches in self.rounds(self._position.epoch):
+            loads: list[RankLoad] = []
+            for batch in batches:
+                width = int(self._lengths[batch].max())
+                tokens, padded = int(self._unpadded[batch].sum()), [width] * len(batch)
+                loads.append(RankLoad(tokens, sum(padded), self._max_tokens, padded))
+            yield loads
 
     def rest(self, earlier: Sequence[RankCounts] = ()) -> Iterator[list[int]]:
         """Iterate as ``iter()`` does, but over this rank's batches of what other ranks have left of the epoch.
@@ -247,7 +273,8 @@ class TokenBudgetBatchSampler(Described, Sampler[list[int]]):
             StateMismatchError: The state has other settings, another seed than ``seed``, or a position past the end of
                 the epoch's batches. The position then stays unchanged.
         """
-        free = ("epoch", "index", "seed", "world_size", "dealt")
+        check_cost(state_dict, self.balance)
+        free = ("epoch", "index", "seed", "world_size", "dealt", "cost", "accumulate")
         state = checked_state(state_dict, self.state_dict(), *free)
         seed = self._windows.saved_seed(state["seed"])
         saved = _saved_position(state)
@@ -300,7 +327,7 @@ class TokenBudgetBatchSampler(Described, Sampler[list[int]]):
         def plan(window: int) -> list[PlannedBatch]:
             return self._plan(epoch, window)
 
-        return balanced_rounds(self._windows.num_windows, plan, num_ranks, earlier)
+        return balanced_rounds(self._windows.num_windows, plan, num_ranks, earlier, self.balance)
 
     def _plan(self, epoch: int, window: int) -> list[PlannedBatch]:
         windows = self._windows

@@ -19,7 +19,7 @@ from measure import Settings, machine
 BENCHMARKS = {
     **{name: name for name in ("shared", "scaling", "latency", "start", "overlap", "state", "formats")},
     "memory": "memory",
-    **{name: name for name in ("remote", "ranges", "plans", "tokens", "language", "elsewhere")},
+    **{name: name for name in ("remote", "ranges", "plans", "balance", "tokens", "language", "elsewhere")},
     "import": "changed_import",
     "cache": "cache_limits",
     "peers": "throughput",

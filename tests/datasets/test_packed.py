@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from fkat_data.datasets import Pack, PackedDataset, collate_packed
+from fkat_data.datasets import Pack, PackedDataset, attention_cost, collate_packed
 from fkat_data.datasets.best_fit import best_fit, count_bins
 from fkat_data.errors import ConfigurationError
 from fkat_data.streaming import LocalDataset, MDSWriter
@@ -29,6 +29,7 @@ SETTINGS = st.fixed_dictionaries(
         "seed": st.integers(-(2**70), 2**70),
     }
 )
+COSTS = st.sampled_from([{}, *({"cost": attention_cost(4), "accumulate": count} for count in (1, 1, 3))])
 
 
 def ranks(documents, options, epoch=0, **more):
@@ -50,10 +51,10 @@ def test_the_packs_are_those_of_every_release(golden):
         ] == expected
 
 
-@given(lengths=LENGTHS, options=SETTINGS, epoch=st.integers(0, 3))
+@given(lengths=LENGTHS, options=SETTINGS, costs=COSTS, epoch=st.integers(0, 3))
 @settings(max_examples=60)
-def test_tokens_are_conserved_and_no_sequence_overflows(lengths, options, epoch):
-    datasets = ranks(Documents(lengths), options, epoch, too_long="split")
+def test_tokens_are_conserved_and_no_sequence_overflows(lengths, options, costs, epoch):
+    datasets = ranks(Documents(lengths), options | costs, epoch, too_long="split")
     assert len({len(dataset) for dataset in datasets}) == 1
     fragments = [dataset.fragments(index) for dataset in datasets for index in range(len(dataset))]
     assert all(0 < sum(fragment.length for fragment in each) <= options["sequence_length"] for each in fragments)

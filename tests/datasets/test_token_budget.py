@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from walks import begun
 
-from fkat_data.datasets import TokenBudgetBatchSampler
+from fkat_data.datasets import TokenBudgetBatchSampler, attention_cost, dealt_order, equal_cost
 from fkat_data.errors import StaleIteratorError, StateMismatchError
 
 # See test_buffer_sorted.py: this file may not change.
@@ -25,8 +25,19 @@ SETTINGS = st.fixed_dictionaries(
         "seed": st.integers(-(2**70), 2**70),
         "pad_to_multiple_of": st.sampled_from([1, 4, 8]),
         "max_batch_size": st.none() | st.integers(1, 5),
+        "cost": st.sampled_from([None, attention_cost(4)]),
+        "accumulate": st.sampled_from([1, 1, 2, 3]),
     }
-)
+).filter(lambda drawn: drawn["cost"] is not None or drawn["accumulate"] == 1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short_horizons():
+    """Have horizons of a few batches."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(equal_cost, "_ROUNDS_OF_A_HORIZON", 2)
+        patch.setattr(dealt_order, "WINDOWS_OF_A_HORIZON", 2)
+        yield
 
 
 def ranks(lengths, options, epoch=0):

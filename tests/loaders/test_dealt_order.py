@@ -13,7 +13,16 @@ from torch.utils.data import BatchSampler
 from walks import at_state, begun, recorded, saved
 
 from fkat_data import DataLoader, StateMismatchError
-from fkat_data.datasets import DictDataset, PackedDataset, PaddingCollate, TokenBudgetBatchSampler, collate_packed
+from fkat_data.datasets import (
+    DictDataset,
+    PackedDataset,
+    PaddingCollate,
+    TokenBudgetBatchSampler,
+    attention_cost,
+    collate_packed,
+    dealt_order,
+    equal_cost,
+)
 from fkat_data.mixing import DictBatchSampler, Weighted
 
 LENGTHS = [1 + index * 7 % 13 for index in range(60)]
@@ -78,12 +87,14 @@ def job_of(kind, lengths, num_ranks, state=None, *, size=2, drop_last=False):
     loaders = []
     for rank in range(num_ranks):
         ranks = {"seed": 1, "rank": rank, "world_size": num_ranks}
-        if kind == "budgeted":
+        if "by cost" in kind:
+            ranks |= {"cost": attention_cost(2), "accumulate": 2}
+        if "budgeted" in kind:
             sampler = TokenBudgetBatchSampler(lengths, 16, 8, **ranks)
             loader = DataLoader(range(len(lengths)), batch_sampler=sampler, collate_fn=list)
         else:
             dataset = PackedDataset(documents, 8, 8, lengths=lengths, pad_value=-1, **ranks)
-            options = {"shuffle": kind == "packed, shuffled", "drop_last": drop_last, "seed": 5}
+            options = {"shuffle": "shuffled" in kind, "drop_last": drop_last, "seed": 5}
             loader = DataLoader(dataset, size, collate_fn=documents_of, **options)
         if state is not None:
             loader.load_state_dict(state)
@@ -139,11 +150,21 @@ def check_trip(kind, lengths, trip, *, drop_last=False):
     assert [list(loader) for loader in again] == [list(loader) for loader in fresh]
 
 
-KINDS = ["packed", "packed, shuffled", "budgeted"]
+KINDS = ["packed", "packed, shuffled", "budgeted", "packed by cost", "packed by cost, shuffled", "budgeted by cost"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short_horizons():
+    """Have horizons of a few sequences or batches."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(equal_cost, "_ROUNDS_OF_A_HORIZON", 2)
+        patch.setattr(equal_cost, "WINDOWS_OF_A_HORIZON", 1)
+        patch.setattr(dealt_order, "WINDOWS_OF_A_HORIZON", 1)
+        yield
 
 
 @pytest.mark.long
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(
     st.sampled_from(KINDS),
     st.lists(st.integers(1, 8), min_size=4, max_size=60),

@@ -26,6 +26,7 @@ from fkat_data.datasets import (
     PackedDataset,
     ShardedDataset,
     TokenBudgetBatchSampler,
+    attention_cost,
 )
 from fkat_data.mixing import DictBatchSampler, Weighted
 
@@ -63,6 +64,15 @@ def packed(**options):
 def token_budget(**options):
     lengths = [Numbers(20).sort_key(index) for index in range(20)]
     return {"batch_size": 1, "batch_sampler": TokenBudgetBatchSampler(lengths, 24, window_size=10, **options)}
+
+
+def packed_by_cost(rank, num_ranks, folder):
+    ranks = {"rank": rank, "world_size": num_ranks, "cost": attention_cost(2), "accumulate": 3}
+    return DataLoader(PackedDataset(Documents(300), 16, window_size=12, seed=3, **ranks), batch_size=None)
+
+
+def budgeted_by_cost(rank, num_ranks):
+    return token_budget(seed=3, rank=rank, world_size=num_ranks, cost=attention_cost(2))
 
 
 def shards_of_samples():
@@ -140,6 +150,16 @@ CASES = {
     ),
     "token budget with a drawn seed": Case(of(token_budget)),
     "token budget": Case(of(lambda: token_budget(seed=3))),
+    "packed by cost": Case(packed_by_cost, 2, cuts={"middle": [[25, 25]]}, rest_limit=50),
+    "packed by cost, on other ranks": Case(
+        packed_by_cost,
+        2,
+        3,
+        cuts={"middle": [[25, 25]], "out of step": [[9, 40]]},
+        rest_limit=50,
+        is_run_compared=False,
+    ),
+    "token budget by cost": Case(of_rank(budgeted_by_cost), 2, cuts=FEW_OF_TWO),
     "shards of samples": Case(of(dataset=shards_of_samples, batch_size=4)),
     # A state says what the files were, by their text.
     "files": Case(of_files),

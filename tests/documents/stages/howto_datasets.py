@@ -20,7 +20,7 @@ def augmented(image, angle):
     return (image, angle)
 
 
-lines = Lines()
+lines = documents = Lines()
 np.arange(3 * 4096 + 1, dtype=np.uint16).tofile("train.bin")
 # after
 assert len(list(DataLoader(dataset, batch_size=32, collate_fn=PaddingCollate(0)))) == 2
