@@ -19,6 +19,7 @@ from fkat_data import __version__
 from fkat_data.errors import ConfigurationError, arguments
 from fkat_data.storage.location import machine_path
 from fkat_data.streaming.audit import Coverage
+from fkat_data.tools.balance_cli import balance_app
 from fkat_data.tools.checkpoint_position import CheckpointPosition, positions_in, read_checkpoint
 from fkat_data.tools.console import exit_on, exit_on_failure, long_work, printable, progress_bar, say, terminal
 from fkat_data.tools.dataset_cli import dataset_app
@@ -49,6 +50,7 @@ app: typer.Typer = typer.Typer(
 )
 app.add_typer(dataset_app)
 app.add_typer(simulate_app)
+app.add_typer(balance_app)
 
 
 class Mode(StrEnum):
