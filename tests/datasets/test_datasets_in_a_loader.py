@@ -1,13 +1,16 @@
 """Each dataset and sampler inside a ShardedDataLoader: stop anywhere, resume, and nothing differs."""
 
 import io
+from collections import Counter
+from itertools import islice
 
 import dataset_examples
 import pytest
 import torch
 from loader_examples import following, plain
 
-from fkat_data import ShardedDataLoader, ShuffledShardSampler
+from fkat_data import DataLoader, ShardedDataLoader, ShuffledShardSampler
+from fkat_data.datasets import PackedDataset, attention_cost, collate_packed
 
 SHARDS = ["1-10", "2-7", "3-12"]
 NUM_EPOCHS = 2
@@ -84,3 +87,40 @@ def test_a_run_with_workers_resumes_exactly(processes, uninterrupted, nothing_le
         for position in (2, len(epochs[0]) - 1, len(epochs[0]) + 3):
             loader.load_state_dict(states[position])
             assert following(loader, len(whole) - position) == whole[position:]
+
+
+COST = attention_cost(8)
+
+
+def ranks_by_cost(num_ranks, state=None, **workers):
+    """Return the loaders of ranks that compute equally much."""
+    documents = dataset_examples.Documents([1 + index * 37 % 61 for index in range(400)])
+    loaders = []
+    for rank in range(num_ranks):
+        packed = PackedDataset(documents, 64, 100, seed=3, rank=rank, world_size=num_ranks, cost=COST)
+        loader = DataLoader(packed, batch_size=2, collate_fn=collate_packed, seed=3, **workers)
+        if state is not None:
+            loader.load_state_dict(state)
+        loaders.append(loader)
+    return loaders
+
+
+def rows(microbatches):
+    return [microbatch["tokens"].tolist() for microbatch in microbatches]
+
+
+def test_ranks_by_cost_with_workers_go_on_as_others(processes, nothing_left_behind):
+    found = []
+    for workers in ({}, {"num_workers": 2}):
+        two = ranks_by_cost(2, **workers)
+        had = [rows(islice(loader, 5)) for loader in two]
+        state = DataLoader.merge_state_dicts([loader.local_state_dict() for loader in two])
+        three = ranks_by_cost(3, state, **workers)
+        found.append((had, [rows(loader) for loader in three]))
+        for loader in two + three:
+            loader.close()
+    assert found[0] == found[1]
+    delivered = Counter(tuple(row) for ranks in found[1] for rank in ranks for microbatch in rank for row in microbatch)
+    (whole,) = ranks_by_cost(1)
+    tokens = Counter(token for microbatch in rows(whole) for row in microbatch for token in row if token)
+    assert Counter(token for row in delivered.elements() for token in row if token) == tokens

@@ -94,7 +94,8 @@ class Sampled(MapStyle):
 
     def __init__(self, kind, config):
         super().__init__(kind, config)
-        self.has_one_state = not config["sampler"].startswith("further")  # it has what was read of the epoch before
+        # Else it has what was read of the epoch before, or how far the order was read, which workers decide.
+        self.has_one_state = config["sampler"] != "rewinding" and not config["sampler"].startswith("further")
 
     def may_refuse(self, place):
         return is_before_further_epochs(self.config["sampler"], place)
@@ -273,7 +274,7 @@ class Windowed(MapStyle):
 
     def __init__(self, kind, config):
         super().__init__(kind, config)
-        self.has_one_state = not config["order"].startswith("further")
+        self.has_one_state = config["order"] != "rewinding" and not config["order"].startswith("further")
 
     def may_refuse(self, place):
         return is_before_further_epochs(self.config["order"], place)
