@@ -378,9 +378,11 @@ class MixturesOfRanks(RankFace):
     def source(self, kind, num_ranks, rank, count, size, seed):
         if kind != "deal_out":
             world = World(1, num_ranks, 1, rank)
+            # After a resume, the other shuffles may fill up the last round with other samples.
             dataset = StreamingDataset(
                 local=written(count),
                 shuffle=True,
+                shuffle_algo="block",
                 shuffle_seed=seed,
                 num_canonical_nodes=2,
                 batch_size=size,
