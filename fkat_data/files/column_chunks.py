@@ -1,6 +1,6 @@
 """Read the column chunks of a remote Parquet file: those of a row group together, before pyarrow asks for them."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from fkat_data.files.opening import RangedFile, ReadRange
@@ -65,7 +65,7 @@ def chunk_spans(metadata: Any, group_index: int, leaves: Sequence[int], size_byt
     """Return where the column chunks of a row group are; those within the file, since a footer may be damaged.
 
     Args:
-        metadata: The footer, as pyarrow parses it; ``check_chunks`` finds no fault in these chunks.
+        metadata: The footer, as pyarrow parses it; ``ChunkCheck`` finds no fault in these chunks.
         group_index: The row group.
         leaves: The numbers of the leaf columns.
         size_bytes: The size of the file.
@@ -75,10 +75,8 @@ def chunk_spans(metadata: Any, group_index: int, leaves: Sequence[int], size_byt
     return [(start, stop) for start, stop in spans if 0 <= start < stop <= size_bytes]
 
 
-def check_chunks(
-    path: str, metadata: Any, group_indices: Iterable[int], leaves: Sequence[int], size_bytes: int
-) -> None:
-    """Check what a footer says of column chunks.
+class ChunkCheck:
+    """A check of what a footer says of column chunks.
 
     pyarrow ends the process where it is asked for a chunk whose description contradicts itself. Where it is to read
     the chunk, it raises, before it reads.
@@ -86,24 +84,32 @@ def check_chunks(
     Args:
         path: The file.
         metadata: The footer, as pyarrow parses it.
-        group_indices: The row groups.
-        leaves: The numbers of the leaf columns.
         size_bytes: The size of the file.
-
-    Raises:
-        ShardCorruptError: A description is damaged.
-        ConfigurationError: A chunk is encrypted, or compressed as pyarrow cannot read it.
     """
-    source = positioned(_refuse_to_read, size_bytes)()
-    # With a buffer, pyarrow makes the readers of all chunks before it reads of the first one.
-    file = _parquet.ParquetFile(source, metadata=metadata, buffer_size=1, pre_buffer=False)
-    for group in group_indices:
+
+    def __init__(self, path: str, metadata: Any, size_bytes: int) -> None:
+        self._path = path
+        source = positioned(_refuse_to_read, size_bytes)()
+        # With a buffer, pyarrow makes the readers of all chunks before it reads of the first one.
+        self._file = _parquet.ParquetFile(source, metadata=metadata, buffer_size=1, pre_buffer=False)
+
+    def check(self, group_index: int, leaves: Sequence[int]) -> None:
+        """Check some chunks of a row group.
+
+        Args:
+            group_index: The row group.
+            leaves: The numbers of the leaf columns.
+
+        Raises:
+            ShardCorruptError: A description is damaged.
+            ConfigurationError: A chunk is encrypted, or compressed as pyarrow cannot read it.
+        """
         try:
-            file.reader.read_row_group(group, column_indices=list(leaves), use_threads=False)
+            self._file.reader.read_row_group(group_index, column_indices=list(leaves), use_threads=False)
         except genuine(_ReachedDataError):
             pass
         except genuine(_arrow.ArrowException, OSError) as error:
-            raise unreadable(path, f"the footer cannot be read: row group {group}", error) from error
+            raise unreadable(self._path, f"the footer cannot be read: row group {group_index}", error) from error
 
 
 class _ReachedDataError(Exception):

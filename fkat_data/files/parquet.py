@@ -20,7 +20,7 @@ from fkat_data.errors import FkatDataError, ShardCorruptError, ShardNotFoundErro
 from fkat_data.files.arrow import ArrowValues
 from fkat_data.files.arrow_extensions import ExtensionCheck, extensions_of
 from fkat_data.files.arrow_times import columns_of_int96, known_type
-from fkat_data.files.column_chunks import HeldRanges, check_chunks, chunk_span, chunk_spans, positioned
+from fkat_data.files.column_chunks import ChunkCheck, HeldRanges, chunk_span, chunk_spans, positioned
 from fkat_data.files.column_types import fitted, sample_type
 from fkat_data.files.limits import bad_value
 from fkat_data.files.mapping import mapped, mapped_span
@@ -101,7 +101,9 @@ def describe(file: StoredBytes) -> dict[str, Any]:
     check_own_columns(file.name, metadata, start)
     padding = _PADDING_BYTES if _TOO_SHORT.match(_writer_of(metadata)) else 0
     numbers = range(metadata.num_row_groups)
-    check_chunks(file.name, metadata, numbers, range(metadata.num_columns), file.size_bytes)
+    chunk_check = ChunkCheck(file.name, metadata, file.size_bytes)
+    for number in numbers:
+        chunk_check.check(number, range(metadata.num_columns))
     groups = [_group(metadata.row_group(number), num_leaves, padding, file.size_bytes) for number in numbers]
     for number, (num_rows, *edges) in enumerate(groups):
         _check_group(file.name, number, num_rows, edges, start + padding)
@@ -475,10 +477,13 @@ class WholeFile:
             raise unreadable(path, "not a Parquet file", error) from error
         self._int96: frozenset[str] = columns_of_int96(parquet)
         if self._remote is not None:
+            self._chunk_check = ChunkCheck(path, parquet.metadata, self._remote[0].size_bytes)
             self._leaf_columns: list[str] = [leaf[0] for leaf in parquet.reader.column_paths]
             self._checked: set[tuple[int, ...]] = set()  # row groups, each with the leaf columns that were looked at
         self._metadata: Any = parquet.metadata
         metadata = self._metadata
+        self._is_for_one_thread = False
+        self._opened: Any = None
         footer_bytes = self._footer_bytes()
         if footer_bytes - metadata.serialized_size == _SIGNATURE_BYTES:
             raise encrypted(path)
@@ -501,12 +506,21 @@ class WholeFile:
 
     def _reader(self) -> Any:
         """Return pyarrow's reader of the file, for one thread: it keeps what it has fetched for the call in work."""
+        if self._opened is not None:
+            return self._opened
         # Only files of some writers have checksums of their pages. What is in memory need not be read across gaps.
         options = {} if self._remote is None else {"pre_buffer": False}
-        return _parquet.ParquetFile(self._source(), metadata=self._metadata, page_checksum_verification=True, **options)
+        opened = _parquet.ParquetFile(
+            self._source(), metadata=self._metadata, page_checksum_verification=True, **options
+        )
+        if self._is_for_one_thread:
+            self._opened = opened
+        return opened
 
     def with_columns(self, group_indices: Sequence[int], names: Collection[str], *, is_ahead: bool = False) -> Self:
-        """Return a file that has some columns of row groups in memory: a remote one fetches them now, a local one maps them.
+        """Return a file that has some columns of row groups in memory, for one thread.
+
+        A remote one fetches them now; a local one maps them.
 
         Args:
             group_indices: The row groups.
@@ -517,10 +531,11 @@ class WholeFile:
             ShardCorruptError: The file has become shorter, or its footer is damaged.
             OSError: The file cannot be read.
         """
-        if self._remote is None:
-            return self
-        file, tail = self._remote
         found = copy.copy(self)
+        found._is_for_one_thread = True  # noqa: SLF001 - a copy of this one
+        if self._remote is None:
+            return found
+        file, tail = self._remote
         spans = [span for group_index in group_indices for span in self._spans(group_index, names)]
         held = HeldRanges(file, spans, tail, is_ahead=is_ahead)
         found._source = positioned(held.read, file.size_bytes)  # noqa: SLF001 - a copy of this one
@@ -542,7 +557,7 @@ class WholeFile:
         size_bytes = self._remote[0].size_bytes
         leaves = [leaf for leaf, name in enumerate(self._leaf_columns) if name in names]
         if (group_index, *leaves) not in self._checked:
-            check_chunks(self.path, self._metadata, [group_index], leaves, size_bytes)
+            self._chunk_check.check(group_index, leaves)
             self._checked.add((group_index, *leaves))
         return chunk_spans(self._metadata, group_index, leaves, size_bytes)
 
