@@ -12,7 +12,7 @@ from fkat_data.plan.resharding import reshard
 from fkat_data.plan.shard_plan import ElasticShardPlan, Plan
 from fkat_data.plan.state import is_reported, read, verify
 from fkat_data.runtime.distributed import rank_and_world_size
-from fkat_data.worker.produce import price_of_begun, without_names
+from fkat_data.worker.fingerprints import price_of_begun, without_names
 
 #: The fields of a state that may be accepted where they differ.
 ACCEPTABLE = ("shards", "num_shards", "batching", "files")

@@ -19,7 +19,7 @@ from fkat_data.loaders.rank_share import RankShare
 from fkat_data.loaders.rank_states import Layout, check_saver, check_share, is_of_other_size, own_state, state_at_epoch
 from fkat_data.plan.position import Reshard
 from fkat_data.runtime.distributed import rank_and_world_size
-from fkat_data.worker.produce import check_files, numbers_of_files
+from fkat_data.worker.fingerprints import check_files, numbers_of_files
 from fkat_data.worker.windows import version_of
 
 

@@ -41,7 +41,7 @@ from fkat_data.streaming.reading.open_shards import OpenShards
 from fkat_data.streaming.reading.pinned_commits import check_saved
 from fkat_data.streaming.reading.stream import Stream, given_streams
 from fkat_data.streaming.sample_access import SampleAccess, SampleMaker
-from fkat_data.worker.produce import check_files
+from fkat_data.worker.fingerprints import check_files
 
 _logger = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from fkat_data.streaming.reading.open_shards import OpenShards
 from fkat_data.streaming.reading.pinned_commits import check_ranks, saved_commits
 from fkat_data.streaming.sample_access import SampleMaker
 from fkat_data.types import stream_source_of
-from fkat_data.worker.produce import files_field
+from fkat_data.worker.fingerprints import files_field
 
 #: The default of what is fetched ahead.
 _READ_AHEAD_BYTES = 128 << 20
