@@ -193,6 +193,14 @@ class StreamSource(Protocol[Plan_co, Windows_co]):
         """
         ...
 
+    def set_ranks(self, num_ranks: int, rank: int) -> None:
+        """Deal samples out to that many ranks, of which this process is one, from the next iteration on.
+
+        Raises:
+            ConfigurationError: The dataset was given other ranks.
+        """
+        ...
+
     @property
     def acceptable_fields(self) -> tuple[str, ...]:
         """The fields of a state that may be accepted where they differ."""

@@ -98,6 +98,10 @@ class RankAgreement:
         self._before = 0, 0
         self._exchanged_at: Position | None = None
 
+    def follow(self, identity: Identity, plan: Plan) -> None:
+        """Compare another plan of the same loader from the next iteration on."""
+        self._identity, self._plan, self._is_due = identity, plan, True
+
     def demand(self) -> None:
         """Have the ranks compare when the next iteration begins."""
         self._is_due = True

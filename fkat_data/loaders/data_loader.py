@@ -23,6 +23,7 @@ from fkat_data.observe.statistics import LoaderStatistics
 from fkat_data.plan.iteration import Closing
 from fkat_data.plan.state import sealed, unsealed
 from fkat_data.runtime.distributed import gather
+from fkat_data.runtime.mesh import mesh_ranks
 from fkat_data.types import Microbatch_co, Profiler
 from fkat_data.worker.settings import StartMethod, WorkerKind
 from fkat_data.worker.windows import WindowFunction, window_functions_of
@@ -69,6 +70,10 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         device: Where microbatches are delivered; None: on the CPU.
         dp_rank: This process's data-parallel rank: ranks that share it draw the same random numbers. None: the
             ``rank`` of the sampler, 0 if it has none.
+        mesh: The ``DeviceMesh`` that this process is in. What ``deal_out`` and ``dp_rank`` say follows from it: ranks that
+            differ along ``dp_dims`` get other data, all others the same, which they compare every 100 microbatches. Every
+            rank of the job makes the loader, in a collective call. A stream needs no ``deal_out``; it takes over these ranks.
+        dp_dims: The mesh's dimensions along which data differ; None: those whose names begin with ``dp``.
         snapshot_every_n_steps: Microbatches between two states of an iterable dataset with ``state_dict`` and
             ``load_state_dict``; those since the last one are made again after a resume. 0: none is taken within an epoch.
         memory_limit_bytes: Shared memory of all workers; see ``ShardedDataLoader``, as for all that follows.
@@ -133,6 +138,8 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         seed: int | None = None,
         device: torch.device | str | None = None,
         dp_rank: int | None = None,
+        mesh: Any = None,
+        dp_dims: str | Sequence[str] | None = None,
         snapshot_every_n_steps: int = 1,
         memory_limit_bytes: int | None = None,
         zero_copy: bool = True,
@@ -175,6 +182,8 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         self.seed: int | None = seed
         self.device = device
         self.dp_rank: int | None = dp_rank
+        self.mesh = mesh
+        self.dp_dims: str | Sequence[str] | None = dp_dims
         self.snapshot_every_n_steps: int = snapshot_every_n_steps
         self.memory_limit_bytes: int | None = memory_limit_bytes
         self.zero_copy: bool = zero_copy
@@ -201,6 +210,9 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
             vars(self)["sampler"] = shuffled
             if self.batch_sampler is not None:
                 vars(self)["batch_sampler"] = torch_data.BatchSampler(shuffled, cast("int", batch_size), drop_last)
+        ranks = mesh_ranks(mesh, dp_dims)
+        if ranks is not None:
+            self._session.join_mesh(self, ranks)
         original = original_of(self)
         if isinstance(original, DataLoader):
             loader = cast("DataLoader[Any]", original)
@@ -277,7 +289,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         values, if the states of a dataset and a sampler of the user's are: see ``fkat_data.loaders.loader_state``.
         """
         own = self._session.state(self).plain()
-        return sealed(own if self._session.is_of_one_rank else merged_states(gather(own)))
+        return sealed(own if self._session.is_of_one_rank else merged_states(self._session.of_each_rank(gather(own))))
 
     def local_state_dict(self) -> dict[str, Any]:
         """Return this process's position. Not collective.

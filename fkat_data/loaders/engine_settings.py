@@ -11,7 +11,7 @@ from torch.utils import data as torch_data
 from torch.utils.data import dataloader as torchs
 
 from fkat_data.device.accelerator import device_of
-from fkat_data.engine.agreement import identity_of
+from fkat_data.engine.agreement import RankAgreement, identity_of
 from fkat_data.engine.engine import Engine, EngineSettings
 from fkat_data.engine.recovery import Recovery
 from fkat_data.engine.worker_pool import WorkerPoolSettings, prepare_template
@@ -31,7 +31,7 @@ from fkat_data.worker.settings import FORK_OR_TEMPLATE, START_METHODS, worker_ki
 from fkat_data.worker.windows import window_functions_of
 
 # What decides on the order, or on the kind of loader: another value needs another loader.
-_FIXED = ("seed", "window_size", "on_sample_error", "workers", "in_order")
+_FIXED = ("seed", "window_size", "on_sample_error", "workers", "in_order", "mesh", "dp_dims")
 _SETTABLE = (
     *(
         "collate_fn",
@@ -181,6 +181,7 @@ def make_engine(
     drop_last: bool,
     keeps_dataset: bool,
     is_startup_shared: bool,
+    agreement: RankAgreement | None,
 ) -> Engine[Any]:
     """Return the engine that makes a plan's microbatches.
 
@@ -192,6 +193,7 @@ def make_engine(
         drop_last: Whether a last batch that is smaller is left out.
         keeps_dataset: Whether an iterable dataset stays from epoch to epoch.
         is_startup_shared: Whether this process may make microbatches until a worker has begun.
+        agreement: Compares the ranks that get the same; None: no other rank does.
 
     Raises:
         ConfigurationError: An argument is invalid.
@@ -244,7 +246,7 @@ def make_engine(
         profiler=loader.profiler,
         kind=loader.workers if is_multiprocessing else None,
         is_zero_copy=loader.zero_copy,
-        is_digested=loader.max_worker_restarts > 0,
+        is_digested=loader.max_worker_restarts > 0 or agreement is not None,
         timeline=None if loader.trace is None else open_timeline(loader.trace, *rank_and_world_size()),
         start_method=start_method_of(loader),
         user_objects={
@@ -269,7 +271,7 @@ def make_engine(
         loader.device,
         DataLoaderStatistics,
     )
-    return Engine(plan, settings)
+    return Engine(plan, settings, agreement=agreement)
 
 
 def prepare_workers(loader: LoaderArguments) -> None:

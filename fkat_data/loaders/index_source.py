@@ -31,6 +31,7 @@ from fkat_data.loaders.sampler_states import FirstBatch, samplers_in, with_sampl
 from fkat_data.loaders.shortest_rank import ShortestRankOfJob
 from fkat_data.loaders.window_plan import WindowOrder, WindowPlan, order_of_windows
 from fkat_data.plan.position import Reshard
+from fkat_data.runtime.mesh import MeshRanks
 from fkat_data.worker.stacked import reads_items_into_batch
 
 _MOST_VIEWS = 16  # a dataset may name itself
@@ -137,6 +138,20 @@ class IndexSource(SampleSource):
 
     def _check_kind(self, loader: LoaderArguments, state: LoaderState) -> None:
         check_kind_of_order(state, loader.sampler, loader.batch_sampler)
+
+    def join_mesh(self, loader: LoaderArguments, mesh: MeshRanks) -> None:
+        """Take over which ranks get the same; before the first iteration.
+
+        Raises:
+            ConfigurationError: A sampler or the dataset is another rank's.
+        """
+        super().join_mesh(loader, mesh)
+        order, below = outermost_sampler(loader), self.ordered_dataset(loader)
+        part = next(filter(_is_part, (order, below)), None)
+        found = rank_in(order) or rank_in(loader.dataset) if part is None else (part.dp_rank, part.dp_size)
+        if found is not None and (found[0] != mesh.dp_rank or found[1] not in (None, mesh.num_dp_ranks)):
+            expected = f"a sampler or a dataset of rank {mesh.dp_rank} of {mesh.num_dp_ranks}, as the mesh says"
+            raise ConfigurationError("mesh", f"<rank {found[0]} of {found[1]}>", expected)
 
     def deal_out(self, loader: LoaderArguments, share: RankShare, *, begun: str | None) -> RankShare | None:
         """Return what a rank is to get of the batches; None: each rank has its own already.

@@ -62,7 +62,7 @@ class IterableSource(SampleSource):
 
     def _has_rank(self, loader: LoaderArguments) -> bool:
         """Return whether the loader was given its rank."""
-        return loader.dp_rank is not None
+        return loader.dp_rank is not None or self.mesh is not None
 
     def fingerprint(self, loader: LoaderArguments) -> dict[str, Any]:
         """Return what a state must have to be loaded."""
@@ -76,7 +76,7 @@ class IterableSource(SampleSource):
             ConfigurationError: Nothing says which samples are this rank's.
         """
         del share, begun
-        if loader.dp_rank is None:
+        if not self._has_rank(loader):
             raise ConfigurationError(
                 "dp_rank",
                 None,
@@ -108,8 +108,7 @@ class IterableSource(SampleSource):
 
     def saver(self, loader: LoaderArguments) -> tuple[int, int | None] | None:
         """Return this rank, and of how many: each iterates a dataset that only it knows the state of."""
-        rank, num_ranks = rank_and_world_size()
-        return (rank, num_ranks) if loader.dp_rank is None else (loader.dp_rank, None)
+        return self.own_rank if loader.dp_rank is None else (loader.dp_rank, None)
 
     def start_of(
         self, loader: LoaderArguments, start: EpochStart, own: LoaderState, running: LoaderPlan | None, epoch: int

@@ -19,6 +19,7 @@ from fkat_data.loaders.rank_share import RankShare
 from fkat_data.loaders.rank_states import Layout, check_saver, check_share, is_of_other_size, own_state, state_at_epoch
 from fkat_data.plan.position import Reshard
 from fkat_data.runtime.distributed import rank_and_world_size
+from fkat_data.runtime.mesh import MeshRanks
 from fkat_data.worker.fingerprints import check_files, numbers_of_files
 from fkat_data.worker.windows import version_of
 
@@ -65,6 +66,8 @@ class SampleSource(ABC):
         """What ``deal_out`` has given this rank of the batches; None: it has them all."""
         self.is_collective: bool = False
         """Whether a state is of all ranks, which have samplers or datasets of their own."""
+        self.mesh: MeshRanks | None = None
+        """Which ranks get the same, as a device mesh says; None: each rank has data of its own."""
 
     @abstractmethod
     def plan(self, loader: LoaderArguments, start: EpochStart) -> LoaderPlan:
@@ -135,6 +138,20 @@ class SampleSource(ABC):
         del loader
         return False
 
+    @property
+    def own_rank(self) -> tuple[int, int]:
+        """Which of the ranks this one is whose data differ, and how many there are."""
+        return rank_and_world_size() if self.mesh is None else (self.mesh.dp_rank, self.mesh.num_dp_ranks)
+
+    def join_mesh(self, loader: LoaderArguments, mesh: MeshRanks) -> None:
+        """Take over which ranks get the same; before the first iteration.
+
+        Raises:
+            ConfigurationError: A sampler or the dataset is another rank's.
+        """
+        del loader
+        self.mesh = mesh
+
     @abstractmethod
     def deal_out(self, loader: LoaderArguments, share: RankShare, *, begun: str | None) -> RankShare | None:
         """Return what a rank is to get of the batches; None: each rank has its own already.
@@ -189,7 +206,7 @@ class SampleSource(ABC):
             StateMismatchError: It is no such state, or does not say what other ranks had left.
         """
         layout = self.layout(loader)
-        own = own_state(state_dict, layout, partial(self._checked, loader, layout, acceptance), *rank_and_world_size())
+        own = own_state(state_dict, layout, partial(self._checked, loader, layout, acceptance), *self.own_rank)
         if layout is None and entries_of(state_dict) is None:
             check_saver(own, self.saver(loader), is_iterable=self.kind == "strands")
         check_share(own, self.share)

@@ -10,6 +10,7 @@ from typing import Any, Protocol, Self
 
 import torch
 
+from fkat_data.engine.agreement import Identity, RankAgreement, rank_agreement
 from fkat_data.engine.engine import Engine
 from fkat_data.errors import ConfigurationError, StateMismatchError, arguments
 from fkat_data.errors.acceptance import Acceptance, AcceptedField
@@ -27,6 +28,7 @@ from fkat_data.loaders.loader_plan import LoaderPlan, Provenance
 from fkat_data.loaders.loader_state import LoaderState
 from fkat_data.loaders.rank_share import RankShare
 from fkat_data.loaders.rank_states import agreed_state, check_order, check_share, state_at_epoch
+from fkat_data.loaders.reshards import rank_in
 from fkat_data.loaders.sample_source import EpochStart, SampleSource, tell_epoch
 from fkat_data.loaders.shipment import LoaderShipment
 from fkat_data.observe.statistics import DataLoaderStatistics, LoaderStatistics
@@ -34,6 +36,7 @@ from fkat_data.plan.position import Reshard
 from fkat_data.plan.resharding import of_epoch
 from fkat_data.runtime.distributed import gather
 from fkat_data.runtime.lifetime import WeakTable
+from fkat_data.runtime.mesh import MeshRanks
 from fkat_data.seeding import next_number, shares_generators
 from fkat_data.worker.epoch_factory import order_of
 
@@ -135,6 +138,8 @@ class LoaderSession:
         self._reshards: tuple[Reshard, ...] = ()
         # What differed where the loaded state, or one before it, was loaded.
         self._accepted: tuple[AcceptedField, ...] = ()
+        # Of the ranks that get the same; its process groups are made once.
+        self._agreement: RankAgreement | None = None
 
     @property
     def running(self) -> Running | None:
@@ -161,11 +166,16 @@ class LoaderSession:
         loaded = self._loaded
         return EpochStart(
             partial(self.seed, loader),
-            self.source.rank(loader) if loader.dp_rank is None else loader.dp_rank,
+            self._dp_rank(loader),
             self._reshards,
             None if loaded is None else loaded.state,
             self._leaves_empty_rest or self.framework_loop is not None,
         )
+
+    def _dp_rank(self, loader: LoaderArguments) -> int:
+        if loader.dp_rank is not None:
+            return loader.dp_rank
+        return self.source.rank(loader) if self.source.mesh is None else self.source.mesh.dp_rank
 
     def seed(self, loader: LoaderArguments) -> int:
         """Return the seed, which is drawn now if none is known."""
@@ -387,6 +397,10 @@ class LoaderSession:
             RankMismatchError: Ranks have datasets of other lengths.
             StateMismatchError: The state that was loaded before is of another number of ranks.
         """
+        mesh = self.source.mesh
+        if mesh is not None and asked[:2] != (mesh.num_dp_ranks, mesh.dp_rank):
+            expected = f"rank {mesh.dp_rank} of {mesh.num_dp_ranks}, as the loader's mesh says, or no call"
+            raise ConfigurationError("deal_out", f"<rank {asked.rank} of {asked.num_ranks}>", expected)
         if asked.num_ranks == 1:
             return
         begun = None
@@ -396,13 +410,54 @@ class LoaderSession:
         share = self.source.deal_out(loader, asked, begun=begun)
         if share is None or share == self.source.share:
             return
+        self._adopt(loader, self._agreed_state(loader), share)
+
+    def _agreed_state(self, loader: LoaderArguments) -> LoaderState:
         own = replace(self.own_state(loader), dataset=self.source.drawn_order(loader))
-        agreed = agreed_state(gather((own, loader.seed is not None)))
+        return agreed_state(gather((own, loader.seed is not None)))
+
+    def _adopt(self, loader: LoaderArguments, agreed: LoaderState, share: RankShare | None) -> None:
         self.source.adopt_order(loader, agreed, Acceptance())
         if self._loaded is None:
-            self.go_to(loader, replace(state_at_epoch(agreed, 0), sharing=share.sharing), is_untouched=True)
+            sharing = None if share is None else share.sharing
+            self.go_to(loader, replace(state_at_epoch(agreed, 0), sharing=sharing), is_untouched=True)
         check_share(self.state(loader), share)
         self.source.share = share
+
+    def join_mesh(self, loader: LoaderArguments, mesh: MeshRanks) -> None:
+        """Deliver what a device mesh says, from the first iteration on; a collective.
+
+        Raises:
+            ConfigurationError: The loader was given another rank, or ranks have different seeds.
+            RankMismatchError: Ranks have datasets of other lengths.
+        """
+        if loader.dp_rank not in (None, mesh.dp_rank):
+            raise ConfigurationError("dp_rank", loader.dp_rank, f"{mesh.dp_rank}, as the mesh says, or None")
+        self.source.join_mesh(loader, mesh)
+        dealt = None
+        if mesh.num_dp_ranks > 1 and rank_in(loader.dataset) is None:  # else the dataset is this rank's part
+            dealt = self.source.deal_out(loader, RankShare(mesh.num_dp_ranks, mesh.dp_rank), begun=None)
+        if self.source.own_seed(loader, None) is not None:
+            return  # a stream's, which all ranks give it
+        agreed = self._agreed_state(loader)
+        if dealt is not None or (self.source.kind == "sampler" and mesh.num_dp_ranks == 1):
+            self._adopt(loader, agreed, dealt)
+        self._drawn_seed = agreed.seed
+
+    def of_each_rank(self, states: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the states of ranks whose data differ, from those of all ranks of the job."""
+        return states if self.source.mesh is None else self.source.mesh.one_of_each(states)
+
+    def _agreement_of(self, identity: Identity, plan: LoaderPlan) -> RankAgreement | None:
+        """Return what compares the ranks that get the same; None: no other rank does."""
+        mesh = self.source.mesh
+        if mesh is None or not mesh.has_replicas:
+            return None
+        if self._agreement is None:
+            self._agreement = rank_agreement(mesh.replicas, None, identity, plan)
+        else:
+            self._agreement.follow(identity, plan)
+        return self._agreement
 
     def check_parts(self, loader: LoaderArguments, num_ranks: int, rank: int) -> None:
         """Prepare the loader's parts for accelerate, which makes a rank's loader of them.
@@ -519,6 +574,7 @@ class LoaderSession:
             drop_last=source.drops_last(loader),
             keeps_dataset=keeps_dataset,
             is_startup_shared=source.can_share_startup(loader),
+            agreement=self._agreement_of(Identity(start.seed(), start.dp_rank), plan),
         )
         if loaded is not None:
             engine.go_to(plan.read_state(source.for_engine(loader, loaded.state)))
@@ -572,6 +628,7 @@ class LoaderSession:
         """
         found, others = copy.copy(self), dict[str, Any]()
         found.source, found._successors, found._newest_successor = copy.copy(self.source), None, None  # noqa: SLF001 - as below
+        found._agreement = None  # noqa: SLF001 - as below
         if (running := self.running) is not None:
             state, others = self.source.copied_state(running.plan, self._whole_state(loader), running.engine.position)
             found._phase = Fresh() if state is None else Loaded(state, state.step == 0)  # noqa: SLF001 - of this class

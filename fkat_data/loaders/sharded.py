@@ -26,6 +26,8 @@ from fkat_data.plan.shard_plan import elastic_shard_plan
 from fkat_data.plan.state import merge, read_rank, write_rank
 from fkat_data.runtime.distributed import gather, rank_and_world_size
 from fkat_data.runtime.machine import can_start_workers
+from fkat_data.runtime.mesh import mesh_ranks
+from fkat_data.samplers.data_parallel import sampler_of_rank
 from fkat_data.types import Microbatch_co, Profiler, Shard
 from fkat_data.worker.settings import START_METHODS, StartMethod, WorkerKind, worker_kind
 
@@ -79,6 +81,11 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
         check_ranks_every: Microbatches between two comparisons in the background; 100 with a ``replica_group``. Without
             one, ranks compare only their plans, when an iteration begins and after a state was loaded: a collective
             call, on every rank.
+        mesh: The ``DeviceMesh`` that this process is in, in place of ``dp_rank`` and ``replica_group``: both follow from it,
+            on every rank. A sampler or a list that does not know its rank is of all ranks' shards then, and each
+            data-parallel rank gets the part that ``DistributedDataParallelShardSampler`` gives it; an iterable that is
+            not a list has this rank's.
+        dp_dims: The mesh's dimensions along which data differ; None: those whose names begin with ``dp``.
         start_method: How worker processes are started: ``"template"`` forks them, in milliseconds each, from a process
             that has imported torch once, which all loaders of this process share, one after another as well: it ends
             with this process, or after five minutes without a worker; ``"spawn"`` starts a new interpreter for each,
@@ -122,10 +129,20 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
         stall_timeout_s: float | None = None,
         replica_group: Any = None,
         check_ranks_every: int | None = None,
+        mesh: Any = None,
+        dp_dims: str | Sequence[str] | None = None,
         start_method: StartMethod | None = None,
         trace: str | os.PathLike[str] | None = None,
         workers: WorkerKind = "processes",
     ) -> None:
+        ranks = mesh_ranks(mesh, dp_dims)
+        if ranks is not None:
+            if replica_group is not None:
+                raise ConfigurationError("replica_group", replica_group, "None with a mesh, from which it follows")
+            if dp_rank not in (None, ranks.dp_rank):
+                raise ConfigurationError("dp_rank", dp_rank, f"{ranks.dp_rank}, as the mesh says, or None")
+            dp_rank, replica_group = ranks.dp_rank, list(ranks.replicas) if ranks.has_replicas else None
+            shard_sampler = sampler_of_rank(shard_sampler, ranks.num_dp_ranks, ranks.dp_rank)
         factory: object = dataloader_factory
         batching = factory.batching if isinstance(factory, DataLoaderFactory) else None
         self._identity = identity_of(seed, dp_rank, shard_sampler)._replace(batching=batching)

@@ -12,6 +12,7 @@ from fkat_data.loaders.loader_state import LoaderState, PlanKind, checked_loader
 from fkat_data.loaders.rank_share import RankShare
 from fkat_data.loaders.sample_source import EpochStart, SampleSource
 from fkat_data.loaders.window_plan import WindowOrder
+from fkat_data.runtime.mesh import MeshRanks
 from fkat_data.types import StreamSource, stream_source_of
 
 
@@ -57,6 +58,11 @@ class StreamBatchSource(SampleSource):
     def fingerprint(self, loader: LoaderArguments) -> dict[str, Any]:
         """Return what a state must have to be loaded: the stream's own knows which batch sizes it may go on with."""
         return {"drop_last": loader.drop_last}
+
+    def join_mesh(self, loader: LoaderArguments, mesh: MeshRanks) -> None:
+        """Have the stream deal its samples out to the ranks of a mesh; before the first iteration."""
+        super().join_mesh(loader, mesh)
+        _stream_of(loader).set_ranks(mesh.num_dp_ranks, mesh.dp_rank)
 
     def own_seed(self, loader: LoaderArguments, drawn: int | None) -> int | None:
         """Return the stream's seed."""
@@ -143,6 +149,11 @@ class StreamWindowSource(IndexWindowSource):
     def fingerprint(self, loader: LoaderArguments) -> dict[str, Any]:
         """Return what a state must have to be loaded."""
         return {**super().fingerprint(loader), **_stream_of(loader).window_fingerprint()}
+
+    def join_mesh(self, loader: LoaderArguments, mesh: MeshRanks) -> None:
+        """Have the stream deal its windows out to the ranks of a mesh; before the first iteration."""
+        super().join_mesh(loader, mesh)
+        _stream_of(loader).set_ranks(mesh.num_dp_ranks, mesh.dp_rank)
 
     def own_seed(self, loader: LoaderArguments, drawn: int | None) -> int | None:
         """Return the seed that was drawn or loaded, or the stream's."""

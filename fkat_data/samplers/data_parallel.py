@@ -116,3 +116,22 @@ class DistributedDataParallelShardSampler(ShardSampler):
         start = self._dp_rank * each + min(self._dp_rank, rest)
         block = shards[start : start + each + (self._dp_rank < rest)]
         return merge_uris(block, self._num_uri_merge)
+
+
+def sampler_of_rank(sampler: Iterable[Shard], dp_size: int, dp_rank: int) -> Iterable[Shard]:
+    """Return a sampler of one data-parallel rank's shards, from one of all ranks' or one that is of this rank already.
+
+    An iterable of unknown length, and a sampler with a state of its own, are of this rank already.
+
+    Raises:
+        ConfigurationError: It is of another rank.
+    """
+    known = getattr(sampler, "dp_size", None)
+    if known is not None:
+        found, expected = (known, getattr(sampler, "dp_rank", dp_rank)), (dp_size, dp_rank)
+        if found != expected:
+            raise ConfigurationError("shard_sampler", sampler, f"one of data-parallel rank {dp_rank} of {dp_size}")
+        return sampler
+    if dp_size == 1 or not isinstance(sampler, (ShardSampler, Sequence)) or isinstance(sampler, str):
+        return sampler
+    return DistributedDataParallelShardSampler(sampler, dp_size, dp_rank)

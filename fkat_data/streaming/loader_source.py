@@ -1,12 +1,14 @@
 """The loader's side of a streaming dataset."""
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
 
 from fkat_data.errors import ConfigurationError
 from fkat_data.streaming.epoch.rank_batches import PickedSamples
+from fkat_data.streaming.epoch.world import World
 from fkat_data.streaming.loader_plan import (
     BatchRange,
     BatchRangeProduct,
@@ -85,6 +87,19 @@ class DatasetSource(StreamSource[StreamEpochs, StreamWindows]):
         check_ranks(self.reader.catalog.commits)
         world = self.reader.epochs.world()
         return world.num_ranks, world.rank
+
+    def set_ranks(self, num_ranks: int, rank: int) -> None:
+        """Deal samples out to that many ranks, of which this process is one, from the next iteration on.
+
+        Raises:
+            ConfigurationError: The dataset was given ``replication``.
+        """
+        epochs = self.reader.epochs
+        if epochs.replication is not None:
+            raise ConfigurationError(
+                "replication", epochs.replication, "None: the loader's mesh says which ranks get the same"
+            )
+        self.reader.state.epochs = replace(epochs, fixed_world=World.of_job().of_ranks(num_ranks, rank))
 
     @property
     def acceptable_fields(self) -> tuple[str, ...]:

@@ -60,6 +60,8 @@ BAD = [
     ("replica_group", [0], "torch.distributed to be initialised"),
     ("check_ranks_every", 0, "at least 1"),
     ("check_ranks_every", 5, "torch.distributed to be initialised"),
+    ("mesh", [[0, 1]], "a torch DeviceMesh"),
+    ("dp_dims", "dp", "None without a mesh"),
     ("start_method", "forkserver", "'template', 'spawn', 'fork'"),
     ("trace", 5, "path"),
     ("workers", "fibers", "'processes', 'threads', or fkat_data.ray.Actors(...)"),

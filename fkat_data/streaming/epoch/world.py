@@ -126,3 +126,8 @@ class World:
         worker = self.rank // replication * self.workers_per_rank + self.worker_of_rank
         num_nodes = num_ranks // self.ranks_per_node if num_ranks % self.ranks_per_node == 0 else 1
         return World(num_nodes, num_ranks // num_nodes, self.workers_per_rank, worker)
+
+    def of_ranks(self, num_ranks: int, rank: int) -> "World":
+        """Return the world of one of that many ranks on these nodes, whose others read the same samples as one of them."""
+        num_nodes = self.num_nodes if num_ranks % self.num_nodes == 0 else 1
+        return World(num_nodes, num_ranks // num_nodes, worker=rank)
