@@ -26,6 +26,7 @@ from fkat_data.errors.acceptance import accepting
 from fkat_data.loaders.data_loader import DataLoader
 from fkat_data.loaders.factory import DataLoaderFactory
 from fkat_data.loaders.loader_plan import Provenance
+from fkat_data.loaders.sample_records import SampleRecord
 from fkat_data.loaders.sharded import ShardedDataLoader
 from fkat_data.observe.statistics import LoaderStatistics
 from fkat_data.samplers.base import ShardSampler
@@ -54,6 +55,7 @@ __all__ = [
     "RankMismatchError",
     "ReplayMismatchError",
     "SampleError",
+    "SampleRecord",
     "Shard",
     "ShardCorruptError",
     "ShardError",

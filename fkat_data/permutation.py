@@ -13,6 +13,7 @@ _SECOND = np.uint64(0x94D049BB133111EB)
 
 # Every other round changes the same half, so each half is changed twice.
 _NUM_ROUNDS = 4
+_ROUND_KEYS = [np.uint64(int(_GAMMA) * number % 2**64) for number in range(1, _NUM_ROUNDS + 1)]
 
 
 def permutation(count: int, purpose: bytes, *coordinates: int) -> npt.NDArray[np.int64]:
@@ -47,7 +48,11 @@ def keys_of(numbers: npt.NDArray[np.int64], purpose: bytes, *coordinates: int) -
 
 
 def permuted(
-    numbers: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], keys: npt.NDArray[np.uint64]
+    numbers: npt.NDArray[np.int64],
+    sizes: npt.NDArray[np.int64],
+    keys: npt.NDArray[np.uint64],
+    *,
+    is_inverse: bool = False,
 ) -> npt.NDArray[np.int64]:
     """Return the image of each number under a permutation, at a cost independent of the permutation's size.
 
@@ -58,15 +63,17 @@ def permuted(
         numbers: Each from 0 to its size - 1.
         sizes: Size of each number's permutation, at most 2^62.
         keys: Key of each number's permutation.
+        is_inverse: Whether to return the number that each one is the image of instead.
     """
     found = numbers.astype(np.uint64)
     bounds = sizes.astype(np.uint64)
     columns = np.ceil(np.sqrt(sizes)).astype(np.uint64)
     rows = (bounds + columns - np.uint64(1)) // columns
-    found = _network(found, rows, columns, keys)
+    found = _network(found, rows, columns, keys, is_inverse=is_inverse)
     outside = np.flatnonzero(found >= bounds)
     while len(outside):
-        found[outside] = _network(found[outside], rows[outside], columns[outside], keys[outside])
+        of_outside = found[outside], rows[outside], columns[outside], keys[outside]
+        found[outside] = _network(*of_outside, is_inverse=is_inverse)
         outside = outside[found[outside] >= bounds[outside]]
     return found.astype(np.int64)
 
@@ -76,15 +83,17 @@ def _network(
     rows: npt.NDArray[np.uint64],
     columns: npt.NDArray[np.uint64],
     keys: npt.NDArray[np.uint64],
+    *,
+    is_inverse: bool = False,
 ) -> npt.NDArray[np.uint64]:
     left = numbers // columns
     right = numbers - left * columns
-    for round_index in range(_NUM_ROUNDS):
-        keys = keys + _GAMMA
+    for round_index in range(_NUM_ROUNDS)[:: -1 if is_inverse else 1]:
+        round_keys = keys + _ROUND_KEYS[round_index]
         if round_index % 2:
-            left = _rotated(left, right, rows, keys)
+            left = _rotated(left, right, rows, round_keys, is_back=is_inverse)
         else:
-            right = _rotated(right, left, columns, keys)
+            right = _rotated(right, left, columns, round_keys, is_back=is_inverse)
     return left * columns + right
 
 
@@ -93,12 +102,15 @@ def _rotated(
     others: npt.NDArray[np.uint64],
     sizes: npt.NDArray[np.uint64],
     keys: npt.NDArray[np.uint64],
+    *,
+    is_back: bool,
 ) -> npt.NDArray[np.uint64]:
     """Rotate each digit by an offset that depends on the other digit and the key."""
     hashes = (others + keys) * _FIRST
     hashes = (hashes ^ (hashes >> np.uint64(29))) * _SECOND
     # The upper 32 bits, as a fraction of the size, are the offset.
-    digits = digits + (((hashes >> np.uint64(32)) * sizes) >> np.uint64(32))
+    offsets = ((hashes >> np.uint64(32)) * sizes) >> np.uint64(32)
+    digits = digits + (sizes - offsets if is_back else offsets)
     return np.where(digits >= sizes, digits - sizes, digits)
 
 

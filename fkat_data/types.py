@@ -244,6 +244,10 @@ class StreamSource(Protocol[Plan_co, Windows_co]):
         """Return the samples of a window; their arrays may be written to."""
         ...
 
+    def where(self, sample_id: int) -> tuple[int, str, int]:
+        """Return a sample's stream, the name of its shard, and its row there."""
+        ...
+
     def note_columns(self, error: Exception) -> None:
         """Note on an error of a batch that what its samples are from has other columns, if it has."""
         ...

@@ -114,6 +114,11 @@ class Delivery:
         if self._consistent_position is not None and self._chunk:
             self._consistent_position = _RESTART  # they are taken again
 
+    def make_again(self) -> None:
+        """Have the next call drop what was prefetched, and begin again at the caller's position."""
+        if self._consistent_position is not None:
+            self._consistent_position = _RESTART
+
     def count_ahead(self) -> int:
         """Return the microbatches that have arrived and were not delivered, after receiving what workers have ready."""
         consistent_position = self._consistent_position

@@ -214,6 +214,12 @@ class Engine(Generic[Microbatch_co]):
         self._finish_loading()
         return not self._delivery.is_over and self._cursor.take_back()
 
+    def make_again(self) -> None:
+        """Make what is not delivered yet again, with the next call: the plan is another one from the position on."""
+        self._finish_loading()
+        self._cursor.start(self._cursor.position)  # the plan does not have the last one any more, to be taken back
+        self._delivery.make_again()
+
     def prefetch(self) -> None:
         """Start to move the next microbatch to the device, if it has arrived; do not wait."""
         self._delivery.prefetch()

@@ -3,7 +3,8 @@
 An epoch is one task: its payload is a ``SampleOrder``, which returns the indices of any batch by its number.
 """
 
-from collections.abc import Iterator, Sequence, Sized
+from collections.abc import Collection, Iterator, Sequence, Sized
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -17,10 +18,10 @@ from fkat_data.errors.wording import counted
 from fkat_data.loaders.loader_plan import IndexPlan, Provenance
 from fkat_data.loaders.loader_state import LoaderState
 from fkat_data.loaders.rank_share import RankShare, Sharing
-from fkat_data.loaders.reshards import remainder_of
+from fkat_data.loaders.reshards import EpochRemainder, position_at, remainder_of
 from fkat_data.permutation import keys_of, permutation, permuted
-from fkat_data.plan.position import Position, Reshard
-from fkat_data.plan.resharding import Remainder, first_step, of_epoch
+from fkat_data.plan.position import Dealing, Exclusion, Position, Reshard
+from fkat_data.plan.resharding import Remainder, first_step, of_epoch, reshards_until
 from fkat_data.worker.batches import BatchSequence
 
 _PURPOSE = b"fkat DataLoader"
@@ -41,7 +42,7 @@ class SampleOrder(BatchSequence):
         drop_last: Whether a last batch that is smaller is left out.
         shuffle: Seed and epoch that decide on the order; None: it is that of the dataset.
         share: What one of several ranks gets of the batches; None: there is one rank.
-        left: What the ranks before a reshard have left of the epoch, for all present ranks; None: there was no reshard.
+        remainder: What of the epoch is there for all present ranks; None: all of it, as there was no reshard.
         first: The number of the first batch.
         items: Indices to batch instead, in order; None: those of the samples.
         reads_into_batch: Whether the dataset reads its items into a microbatch, without code of a user's.
@@ -57,7 +58,7 @@ class SampleOrder(BatchSequence):
         drop_last: bool,
         shuffle: tuple[int, int] | None,
         share: RankShare | None = None,
-        left: Remainder | None = None,
+        remainder: EpochRemainder | None = None,
         first: int = 0,
         items: Sequence[Any] | None = None,
         reads_into_batch: bool = False,
@@ -71,7 +72,7 @@ class SampleOrder(BatchSequence):
         self._share = share
         self.first = first
         """The number of the first batch: those before it were other ranks'."""
-        self._left = Remainder(num_samples) if left is None else left
+        self._left, self._whole = remainder or (Remainder(num_samples), Remainder(num_samples))
         self._num_left = len(self._left)
         size = 1 if batch_size is None else batch_size
         # Of a batch, and of the batches of all ranks together.
@@ -130,9 +131,10 @@ class SampleOrder(BatchSequence):
         """Return what comes past the last sample: the epoch's first ones, again and again."""
         found: list[int] = []
         while begin < end:
-            start = begin % self._num_samples
-            stop = min(start + end - begin, self._num_samples)
-            found += self._indices(start, stop)
+            start = begin % len(self._whole)
+            stop = min(start + end - begin, len(self._whole))
+            for run in self._whole.runs(start, stop):
+                found += self._indices(*run)
             begin += stop - start
         return found
 
@@ -156,12 +158,36 @@ class SampleOrder(BatchSequence):
             return self._block[block_index * _BLOCK_SIZE :]
         if self._block is None or block_index != self._block_index:
             first = block_index * _BLOCK_SIZE
-            numbers = np.arange(first, min(first + _BLOCK_SIZE, self._num_samples))
-            key = keys_of(np.zeros(1, dtype=np.int64), _PURPOSE, *shuffle)
-            sizes = np.full(len(numbers), self._num_samples)
-            self._block = permuted(numbers, sizes, np.repeat(key, len(numbers)))
+            self._block = _shuffled(
+                np.arange(first, min(first + _BLOCK_SIZE, self._num_samples)), self._num_samples, shuffle
+            )
             self._block_index = block_index
         return self._block
+
+
+def _shuffled(
+    numbers: npt.NDArray[np.int64], num_samples: int, shuffle: tuple[int, int], *, is_inverse: bool = False
+) -> npt.NDArray[np.int64]:
+    """Return the samples at some numbers of a large epoch's order; or, as the inverse, the numbers of some samples."""
+    key = keys_of(np.zeros(1, dtype=np.int64), _PURPOSE, *shuffle)
+    sizes = np.full(len(numbers), num_samples)
+    return permuted(numbers, sizes, np.repeat(key, len(numbers)), is_inverse=is_inverse)
+
+
+def numbers_in_order(samples: Collection[int], num_samples: int, shuffle: tuple[int, int] | None) -> list[int]:
+    """Return the numbers of some samples in an epoch's order, of those that the dataset has.
+
+    Args:
+        samples: The samples.
+        num_samples: Samples of the dataset.
+        shuffle: Seed and epoch that decide on the order; None: it is that of the dataset.
+    """
+    found = np.array(sorted(sample for sample in samples if sample < num_samples), dtype=np.int64)
+    if shuffle is None or not len(found):
+        return found.tolist()
+    if num_samples > _DRAWN_AT_ONCE:
+        return _shuffled(found, num_samples, shuffle, is_inverse=True).tolist()
+    return np.flatnonzero(np.isin(permutation(num_samples, _PURPOSE, *shuffle), found)).tolist()
 
 
 class EpochShuffle(RandomSampler):
@@ -314,8 +340,60 @@ class ComputedPlan(IndexPlan):
 
     def made_of(self, position: Position) -> list[Provenance]:
         """Return the indices of a microbatch."""
-        batch = self._order_of(position.epoch).batch(position.microbatch)
+        batch = self._order_of(position.epoch, self._until(position.epoch, position.step)).batch(position.microbatch)
         return [Provenance([batch] if self._batch_sampler is None else batch, [])]
+
+    def exclude(self, position: Position, exclusion: Exclusion) -> tuple[Reshard, ...]:
+        """Leave samples out from a position on: what is left without them is dealt out again, in full batches."""
+        (epoch, step), dataset = (position.epoch, position.step), self._dataset
+        num_samples, _, batch_size, _ = self._arguments(epoch)
+        if dataset is not None and exclusion.samples:
+            expected = "a dataset whose rows are the same in each epoch, or exclude_steps(): it packs others"
+            raise ConfigurationError("dataset", dataset, expected)
+        if dataset is not None and self._reshards_of_dataset(epoch):
+            raise ConfigurationError("dataset", dataset, "exclude() in an epoch that began with as many ranks")
+        if exclusion.samples and exclusion.samples[-1] >= num_samples:
+            raise ConfigurationError("samples", exclusion.samples[-1], f"indices below {num_samples}")
+        share = self._share or RankShare(1, 0)
+        dealing = Dealing(batch_size or 1, share.split_batches)
+        reshard = Reshard((position_at(self._reshards, epoch, step),) * share.num_ranks, step, dealing, exclusion)
+        self._reshards = (*self._reshards, reshard)
+        if self._begun is not None and epoch == self._epoch:
+            self._order = self._order_of(epoch)
+        return self._reshards
+
+    def made_at(self, epoch: int, step: int) -> dict[int, list[Any]]:
+        """Return the indices of each rank's microbatch at a step; of a dataset that deals itself out, this rank's alone."""
+        reshards = self._until(epoch, step)
+        if self._dataset is not None:
+            return (
+                {}
+                if (own := self._batch_at(step, self._order_of(epoch, reshards))) is None
+                else {self._dataset.dp_rank: own}
+            )
+        later = next((each for each in of_epoch(self._reshards, epoch) if each not in reshards), None)
+        share, batch_size = self._share or RankShare(1, 0), None
+        if later is not None:  # the ranks of then
+            share = share._replace(num_ranks=len(later.positions), split_batches=later.dealing.is_split)
+            batch_size = later.dealing.batch_size
+        share = share._replace(even_batches=share.even_batches and share.num_ranks > 1)
+        found: dict[int, list[Any]] = {}
+        for rank in range(share.num_ranks):
+            has_had = later is None or (epoch, step) < (later.positions[rank].epoch, later.positions[rank].step)
+            batch = self._batch_at(step, self._order_of(epoch, reshards, share._replace(rank=rank), batch_size))
+            if has_had and batch is not None:
+                found[rank] = batch
+        return found
+
+    def _batch_at(self, step: int, order: SampleOrder) -> list[Any] | None:
+        """Return the indices of an order's batch; None: the order has none there."""
+        if not order.first <= step < len(order):
+            return None
+        batch = order.batch(step)
+        return batch if self._batch_sampler is not None else [batch]
+
+    def _until(self, epoch: int, step: int) -> tuple[Reshard, ...]:
+        return reshards_until(self._reshards, epoch, step)
 
     def first_microbatch(self, state: LoaderState) -> int:
         """Return where a saved position is in its epoch's task.
@@ -378,22 +456,39 @@ class ComputedPlan(IndexPlan):
             self._known_order = known, rest
         return self._known_order[1]
 
-    def _order_of(self, epoch: int) -> SampleOrder:
+    def _order_of(
+        self,
+        epoch: int,
+        reshards: Sequence[Reshard] | None = None,
+        share: RankShare | None = None,
+        batch_size: int | None = None,
+    ) -> SampleOrder:
+        """Return an epoch's order: of this rank and all reshards; or of another one, in other batches, after some."""
         arguments = self._arguments(epoch)
-        num_samples, shuffle, batch_size, drop_last = arguments
-        reshards = self._reshards_of_dataset(epoch)
-        if self._dataset is not None and reshards:
-            return self._rest_of_dataset(self._dataset, reshards, epoch, arguments)
+        num_samples, sampler, size, drop_last = arguments
+        of_dataset = self._reshards_of_dataset(epoch)
+        if self._dataset is not None and of_dataset:
+            return self._rest_of_dataset(self._dataset, of_dataset, epoch, arguments)
+        reshards = self._reshards if reshards is None else reshards
+        shuffle = None if sampler is None else (self._seed, epoch)
         return SampleOrder(
             num_samples,
-            batch_size,
+            size and (batch_size or size),
             drop_last=drop_last,
-            shuffle=None if shuffle is None else (self._seed, epoch),
-            share=self._share,
-            left=remainder_of(self._reshards, epoch, num_samples, drop_last=drop_last),
-            first=first_step(self._reshards, epoch),
+            shuffle=shuffle,
+            share=share or self._share,
+            remainder=order_remainder(reshards, epoch, num_samples, shuffle, drop_last=drop_last),
+            first=first_step(reshards, epoch),
             reads_into_batch=self._reads_into_batch,
         )
+
+
+def order_remainder(
+    reshards: Sequence[Reshard], epoch: int, num_samples: int, shuffle: tuple[int, int] | None, *, drop_last: bool
+) -> EpochRemainder:
+    """Return what ranks have left of an epoch whose order is arithmetic; see ``remainder_of`` and ``numbers_in_order``."""
+    numbers_of = partial(numbers_in_order, num_samples=num_samples, shuffle=shuffle)
+    return remainder_of(reshards, epoch, num_samples, drop_last=drop_last, numbers_of=numbers_of)
 
 
 def price_of_length(state: LoaderState, num_samples: int) -> str | None:
@@ -467,8 +562,10 @@ def batches_left(state: LoaderState, rank: int | None) -> tuple[int, int] | None
     share = None
     if sharing.num_ranks > 1:
         share = RankShare(sharing.num_ranks, rank or 0, sharing.even_batches, sharing.split_batches)
-    left = remainder_of(state.reshards, epoch, num_samples, drop_last=state.drop_last)
+    size, drop_last, shuffle = state.batch_size, state.drop_last, None
+    if state.sampler.get("shuffle"):
+        shuffle = state.seed, epoch
+    left = order_remainder(state.reshards, epoch, num_samples, shuffle, drop_last=drop_last)
     first = first_step(state.reshards, epoch)
-    size, drop_last = state.batch_size, state.drop_last
-    order = SampleOrder(num_samples, size, drop_last=drop_last, shuffle=None, share=share, left=left, first=first)
+    order = SampleOrder(num_samples, size, drop_last=drop_last, shuffle=None, share=share, remainder=left, first=first)
     return len(order) - state.step, len(order) - first

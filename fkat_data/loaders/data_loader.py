@@ -8,7 +8,7 @@ from typing import Any, Generic, Literal, Self, cast
 import torch
 from torch.utils import data as torch_data
 
-from fkat_data.errors import ConfigurationError
+from fkat_data.errors import ConfigurationError, arguments
 from fkat_data.errors.wording import Described
 from fkat_data.integrations.hooks.accelerate import check_question, gradient_state, is_prepared
 from fkat_data.integrations.hooks.lightning import is_begun_by_fabric, original_of
@@ -17,10 +17,12 @@ from fkat_data.loaders.engine_settings import checked_argument, prepare_workers
 from fkat_data.loaders.loader_plan import Provenance
 from fkat_data.loaders.loader_state import merged_states
 from fkat_data.loaders.rank_share import RankShare
+from fkat_data.loaders.sample_records import SampleRecord, records_of
 from fkat_data.loaders.session import LoaderSession
 from fkat_data.loaders.sources import sample_source_of
 from fkat_data.observe.statistics import LoaderStatistics
 from fkat_data.plan.iteration import Closing
+from fkat_data.plan.position import Exclusion
 from fkat_data.plan.state import sealed, unsealed
 from fkat_data.runtime.distributed import gather
 from fkat_data.runtime.mesh import mesh_ranks
@@ -397,6 +399,53 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
                 says its samples: an iterable dataset, or samplers of the caller's own.
         """
         return self._session.provenance(self)
+
+    def samples_of(self, step: int, epoch: int | None = None) -> list[SampleRecord]:
+        """Return the samples of a microbatch, past or to come, of all ranks; nothing is read for it.
+
+        What was left out, and how the number of ranks has changed, counts from where it did. Of an epoch that is over, a
+        state keeps that where samples were left out in it; any other one is as the present ranks would have it.
+
+        Args:
+            step: The step of the epoch; or of the whole run, if no epoch is given.
+            epoch: The epoch.
+
+        Raises:
+            ConfigurationError: There is no such step; or nothing says its samples: an iterable dataset, samplers of the
+                caller's own, or microbatches that are cut from rows of windows.
+        """
+        return records_of(self.dataset, *self._session.made_at(self, step, epoch))
+
+    def exclude(self, samples: Iterable[int]) -> None:
+        """Leave samples out from the next microbatch on, in later epochs as well; states keep it.
+
+        What was prefetched is made again without them. Microbatches stay full: what is left is dealt out again. In a
+        stream, each sample keeps its step, and batches are smaller. Every rank calls it, at the same step.
+
+        Args:
+            samples: Indices of the dataset; of a stream, the numbers of its samples.
+
+        Raises:
+            ConfigurationError: The dataset has no such sample, or nothing says what a step has; see ``samples_of``.
+            RankMismatchError: Ranks call it at different steps, or with other samples.
+        """
+        found = sorted({arguments.integer("samples", sample, minimum=0) for sample in samples})
+        if found:
+            self._session.exclude(self, Exclusion(tuple(found)))
+
+    def exclude_steps(self, first: int, last: int) -> None:
+        """Leave steps of the epoch under way out, as ``samples_of`` says them now; later steps move up. Otherwise as ``exclude``.
+
+        Args:
+            first: The first step, none that was delivered.
+            last: The last one.
+
+        Raises:
+            ConfigurationError: A step was delivered, or nothing says what a step has; see ``samples_of``.
+            RankMismatchError: Ranks call it at different steps, or with other ones.
+        """
+        arguments.integer("first", first, minimum=0)
+        self._session.exclude(self, Exclusion(steps=(first, arguments.integer("last", last, minimum=first))))
 
     def statistics(self) -> LoaderStatistics:
         """Return what was done since the first iteration, or the newest loaded state; cheap enough for every step."""

@@ -96,6 +96,9 @@ class IndexSource(SampleSource):
             return ComputedPlan(
                 *order, start.seed(), self.share, start.reshards, dataset, reads_into_batch=reads_into_batch
             )
+        if any(each.exclusion is not None for each in start.reshards):
+            hint = "go on with the order of the run that left them out: in order, or shuffle=True"
+            raise StateMismatchError("resplits", "<with samples left out>", "<a sampler>", hint)
         return SamplerPlan(
             outermost_sampler(loader),
             start.seed(),
@@ -377,6 +380,14 @@ class IndexSource(SampleSource):
         plan = self._first_plan(loader, start)
         if not step and isinstance(running, SamplerPlan):
             plan = running  # what it has drawn is taken back when the epoch begins again
+        with in_epoch(self.ordered_dataset(loader), epoch):
+            return plan.num_batches(epoch)
+
+    def _made_in(self, loader: LoaderArguments, plan: LoaderPlan, epoch: int, step: int) -> dict[int, list[Any]]:
+        with in_epoch(self.ordered_dataset(loader), epoch):
+            return plan.made_at(epoch, step)
+
+    def _num_steps(self, loader: LoaderArguments, plan: LoaderPlan, epoch: int) -> int:
         with in_epoch(self.ordered_dataset(loader), epoch):
             return plan.num_batches(epoch)
 

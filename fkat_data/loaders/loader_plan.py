@@ -4,10 +4,10 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from fkat_data.errors import StateMismatchError
+from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.loaders.loader_state import LoaderState
 from fkat_data.loaders.rank_states import state_at_epoch
-from fkat_data.plan.position import START, Position, ResumeState
+from fkat_data.plan.position import START, Exclusion, Position, Reshard, ResumeState
 from fkat_data.plan.shard_plan import Plan
 
 OTHER_LENGTH = (
@@ -46,6 +46,8 @@ class LoaderPlan(Plan):
     """The position that ``begin`` has returned for an iteration of which nothing was delivered yet; None: there is none."""
     counts_all_ranks: bool = False
     """Whether workers are counted over all ranks."""
+    in_words: str = "an iterable dataset"
+    """What messages call what it is of, where its order is not known."""
     num_strands: int | None = None
     """Interleaved tasks, one for each worker; 0: one, without a worker; None: tasks follow one another."""
 
@@ -75,6 +77,27 @@ class LoaderPlan(Plan):
         """Return what the microbatch at a position that was delivered is made of, without locations; none: it is not known."""
         del position
         return []
+
+    def exclude(self, position: Position, exclusion: Exclusion) -> tuple[Reshard, ...]:
+        """Leave samples out from a position on.
+
+        Returns:
+            The reshards that a state has from now on.
+
+        Raises:
+            ConfigurationError: The plan cannot be computed without them, or does not know them.
+        """
+        del position, exclusion
+        raise _unknown_order(self.in_words)
+
+    def made_at(self, epoch: int, step: int) -> dict[int, list[Any]]:
+        """Return the samples of the microbatch at a step, for each rank that has one there.
+
+        Raises:
+            ConfigurationError: The plan cannot be computed.
+        """
+        del epoch, step
+        raise _unknown_order(self.in_words)
 
     @abstractmethod
     def saved(self, position: Position) -> dict[str, Any]:
@@ -111,6 +134,13 @@ class LoaderPlan(Plan):
     def num_tasks(self, epoch: int) -> int | None:
         """Return None: nothing asks for it."""
         del epoch
+
+
+def _unknown_order(found: str) -> ConfigurationError:
+    expected = (
+        "a dataset with indices in order or shuffled by the loader, or a stream: nothing else says what a step has"
+    )
+    return ConfigurationError("dataset", found, expected)
 
 
 class IndexPlan(LoaderPlan):

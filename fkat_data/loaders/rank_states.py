@@ -197,7 +197,7 @@ def _dealt_by(state: LoaderState) -> DealtBy | None:
         return "loader"
     if _num_by_order(state) > 1:
         return "order"
-    reshards = state.reshards
+    reshards = of_epoch(state.reshards, state.epoch)
     return ("order" if reshards[-1].dealing.is_by_order else "loader") if reshards else None
 
 
@@ -228,6 +228,9 @@ def _reshard(states: Sequence[LoaderState], num_ranks: int, layout: Layout) -> L
     before = base.reshards
     positions = [position_at(before, state.epoch, state.step) for state in of_ranks]
     is_by_order = "order" in (_dealt_by(base), layout.dealt_by)
+    if is_by_order and any(each.exclusion is not None for each in of_epoch(before, base.epoch)):
+        hint = "finish the epoch with as many ranks: its dataset deals out what is left, and does not know of excluded steps"
+        raise StateMismatchError("resplits", "<with excluded steps>", "<without>", hint)
     dealing = Dealing(base.batch_size or 1, (base.sharing or Sharing()).split_batches, is_by_order)
     reshards, epoch, step = reshard(before, positions, dealing)
     own = replace(base, epoch=epoch, step=step, sharing=None, is_gathered=False, reshards=())
@@ -237,7 +240,7 @@ def _reshard(states: Sequence[LoaderState], num_ranks: int, layout: Layout) -> L
     if is_by_order and base.sampler.get("shuffle"):
         _check_seeds(of_ranks)
     fingerprint = {**own.fingerprint, "batch_size": layout.batch_size}
-    own = replace(own, reshards=of_epoch(reshards, epoch), fingerprint=fingerprint)
+    own = replace(own, reshards=reshards, fingerprint=fingerprint)
     own = own.with_sampler(_sampler_of_rest(of_ranks, base, step, layout, is_by_order=is_by_order))
     _logger.info(
         "state of %d ranks%s split again over %d: they go on in epoch %d at step %d",
@@ -362,6 +365,24 @@ def agreed_state(of_ranks: Sequence[tuple[LoaderState, bool]]) -> LoaderState:
         per_rank = ", ".join(f"{length} on rank {rank}" for rank, length in enumerate(lengths))
         raise RankMismatchError("len(dataset)", per_rank)
     return of_ranks[0][0]
+
+
+def check_agreed(call: str, of_ranks: Sequence[Any]) -> None:
+    """Return if all ranks call something at one position, with the same arguments.
+
+    Args:
+        call: The call.
+        of_ranks: Each rank's epoch, step, and arguments.
+
+    Raises:
+        RankMismatchError: They do not.
+    """
+    if any(found != of_ranks[0] for found in of_ranks):
+        places = (
+            f"step {step} of epoch {epoch}, {asked} on rank {rank}"
+            for rank, (epoch, step, asked) in enumerate(of_ranks)
+        )
+        raise RankMismatchError(f"{call}, which all make at the same step", "; ".join(places))
 
 
 def check_order(state: LoaderState | None, present: Mapping[str, Any] | None) -> None:

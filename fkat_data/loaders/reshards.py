@@ -5,24 +5,46 @@ its own. So every rank computes its part from the reshards; a state has nothing 
 the field ``resplits``::
 
     [{"split_batches": False, "batch_size": 4, "step": 3, "epochs": [0, 0], "counts": [3, 3]}]
+
+Where samples were left out from then on, an entry says so, ``"excluded": [17, 20]`` and ``"excluded_steps": [5, 9]``. What
+was left in the order without them is dealt out again, to as many ranks as before.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, cycle, islice
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from torch.utils.data import BatchSampler, DistributedSampler
 
 from fkat_data.errors import StateMismatchError
 from fkat_data.errors.arguments import saved_integer
-from fkat_data.plan.position import Dealing, Position, Reshard
-from fkat_data.plan.resharding import Remainder, first_step, of_epoch
+from fkat_data.plan.position import Dealing, Exclusion, Position, Reshard
+from fkat_data.plan.resharding import Remainder, excluded_before, first_step, kept_in_state, of_epoch
 from fkat_data.runtime.interruption import genuine
 
 _NOT_A_RESHARD = "this is not a state of a fkat_data.DataLoader"
 
 
-def remainder_of(reshards: Sequence[Reshard], epoch: int, length: int, *, drop_last: bool) -> Remainder:
+class EpochRemainder(NamedTuple):
+    """What of an epoch's samples is there for ranks.
+
+    Attributes:
+        left: What ranks before have left.
+        whole: All that was not left out before it came: what a last round is filled up with.
+    """
+
+    left: Remainder
+    whole: Remainder
+
+
+def remainder_of(
+    reshards: Sequence[Reshard],
+    epoch: int,
+    length: int,
+    *,
+    drop_last: bool,
+    numbers_of: Callable[[Collection[int]], list[int]] = sorted,
+) -> EpochRemainder:
     """Return what ranks have left of an epoch's samples.
 
     Args:
@@ -30,14 +52,28 @@ def remainder_of(reshards: Sequence[Reshard], epoch: int, length: int, *, drop_l
         epoch: The epoch.
         length: Its samples.
         drop_last: Whether ranks leave out a last round that is smaller.
+        numbers_of: Returns the numbers, in the epoch's order, of samples.
     """
-    left = Remainder(length)
+
+    def without(remainder: Remainder, numbers: Iterable[int]) -> Remainder:
+        return remainder.without((offset, offset + 1) for offset in remainder.offsets_of(numbers))
+
+    left = whole = without(Remainder(length), numbers_of(excluded_before(reshards, epoch)))
     for reshard in of_epoch(reshards, epoch):
-        (size, is_split, _), counts = reshard.dealing, reshard.counts_in(epoch)
+        (size, is_split, _), counts, exclusion = reshard.dealing, reshard.counts_in(epoch), reshard.exclusion
         part_size = size // len(counts) if is_split else size
         num_whole, rest = divmod(len(left), part_size * len(counts))
         left = left.after(part_size, all_known(counts, num_whole + (rest > 0 and not drop_last)))
-    return left
+        if exclusion is None or reshard.epoch != epoch:
+            continue
+        if exclusion.steps is not None:
+            first, last = (step - reshard.step for step in exclusion.steps)
+            begin, stop = (min(step * part_size * len(counts), len(left)) for step in (first, last + 1))
+            excluded = [number for run in left.runs(begin, stop) for number in range(*run)]
+            left, whole = left.without([(begin, stop)]), without(whole, excluded)
+        numbers = numbers_of(exclusion.samples)
+        left, whole = without(left, numbers), without(whole, numbers)
+    return EpochRemainder(left, whole)
 
 
 def all_known(counts: Sequence[int | None], num_rounds: int) -> list[int]:
@@ -120,10 +156,16 @@ def reshards_field(reshards: Sequence[Reshard], epoch: int) -> dict[str, Any]:
             "epochs": [position.epoch for position in reshard.positions],
             "counts": [position.microbatch for position in reshard.positions],
             **({"by_order": True} if reshard.dealing.is_by_order else {}),
+            **_exclusion_fields(reshard.exclusion),
         }
-        for reshard in of_epoch(reshards, epoch)
+        for reshard in kept_in_state(reshards, epoch)
     ]
     return {"resplits": plain} if plain else {}
+
+
+def _exclusion_fields(exclusion: Exclusion | None) -> dict[str, list[int]]:
+    samples, steps = Exclusion() if exclusion is None else exclusion
+    return {**({"excluded": [*samples]} if samples else {}), **({"excluded_steps": [*steps]} if steps else {})}
 
 
 def reshards_in(state: Mapping[str, Any]) -> tuple[Reshard, ...]:
@@ -147,13 +189,17 @@ def _reshard(found: Any, before: Sequence[Reshard]) -> Reshard:
         epochs, counts = (tuple(_count(number) for number in found[name]) for name in ("epochs", "counts"))
         is_by_order = bool(found.get("by_order"))
         batch_size = _count(found["batch_size"])
+        samples, steps = (
+            tuple(_count(number) for number in found.get(name, ())) for name in ("excluded", "excluded_steps")
+        )
     except genuine(AttributeError, TypeError, KeyError):
         raise StateMismatchError("resplits", found, "<a position for each rank>", _NOT_A_RESHARD) from None
-    if not epochs or len(epochs) != len(counts):
+    if not epochs or len(epochs) != len(counts) or len(steps) not in (0, 2):
         raise StateMismatchError("resplits", found, "<a position for each rank>", _NOT_A_RESHARD)
     saved = zip(epochs, counts, strict=True)
     positions = tuple(position_at(before, epoch, first_step(before, epoch) + count) for epoch, count in saved)
-    return Reshard(positions, step, Dealing(batch_size, is_split, is_by_order))
+    exclusion = Exclusion(samples, cast("tuple[int, int]", steps) or None) if samples or steps else None
+    return Reshard(positions, step, Dealing(batch_size, is_split, is_by_order), exclusion)
 
 
 def position_at(reshards: Sequence[Reshard], epoch: int, step: int) -> Position:

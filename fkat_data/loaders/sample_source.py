@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import BatchSampler
 
-from fkat_data.errors import StateMismatchError
+from fkat_data.errors import ConfigurationError, StateMismatchError, arguments
 from fkat_data.errors.acceptance import Acceptance
 from fkat_data.errors.wording import counted
 from fkat_data.loaders.engine_settings import size_of_batches
@@ -151,6 +151,10 @@ class SampleSource(ABC):
         """
         del loader
         self.mesh = mesh
+
+    def has_ranks_in_step(self, loader: LoaderArguments) -> bool:
+        """Return whether several ranks have parts of one order, so that they change it together."""
+        return self.share is not None or self.mesh is not None or self.has_ranks(loader)
 
     @abstractmethod
     def deal_out(self, loader: LoaderArguments, share: RankShare, *, begun: str | None) -> RankShare | None:
@@ -368,6 +372,36 @@ class SampleSource(ABC):
         """Return the microbatches of an epoch that is not under way; raise TypeError where that is not known."""
         del step
         return (running or self.plan(loader, start)).num_batches(epoch)
+
+    def made_at(
+        self, loader: LoaderArguments, plan: LoaderPlan, step: int, epoch: int | None
+    ) -> tuple[int, int, dict[int, list[Any]]]:
+        """Return epoch and step of a microbatch, and each rank's samples of it.
+
+        Args:
+            loader: The loader.
+            plan: Its plan.
+            step: The step of the epoch; or of the whole run, if no epoch is given.
+            epoch: The epoch.
+
+        Raises:
+            ConfigurationError: There is no such step, or nothing says its samples.
+        """
+        number, asked = 0 if epoch is None else arguments.integer("epoch", epoch, minimum=0), step
+        while not (found := self._made_in(loader, plan, number, step)):
+            num_steps = self._num_steps(loader, plan, number)
+            if epoch is not None or not num_steps:
+                raise ConfigurationError("step", asked, f"a step of epoch {number}, less than {num_steps}")
+            step, number = step - num_steps, number + 1
+        return number, step, found
+
+    def _made_in(self, loader: LoaderArguments, plan: LoaderPlan, epoch: int, step: int) -> dict[int, list[Any]]:
+        del loader
+        return plan.made_at(epoch, step)
+
+    def _num_steps(self, loader: LoaderArguments, plan: LoaderPlan, epoch: int) -> int:
+        del loader
+        return plan.num_batches(epoch)
 
     def copied_state(
         self, plan: LoaderPlan, own: LoaderState, position: Any

@@ -105,6 +105,7 @@ class SamplerPlan(IndexPlan):
     """
 
     has_several_tasks = True
+    in_words = "a dataset with a sampler of the caller's"
 
     def __init__(
         self,
@@ -594,7 +595,7 @@ class SamplerPlan(IndexPlan):
             drop_last=drop_last,
             shuffle=None,
             share=share,
-            left=left,
+            remainder=left,
             first=first_step(self._reshards, epoch),
         )
 

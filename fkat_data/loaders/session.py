@@ -27,13 +27,13 @@ from fkat_data.loaders.loader_arguments import LoaderArguments, samplers_of
 from fkat_data.loaders.loader_plan import LoaderPlan, Provenance
 from fkat_data.loaders.loader_state import LoaderState
 from fkat_data.loaders.rank_share import RankShare
-from fkat_data.loaders.rank_states import agreed_state, check_order, check_share, state_at_epoch
+from fkat_data.loaders.rank_states import agreed_state, check_agreed, check_order, check_share, state_at_epoch
 from fkat_data.loaders.reshards import rank_in
 from fkat_data.loaders.sample_source import EpochStart, SampleSource, tell_epoch
 from fkat_data.loaders.shipment import LoaderShipment
 from fkat_data.observe.statistics import DataLoaderStatistics, LoaderStatistics
-from fkat_data.plan.position import Reshard
-from fkat_data.plan.resharding import of_epoch
+from fkat_data.plan.position import Exclusion, Position, Reshard
+from fkat_data.plan.resharding import kept_in_state
 from fkat_data.runtime.distributed import gather
 from fkat_data.runtime.lifetime import WeakTable
 from fkat_data.runtime.mesh import MeshRanks
@@ -243,7 +243,7 @@ class LoaderSession:
             step=step,
             plan_state=plan.saved(position),
             fingerprint=begun_with or self.source.fingerprint(loader),
-            reshards=of_epoch(self._reshards, epoch),
+            reshards=kept_in_state(self._reshards, epoch),
             sharing=None if share is None else share.sharing,
             dataset_order=order_of(loader.dataset),
             accepted=self._accepted,
@@ -377,6 +377,48 @@ class LoaderSession:
         """Count the last microbatch as not delivered; return False if the iteration has moved since."""
         is_ahead = self._loaded is not None or self.framework_loop is not None
         return not is_ahead and self.running is not None and self.running.engine.take_back()
+
+    # What microbatches are made of.
+
+    def made_at(self, loader: LoaderArguments, step: int, epoch: int | None) -> tuple[int, int, dict[int, list[Any]]]:
+        """Return epoch and step of a microbatch, and each rank's samples of it; see ``DataLoader.samples_of``.
+
+        Raises:
+            ConfigurationError: There is no such step, or nothing says its samples.
+        """
+        self._follow_ranks(loader)
+        plan = self._present_plan(loader)
+        return self.source.made_at(loader, plan, arguments.integer("step", step, minimum=0), epoch)
+
+    def exclude(self, loader: LoaderArguments, exclusion: Exclusion) -> None:
+        """Leave samples out from the next microbatch on; see ``DataLoader.exclude``.
+
+        Raises:
+            ConfigurationError: The order is not known without them, or a framework's loop is a microbatch ahead.
+            RankMismatchError: Ranks call it at different steps, or with other samples.
+        """
+        self._follow_ranks(loader)
+        running, (epoch, step) = self.running, self.position(loader)
+        if self.framework_loop is not None and step:
+            expected = "between two epochs: accelerate's loop is a microbatch ahead of the program's"
+            raise ConfigurationError("exclude", f"<at step {step}>", expected)
+        if exclusion.steps is not None and exclusion.steps[0] < step:
+            raise ConfigurationError("first", exclusion.steps[0], f"at least {step}, the next step of epoch {epoch}")
+        if self.source.has_ranks_in_step(loader):
+            check_agreed("exclude()", gather((epoch, step, exclusion)))
+        plan = self._present_plan(loader)
+        if running is not None:
+            running.engine.make_again()
+        position = Position(epoch, 0, 0, step) if running is None else running.engine.position
+        fields: dict[str, Any] = {"_reshards": plan.exclude(position, exclusion)}
+        if (loaded := self._loaded) is not None:
+            state = replace(loaded.state, reshards=fields["_reshards"], plan_state=plan.saved(position))
+            loaded = replace(loaded, state=state)
+            fields["_phase"] = loaded if running is None else replace(running, loaded=loaded)
+        vars(self).update(fields)
+
+    def _present_plan(self, loader: LoaderArguments) -> LoaderPlan:
+        return self.source.plan(loader, self._start(loader)) if self.running is None else self.running.plan
 
     # Ranks.
 
@@ -660,7 +702,7 @@ class LoaderSession:
         """
         loaded, step = before._loaded, before.position(original)[1]  # noqa: SLF001 - of this class, like the next one
         self._drawn_seed, self._shipment = before._drawn_seed, before._shipment  # noqa: SLF001 - as above
-        self._accepted = before._accepted  # noqa: SLF001 - as above
+        self._accepted, self._reshards = before._accepted, before._reshards  # noqa: SLF001 - as above
         self._is_of_lightning = True
         if loaded is not None and step:
             # It may be the state of a rank whose sampler Lightning brings only now.

@@ -76,6 +76,11 @@ class StreamBatchSource(SampleSource):
     def check_since_load(self, loader: LoaderArguments, state: LoaderState) -> None:
         """Return: the stream checks what it loads."""
 
+    def has_ranks_in_step(self, loader: LoaderArguments) -> bool:
+        """Return True: a stream's ranks have one order."""
+        del loader
+        return True
+
     def deal_out(self, loader: LoaderArguments, share: RankShare, *, begun: str | None) -> RankShare | None:
         """Return None: a stream knows its ranks."""
         del loader, share, begun

@@ -210,6 +210,7 @@ class WindowPlan(IndexPlan):
     """
 
     has_several_tasks = has_undivided_tasks = True
+    in_words = "a dataset whose windows become rows, with window_fn or on_sample_error"
 
     def __init__(
         self,

@@ -65,18 +65,32 @@ ONE_BY_ONE = Dealing()
 """How shards are dealt out."""
 
 
+class Exclusion(NamedTuple):
+    """What the caller leaves out, from a position on.
+
+    Attributes:
+        samples: Numbers of samples, which no later microbatch has, in no epoch; sorted.
+        steps: The first and the last of some steps of the epoch, as they were numbered then; None: none.
+    """
+
+    samples: tuple[int, ...] = ()
+    steps: tuple[int, int] | None = None
+
+
 class Reshard(NamedTuple):
-    """How far ranks had come when their number changed, or the size of their batches.
+    """How far ranks had come when their number changed, or the size of their batches, or what they leave out.
 
     Attributes:
         positions: Each rank's, in what the reshard before has given it.
         step: Where all ranks after them begin, in the earliest epoch of theirs.
         dealing: How batches were dealt out to them.
+        exclusion: What is left out of what they had left; None: nothing.
     """
 
     positions: tuple[Position, ...]
     step: int
     dealing: Dealing = ONE_BY_ONE
+    exclusion: Exclusion | None = None
 
     @classmethod
     def at(cls, positions: Sequence[Position], dealing: Dealing = ONE_BY_ONE) -> "Reshard":

@@ -5,7 +5,7 @@ its own, which it keeps on any rank; nothing is to be known of the ranks that ha
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property, reduce
 from typing import NamedTuple
 
@@ -36,15 +36,38 @@ def reshard(reshards: Sequence[Reshard], positions: Sequence[Position], dealing:
         dealing: How batches are dealt out to them.
     """
     added = Reshard.at(positions, dealing)
-    return Resharded(of_epoch((*reshards, added), added.epoch), added.epoch, added.step)
+    return Resharded(kept_in_state((*reshards, added), added.epoch), added.epoch, added.step)
 
 
 def of_epoch(reshards: Sequence[Reshard], epoch: int) -> tuple[Reshard, ...]:
     """Return the reshards that decide on an epoch or a later one: those at which a rank had something of it.
 
-    Two reshards with nothing delivered in between leave the same as the second one alone.
+    Two reshards with nothing delivered in between leave the same as the second one alone, unless one leaves samples out.
     """
-    return tuple(each for each in reshards if any(position[:3] > (epoch, 0, 0) for position in each.positions))
+    return tuple(
+        each
+        for each in reshards
+        if any(position[:3] > (epoch, 0, 0) for position in each.positions)
+        or (each.exclusion is not None and each.epoch == epoch)
+    )
+
+
+def kept_in_state(reshards: Sequence[Reshard], epoch: int) -> tuple[Reshard, ...]:
+    """Return the reshards that a state keeps in an epoch: what was left out in an earlier one stays left out."""
+    amended = {each.epoch for each in reshards if each.exclusion is not None}
+    present = of_epoch(reshards, epoch)
+    return tuple(each for each in reshards if each.epoch in amended or each in present)
+
+
+def excluded_before(reshards: Sequence[Reshard], epoch: int) -> set[int]:
+    """Return the samples that were left out in earlier epochs: no step of this one has them."""
+    earlier = (each.exclusion.samples for each in reshards if each.exclusion is not None and each.epoch < epoch)
+    return {sample for samples in earlier for sample in samples}
+
+
+def reshards_until(reshards: Sequence[Reshard], epoch: int, step: int) -> tuple[Reshard, ...]:
+    """Return the reshards that the microbatch at a step comes after."""
+    return tuple(each for each in reshards if (each.epoch, each.step) <= (epoch, step))
 
 
 def first_step(reshards: Sequence[Reshard], epoch: int) -> int:
@@ -63,9 +86,9 @@ class Remainder:
         length: Items of the sequence.
     """
 
-    def __init__(self, length: int, dealt: "tuple[_Dealt, ...]" = ()) -> None:
+    def __init__(self, length: int, parts: "tuple[_Dealt | _Reduced, ...]" = ()) -> None:
         self._length = length
-        self._dealt = dealt
+        self._parts = parts
 
     def after(self, part_size: int, counts: Sequence[int]) -> "Remainder":
         """Return what is left after ranks have had some of what is left now.
@@ -74,18 +97,60 @@ class Remainder:
             part_size: Items of a rank's part of a round; those that the last round lacks are at its end.
             counts: Parts that each rank has had.
         """
-        return Remainder(self._length, (*self._dealt, _Dealt(len(self), part_size, counts)))
+        return Remainder(self._length, (*self._parts, _Dealt(len(self), part_size, counts)))
+
+    def without(self, ranges: Iterable[tuple[int, int]]) -> "Remainder":
+        """Return what is left without some of it; ``ranges``: disjoint, of offsets in what is left now."""
+        removed = sorted(ranges)
+        return Remainder(self._length, (*self._parts, _Reduced(len(self), removed))) if removed else self
 
     def __len__(self) -> int:
-        return len(self._dealt[-1]) if self._dealt else self._length
+        return len(self._parts[-1]) if self._parts else self._length
 
     def runs(self, first: int, end: int) -> list[tuple[int, int]]:
         """Return where the items from ``first`` to ``end`` of what is left are in the sequence, as ranges."""
-        return reduce(_in_all_before, reversed(self._dealt), [(first, end)])
+        return reduce(_in_all_before, reversed(self._parts), [(first, end)])
+
+    def offsets_of(self, items: Iterable[int]) -> list[int]:
+        """Return where items of the sequence are in what is left; those that are not left are none."""
+        found = [*items]
+        for part in self._parts:
+            found = [offset for offset in map(part.offset_of, found) if offset is not None]
+        return found
 
 
-def _in_all_before(runs: list[tuple[int, int]], dealt: "_Dealt") -> list[tuple[int, int]]:
-    return [run for begin, stop in runs for run in dealt.runs(begin, stop)]
+def _in_all_before(runs: list[tuple[int, int]], part: "_Dealt | _Reduced") -> list[tuple[int, int]]:
+    return [run for begin, stop in runs for run in part.runs(begin, stop)]
+
+
+class _Reduced:
+    """A sequence of which some ranges were left out."""
+
+    def __init__(self, length: int, removed: Sequence[tuple[int, int]]) -> None:
+        edges = [0, *(edge for each in removed for edge in each), length]
+        # The ranges that stay, and how much of the sequence is left before each.
+        self._ranges = [(begin, stop) for begin, stop in zip(edges[::2], edges[1::2], strict=True) if begin < stop]
+        self._firsts = [0]
+        for begin, stop in self._ranges:
+            self._firsts.append(self._firsts[-1] + stop - begin)
+
+    def __len__(self) -> int:
+        return self._firsts[-1]
+
+    def runs(self, first: int, end: int) -> Iterator[tuple[int, int]]:
+        """Yield where the items from ``first`` to ``end`` of what is left are in the sequence, as ranges."""
+        for index in range(bisect_right(self._firsts, first) - 1, len(self._ranges)):
+            before, (begin, stop) = self._firsts[index], self._ranges[index]
+            if max(before, first) >= end:
+                return
+            yield begin + max(first - before, 0), min(stop, begin + end - before)
+
+    def offset_of(self, item: int) -> int | None:
+        """Return where an item of the sequence is in what is left; None: it is not."""
+        index = bisect_right(self._ranges, item, key=lambda each: each[0]) - 1
+        if index < 0 or item >= self._ranges[index][1]:
+            return None
+        return self._firsts[index] + item - self._ranges[index][0]
 
 
 class _Dealt:
@@ -155,6 +220,16 @@ class _Dealt:
         rank = self._lacking(num_ranks)[part]
         begin = (first_round + rounds) * self._round_size + rank * self._part_size + offset
         return begin, begin + min(end - first, self._part_size - offset)
+
+    def offset_of(self, item: int) -> int | None:
+        """Return where an item of the sequence is in what is left; None: a rank has had it."""
+        round_index, within = divmod(item, self._round_size)
+        rank, offset = divmod(within, self._part_size)
+        if self._counts[rank] > round_index:
+            return None
+        before, first_round, num_ranks = self._stretches[self._stretch_of_round(round_index)]
+        part = (round_index - first_round) * num_ranks + self._lacking(num_ranks).index(rank)
+        return before + part * self._part_size + offset
 
     def _lacking(self, num_ranks: int) -> list[int]:
         if num_ranks not in self._sorted_ranks:

@@ -8,9 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fkat_data.errors import ConfigurationError, arguments
+from fkat_data.loaders.sample_records import SampleRecord
 from fkat_data.streaming.epoch.epochs import Epochs
 from fkat_data.streaming.epoch.rank_batches import SampleSkips
 from fkat_data.streaming.epoch.shared_resume import ResumePoint
+from fkat_data.streaming.order.epoch_order import EpochPlan
 from fkat_data.streaming.reading.catalog import Catalog
 
 _Integers = npt.NDArray[np.int64]
@@ -19,31 +21,6 @@ _Integers = npt.NDArray[np.int64]
 _CHUNK = 1 << 18
 #: Counts of 16 bits hold twice as many, which no phase and no repeat at the end of an epoch reaches.
 _MOST_REPEATS = 1 << 14
-
-
-@dataclass(frozen=True)
-class SampleRecord:
-    """A sample of a global batch.
-
-    Attributes:
-        epoch: The epoch.
-        step: The global batch of the epoch.
-        rank: The rank that reads the sample; replicated ranks count as one.
-        stream: The index of its stream.
-        shard: The name of its shard's file in the index.
-        row: Its row in the shard.
-        sample_id: Its number in the dataset.
-        is_skipped: Whether ``skip`` leaves it out.
-    """
-
-    epoch: int
-    step: int
-    rank: int
-    stream: int
-    shard: str
-    row: int
-    sample_id: int
-    is_skipped: bool
 
 
 @dataclass(frozen=True)
@@ -130,10 +107,10 @@ def records_of(
         num_batches = epochs.batching(point).num_even_batches
     if step >= num_batches:
         raise ConfigurationError("step", step, f"a global batch of epoch {point.epoch}, less than {num_batches}")
-    steps = np.array([step])
-    ids = epochs.plan(point).global_batches(steps)[0]
+    steps, plan = np.array([step]), epochs.plan(point)
+    ids = plan.global_batches(steps)
     is_left_out = bool(skips.is_skipped(point.epoch, steps)[0])
-    kept = skips.without(ids)
+    kept, ids = skips.without(plan, point, steps, ids)[0], ids[0]
     return [
         SampleRecord(point.epoch, step, rank, *where_is(catalog, sample), is_left_out or int(kept[rank, column]) < 0)
         for rank, batch in enumerate(ids.tolist())
@@ -166,8 +143,9 @@ def coverage_of(epochs: Epochs, catalog: Catalog, skips: SampleSkips, epoch: int
     due, phases = epochs.shares(epoch), epochs.phases(epoch)
     dtype = np.int16 if max(due.repeat) < _MOST_REPEATS else np.int64
     delivered, skipped = np.zeros(catalog.num_samples, dtype), np.zeros(catalog.num_samples, dtype)
-    for indices, ids in global_batches(epochs, point, steps):
-        is_left_out = skips.is_skipped(epoch, indices)[:, None, None] | (skips.without(ids) < 0)
+    plan = epochs.plan(point)
+    for indices, ids in global_batches(plan, steps):
+        is_left_out = skips.is_skipped(epoch, indices)[:, None, None] | (skips.without(plan, point, indices, ids) < 0)
         np.add.at(delivered, ids[(ids >= 0) & ~is_left_out], 1)
         np.add.at(skipped, ids[(ids >= 0) & is_left_out], 1)
     edges = [*catalog.sample_offset_per_stream.tolist(), catalog.num_samples]
@@ -202,9 +180,8 @@ def _stream_coverage(
     )
 
 
-def global_batches(epochs: Epochs, point: ResumePoint, num_steps: int) -> Iterator[tuple[_Integers, _Integers]]:
-    """Yield the numbers of global batches from a resume point on, many at a time, and their sample ids."""
-    plan = epochs.plan(point)
+def global_batches(plan: EpochPlan, num_steps: int) -> Iterator[tuple[_Integers, _Integers]]:
+    """Yield the numbers of global batches from the start of a plan on, many at a time, and their sample ids."""
     chunk = max(1, _CHUNK // plan.grid.global_batch_size)
     for start in range(0, num_steps, chunk):
         indices = np.arange(start, min(start + chunk, num_steps))

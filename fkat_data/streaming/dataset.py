@@ -16,7 +16,8 @@ from fkat_data.errors.arguments import count_of, size_bytes_of
 from fkat_data.errors.wording import Described, counted
 from fkat_data.files.formats import DECODED_LIMIT_BYTES
 from fkat_data.files.tar import DecoderName
-from fkat_data.streaming.audit import Coverage, SampleRecord, coverage_of, records_of, where_is
+from fkat_data.loaders.sample_records import SampleRecord
+from fkat_data.streaming.audit import Coverage, coverage_of, records_of, where_is
 from fkat_data.streaming.epoch.delivery_tracker import DeliveryTracker
 from fkat_data.streaming.epoch.epochs import Epochs, WeightSchedule
 from fkat_data.streaming.epoch.rank_batches import PickedSamples, RankBatches, SampleSkips, joined

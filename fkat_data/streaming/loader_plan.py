@@ -15,15 +15,23 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from torch.utils import data
 
+from fkat_data.errors import ConfigurationError
 from fkat_data.errors.sample_errors import collated
 from fkat_data.loaders.loader_plan import LoaderPlan, Provenance
 from fkat_data.loaders.loader_state import LoaderState
 from fkat_data.loaders.sampler_plan import SamplerBatches
 from fkat_data.loaders.window_plan import WindowOrder
 from fkat_data.loaders.window_states import Spread
-from fkat_data.plan.position import Position, ResumeState, TaskOrigin
+from fkat_data.plan.position import Exclusion, Position, Reshard, ResumeState, TaskOrigin
 from fkat_data.runtime.interruption import genuine
-from fkat_data.streaming.epoch.rank_batches import BatchGroup, PickedSamples, RankBatches, ids_of, in_groups
+from fkat_data.streaming.epoch.rank_batches import (
+    BatchGroup,
+    PickedSamples,
+    RankBatches,
+    SampleSkips,
+    ids_of,
+    in_groups,
+)
 from fkat_data.streaming.epoch.shared_resume import ResumePoint
 from fkat_data.streaming.reader import StreamReader
 from fkat_data.streaming.reading.catalog import COMMON_COLUMNS
@@ -144,11 +152,14 @@ class StreamEpochs(LoaderPlan):
     def num_batches(self, epoch: int) -> int:
         """Return the batches of an epoch on this rank, with those before a resume."""
         point = self._point
-        if point is None or point.epoch != epoch or self._left_epoch is not None:
+        if point is not None and point.epoch == epoch and self._left_epoch is None:
+            first_step = self._first_step
+        else:
             point = self._loaded_point()
-        if point.epoch != epoch:
-            point = replace(point, epoch=epoch, sample_in_epoch=0, initial_grid=None)
-        return step_of(self._reader, point) + num_wanted_batches(self._reader, point, drop_last=self._drop_last)
+            if point.epoch != epoch:
+                point = replace(point, epoch=epoch, sample_in_epoch=0, initial_grid=None)
+            first_step = step_of(self._reader, point)
+        return first_step + num_wanted_batches(self._reader, point, drop_last=self._drop_last)
 
     def num_samples_before(self, position: Position) -> int:
         """Return the samples that the iteration under way has given before a position."""
@@ -227,12 +238,17 @@ class StreamPlan(StreamEpochs):
         self._wanted: Iterator[BatchGroup] = iter(())
         self._needs_restart = True
         self._num_ranges = self._num_drawn = self._num_samples = 0
+        # What the iteration gave before samples were left out of it; and the steps where it was planned, with their points.
+        self._num_given = 0
+        self._starts: list[tuple[int, ResumePoint]] = []
         # By the step of the first batch; the ranges before those kept are forgotten.
         self._known: dict[int, _PlannedRange] = {}
 
     def begin(self, position: Position) -> ResumeState:
         """Begin an iteration; warn, once, if streams whose columns differ are mixed in batches."""
+        self._num_given = 0
         begun = super().begin(position)
+        self._starts = [(self._first_step, self._begun)]
         is_mixed = self._runs_no_user_code and self._reader.dataset.mixes_streams and self._reader.batch_size > 1
         differing = self._reader.catalog.differing_columns if is_mixed and not self._has_begun else None
         if differing is not None:
@@ -258,9 +274,57 @@ class StreamPlan(StreamEpochs):
         batches = self._known[first_step].batches[step - first_step - 1 :]
         return [Provenance(picks.ids.tolist(), []) for picks in batches[:1]]
 
+    def begin_at(self, position: Position) -> Position:
+        """Return where ranges begin for a position: with the first, where the iteration, or what is left of it, was planned."""
+        is_first = (position.epoch, position.step) == (self._begun.epoch, self._first_step)
+        return Position(position.epoch, 0, 0, position.step) if is_first else position
+
+    def exclude(self, position: Position, exclusion: Exclusion) -> tuple[Reshard, ...]:
+        """Leave samples out from a position on; all others keep their position, so that any number of ranks goes on.
+
+        Returns:
+            None of them: the dataset's own state says it.
+        """
+        reader, point = self._reader, cast("ResumePoint", self._point_at(position))
+        if point.epoch != position.epoch:  # behind an epoch's last batch
+            point = replace(point, epoch=position.epoch, sample_in_epoch=0, initial_grid=None)
+        point, added = reader.epochs.with_defaults(point), list[dict[str, Any]]()
+        if exclusion.samples:
+            added.append({"samples": exclusion.samples, "from": [point.epoch, point.sample_in_epoch]})
+            if exclusion.samples[-1] >= reader.catalog.num_samples:
+                raise ConfigurationError(
+                    "samples", exclusion.samples[-1], f"numbers below {reader.catalog.num_samples}"
+                )
+        if exclusion.steps is not None:
+            span = reader.rank_batches(point).span(*(step - position.step for step in exclusion.steps))
+            added += [] if span is None else [{"epoch": point.epoch, "span": span}]
+        reader.state.skips = reader.skips.also(SampleSkips(added))
+        is_under_way = self._point is not None and self.beginning is None and self._left_epoch is None
+        if is_under_way and position.epoch == self._begun.epoch:
+            num_given, known, step = self._num_samples_before(position), self._range_before(position), position.step
+            self._num_given = num_given
+            self._go_to(point)
+            self._first_step = step
+            self._starts.append((step, point))
+            if known is not None:
+                self._known[known.first_step] = known.until(step)
+        return ()
+
+    def made_at(self, epoch: int, step: int) -> dict[int, list[Any]]:
+        """Return the numbers of the samples of each rank's batch at a step."""
+        if step >= self.num_batches(epoch):
+            return {}
+        loaded = self._loaded_point()
+        starts = self._starts if self._point is not None else [(step_of(self._reader, loaded), loaded)]
+        of_epoch = ((first, point) for first, point in reversed(starts) if point.epoch == epoch and first <= step)
+        begin = replace(starts[-1][1], epoch=epoch, sample_in_epoch=0, initial_grid=None)
+        first_step, start = next(of_epoch, (0, begin))
+        ids = self._reader.rank_batches(self._reader.epochs.with_defaults(start)).of_all_ranks(step - first_step)
+        return {} if ids is None else {rank: own[own >= 0].tolist() for rank, own in enumerate(ids)}
+
     def _num_samples_before(self, position: Position) -> int:
         known = self._range_before(position)
-        return 0 if known is None else known.num_samples_before(self._step_at(position))
+        return self._num_given if known is None else known.num_samples_before(self._step_at(position))
 
     def _point_behind(self, position: Position) -> ResumePoint:
         known = self._range_before(position)
@@ -302,7 +366,8 @@ class StreamPlan(StreamEpochs):
             groups = reader.with_read_ahead(in_groups(wanted, _RANGE_SIZE, _RANGE_SIZE), ids_of, is_opened=False)
         self._wanted = _without_gaps(groups)
         self._ranges.clear()
-        self._num_ranges = self._num_drawn = self._num_samples = 0
+        self._num_ranges = self._num_drawn = 0
+        self._num_samples = self._num_given
         self._needs_restart = False
 
     def _range_at(self, index: int) -> BatchRange | None:
@@ -354,6 +419,11 @@ class _PlannedRange(NamedTuple):
     def num_samples_before(self, step: int) -> int:
         """Return the samples that the iteration has given before a step."""
         return self.num_before + sum(len(picks.ids) for picks in self.batches[: step - self.first_step])
+
+    def until(self, step: int) -> "_PlannedRange":
+        """Return its batches before a step."""
+        count = step - self.first_step
+        return self._replace(numbers=self.numbers[:count], batches=self.batches[:count])
 
 
 def step_of(reader: StreamReader, point: ResumePoint) -> int:

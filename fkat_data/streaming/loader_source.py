@@ -7,6 +7,7 @@ from typing import Any, cast
 import numpy as np
 
 from fkat_data.errors import ConfigurationError
+from fkat_data.streaming.audit import where_is
 from fkat_data.streaming.epoch.rank_batches import PickedSamples
 from fkat_data.streaming.epoch.world import World
 from fkat_data.streaming.loader_plan import (
@@ -155,6 +156,10 @@ class DatasetSource(StreamSource[StreamEpochs, StreamWindows]):
     def samples(self, sample_ids: list[int]) -> list[Any]:
         """Return the samples of a window; their arrays may be written to."""
         return [writable(sample) for sample in self.reader.maker.picked(PickedSamples(np.array(sample_ids, np.int64)))]
+
+    def where(self, sample_id: int) -> tuple[int, str, int]:
+        """Return a sample's stream, the name of its shard, and its row there."""
+        return where_is(self.reader.catalog, sample_id)[:3]
 
     def note_columns(self, error: Exception) -> None:
         """Note on an error of a batch that the streams its samples are from have other columns, if they have."""

@@ -150,6 +150,8 @@ class UserIteratorPlan(StreamEpochs):
         num_workers: Workers; 0: the dataset is iterated in this process, in none.
     """
 
+    in_words = "a StreamingDataset with an __iter__ of its own"
+
     def __init__(self, reader: StreamReader, dp_rank: int, *, num_workers: int, **settings: bool) -> None:
         super().__init__(reader, dp_rank, **settings)
         self.num_strands: int | None = num_workers

@@ -17,7 +17,7 @@ from fkat_data.errors.wording import counted
 from fkat_data.loaders.computed_plan import batches_left
 from fkat_data.loaders.loader_state import LoaderState, entries_of
 from fkat_data.loaders.window_states import windows_of
-from fkat_data.plan.position import ResumeState
+from fkat_data.plan.position import Reshard, ResumeState
 from fkat_data.plan.state import read, unsealed
 from fkat_data.runtime.interruption import genuine
 
@@ -147,8 +147,23 @@ def _of_shards(where: str, state: Mapping[str, Any]) -> CheckpointPosition:
     return CheckpointPosition(where, "ShardedDataLoader", positions, loads_on, notes)
 
 
-def _resplits(reshards: Sequence[Any]) -> tuple[str, ...]:
-    return (f"the number of ranks has changed {counted(len(reshards), 'time')} in this epoch",) if reshards else ()
+def _resplits(reshards: Sequence[Reshard]) -> tuple[str, ...]:
+    num_changes = sum(each.exclusion is None for each in reshards)
+    left_out = tuple(
+        " and ".join(
+            [
+                *([f"{counted(len(each.exclusion.samples), 'sample')} left out"] if each.exclusion.samples else []),
+                *(["steps {} to {} left out".format(*each.exclusion.steps)] if each.exclusion.steps else []),
+            ]
+        )
+        + f" from step {each.step} of epoch {each.epoch} on"
+        for each in reshards
+        if each.exclusion is not None
+    )
+    return (
+        *([f"the number of ranks has changed {counted(num_changes, 'time')} in this epoch"] if num_changes else []),
+        *left_out,
+    )
 
 
 def _accepted(accepted: Sequence[AcceptedField], counted_in: str = "step") -> tuple[str, ...]:

@@ -129,8 +129,9 @@ def _delivered(dataset: StreamingDataset, number: int) -> Iterator[_Integers]:
     """Yield the sample ids of an epoch's steps, many steps at a time: by step, rank and position in the batch, and -1 for none."""
     reader, point = reader_of(dataset), ResumePoint(number)
     epochs, skips = reader.epochs, reader.skips
-    for batches, planned in global_batches(epochs, point, epochs.batching(point).num_even_batches):
-        ids = skips.without(planned)
+    plan = epochs.plan(point)
+    for batches, planned in global_batches(plan, epochs.batching(point).num_even_batches):
+        ids = skips.without(plan, point, batches, planned)
         # Where skips leave a rank no sample of a batch, no rank gets it.
         is_whole = (ids >= 0).sum(axis=2).min(axis=1, initial=1) > 0
         yield ids[is_whole & ~skips.is_skipped(number, batches)]

@@ -23,7 +23,10 @@ class SampleSkips:
 
     Args:
         given: A list of ``{"epoch": 0, "batches": [100, 120]}``, which skips the global batches 100 to 119 of epoch 0,
-            and ``{"samples": [17, 4]}``, which skips the samples with these ids in every epoch.
+            and ``{"samples": [17, 4]}``, which skips the samples with these ids in every epoch. Of what a loader has
+            excluded, ``{"samples": [17], "from": [1, 640]}`` skips them from there on: all ranks had read 640 samples of
+            epoch 1 then. ``{"epoch": 0, "span": [640, 1280]}`` skips what ranks read between 640 and 1280 samples, in
+            batches of any size.
 
     Raises:
         ConfigurationError: ``given`` has another form.
@@ -31,12 +34,13 @@ class SampleSkips:
 
     def __init__(self, given: Sequence[Mapping[str, Any]] | None = None) -> None:
         self._batches: set[tuple[int, int, int]] = set()
-        self._samples: set[int] = set()
+        self._spans: set[tuple[int, int, int]] = set()
+        # By the epoch, and the samples of it that were read before.
+        self._samples: dict[tuple[int, int], set[int]] = {}
         if given is not None and (isinstance(given, (str, Mapping)) or not isinstance(given, Sequence)):
             raise ConfigurationError("skip", given, _EXPECTED)
         for item in given or ():
             self._add(item)
-        self._sample_ids = np.array(sorted(self._samples), np.int64)
         self._counts: dict[Hashable, int] = {}
 
     def counted(self, what: Hashable, count: Callable[[], int]) -> int:
@@ -47,37 +51,43 @@ class SampleSkips:
 
     def _add(self, item: object) -> None:
         values = cast("Mapping[str, Any]", item) if isinstance(item, Mapping) else dict[str, Any]()
-        numbers = values.get("samples", values.get("batches"))
-        if isinstance(numbers, str) or not isinstance(numbers, Sequence):
+        lists = [values[name] for name in ("samples", "batches", "span", "from") if name in values]
+        if not lists or any(isinstance(numbers, str) or not isinstance(numbers, Sequence) for numbers in lists):
             raise ConfigurationError("skip", cast("object", item), _EXPECTED)
-        found = [integer("skip", number, minimum=0) for number in cast("Sequence[Any]", numbers)]
-        if set(values) == {"samples"}:
-            self._samples.update(found)
-        elif set(values) == {"epoch", "batches"} and len(found) == 2:
-            self._batches.add((integer("skip", values["epoch"], minimum=0), found[0], found[1]))
+        found, *begin = ([integer("skip", number, minimum=0) for number in numbers] for numbers in lists)
+        if set(values) in ({"samples"}, {"samples", "from"}) and all(len(pair) == 2 for pair in begin):
+            epoch, sample_in_epoch = begin[0] if begin else (0, 0)
+            self._samples.setdefault((epoch, sample_in_epoch), set()).update(found)
+        elif set(values) in ({"epoch", "batches"}, {"epoch", "span"}) and len(found) == 2:
+            ranges = self._batches if "batches" in values else self._spans
+            ranges.add((integer("skip", values["epoch"], minimum=0), found[0], found[1]))
         else:
             raise ConfigurationError("skip", cast("object", item), _EXPECTED)
 
     def __bool__(self) -> bool:
-        return bool(self._batches or self._samples)
+        return bool(self._batches or self._spans or self._samples)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, SampleSkips) and self.plain() == other.plain()
 
     def __hash__(self) -> int:
-        return hash((frozenset(self._batches), frozenset(self._samples)))
+        return hash((frozenset(self._batches), frozenset(self._spans), frozenset(self._samples)))
 
     @property
     def has_samples(self) -> bool:
-        """Whether single samples are skipped."""
-        return bool(self._samples)
+        """Whether samples within global batches are skipped."""
+        return bool(self._samples or self._spans)
 
     def plain(self) -> list[dict[str, Any]]:
         """Return the skips as a state keeps them and a dataset takes them as ``skip``."""
         found: list[dict[str, Any]] = [
-            {"epoch": epoch, "batches": [first, stop]} for epoch, first, stop in sorted(self._batches)
+            {"epoch": epoch, name: [first, stop]}
+            for name, ranges in (("batches", self._batches), ("span", self._spans))
+            for epoch, first, stop in sorted(ranges)
         ]
-        return [*found, {"samples": sorted(self._samples)}] if self._samples else found
+        for begin, samples in sorted(self._samples.items()):
+            found.append({"samples": sorted(samples), **({"from": [*begin]} if begin != (0, 0) else {})})
+        return found
 
     def also(self, other: "SampleSkips") -> "SampleSkips":
         """Return the union of both skips."""
@@ -89,22 +99,45 @@ class SampleSkips:
         Raises:
             ConfigurationError: A sample does not exist.
         """
-        if self._samples and max(self._samples) >= num_samples:
-            raise ConfigurationError("skip", max(self._samples), f"sample ids below {num_samples}")
+        largest = max((max(samples, default=0) for samples in self._samples.values()), default=-1)
+        if largest >= num_samples:
+            raise ConfigurationError("skip", largest, f"sample ids below {num_samples}")
 
     def is_skipped(self, epoch: int, batches: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Return which global batches of an epoch are skipped: shape (len(batches),), bool."""
+        """Return which global batches of an epoch are skipped as such: shape (len(batches),), bool."""
         found = np.zeros(len(batches), bool)
         for of_epoch, first, stop in self._batches:
             if of_epoch == epoch:
                 found |= (first <= batches) & (batches < stop)
         return found
 
-    def without(self, sample_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the sample ids with -1 for each skipped sample: same shape, int64."""
-        if not self._samples:
-            return sample_ids
-        return np.where(np.isin(sample_ids, self._sample_ids), -1, sample_ids)
+    def without(
+        self, plan: EpochPlan, point: ResumePoint, indices: npt.NDArray[np.int64], ids: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.int64]:
+        """Return the samples of global batches of a plan, with -1 for each skipped sample: same shape, int64.
+
+        Args:
+            plan: The rest of an epoch.
+            point: Where it starts.
+            indices: The global batches, counted from there.
+            ids: Their samples: shape (len(indices), ranks, batch size).
+        """
+        if not self.has_samples or not len(indices):
+            return ids
+        grid, found = plan.grid, np.zeros(ids.shape, bool)
+        # What all ranks have read of the epoch before each sample, in an order that is the same for any number of them.
+        read = [plan.batching.num_rank_samples(index) * grid.num_ranks for index in indices.tolist()]
+        starts = (point.sample_in_epoch + np.array(read, np.int64))[:, None, None]
+        for begin, samples in self._samples.items():
+            if begin[0] <= point.epoch:
+                is_listed = np.isin(ids, [*samples])
+                found |= is_listed & (starts >= begin[1]) if begin[0] == point.epoch else is_listed
+        nodes, of_node = np.divmod(np.arange(grid.num_ranks)[:, None], grid.ranks_per_node)
+        read_at = starts + np.arange(grid.batch_size) * grid.num_ranks + nodes + grid.num_nodes * of_node
+        for epoch, first, stop in self._spans:
+            if epoch == point.epoch:
+                found |= (first <= read_at) & (read_at < stop)
+        return np.where(found, -1, ids)
 
 
 _Integers = npt.NDArray[np.int64]
@@ -222,12 +255,30 @@ class RankBatches:
         """Return ``sample_in_epoch`` after the delivery of a batch of the plan."""
         return self.point.sample_in_epoch + self._plan.batching.num_rank_samples(index + 1) * self._plan.grid.num_ranks
 
+    def of_all_ranks(self, step: int) -> _Integers | None:
+        """Return the samples of each rank's batch, by its number from the plan's start on, -1 for none; None: there is none.
+
+        One row for each rank.
+        """
+        for indices, _ in self._planned(step, 0, 1):
+            return self._left_in(indices[:1])[0] if len(indices) else None
+        return None
+
+    def span(self, first: int, last: int) -> tuple[int, int] | None:
+        """Return what all ranks have read before a batch, and behind a later one; None: there is no such batch."""
+        found = [index for indices, _ in self._planned(first, 0, 1) for index in indices[: last + 1 - first].tolist()]
+        found = found[: last + 1 - first]
+        return (self.sample_in_epoch_after(found[0] - 1), self.sample_in_epoch_after(found[-1])) if found else None
+
+    def _left_in(self, indices: _Integers) -> _Integers:
+        return self._skips.without(self._plan, self.point, indices, self._plan.global_batches(indices))
+
     def _kept(self, indices: _Integers) -> tuple[_Integers, _Integers | None]:
         """Return the batches to deliver, and this rank's sample ids if samples are skipped; else None."""
         indices = indices[~self._skips.is_skipped(self.point.epoch, self.first_batch + indices)]
         if not self._skips.has_samples:
             return indices, None
-        ids = self._skips.without(self._plan.global_batches(indices))
+        ids = self._left_in(indices)
         is_kept = (ids >= 0).sum(axis=2).min(axis=1, initial=1) > 0
         return indices[is_kept], ids[is_kept, self._rank]
 
