@@ -9,6 +9,7 @@ from fkat_data.errors import (
     DownloadError,
     FkatDataError,
     MemoryLimitError,
+    OutstandingError,
     RankMismatchError,
     ReplayMismatchError,
     SampleError,
@@ -29,6 +30,7 @@ from fkat_data.loaders.loader_plan import Provenance
 from fkat_data.loaders.sample_records import SampleRecord
 from fkat_data.loaders.sharded import ShardedDataLoader
 from fkat_data.observe.statistics import LoaderStatistics
+from fkat_data.plan.commits import Ticket
 from fkat_data.samplers.base import ShardSampler
 from fkat_data.samplers.data_parallel import DistributedDataParallelShardSampler
 from fkat_data.samplers.listing import FsShardSampler
@@ -50,6 +52,7 @@ __all__ = [
     "ItemGenerators",
     "LoaderStatistics",
     "MemoryLimitError",
+    "OutstandingError",
     "Provenance",
     "RandomAccess",
     "RankMismatchError",
@@ -66,6 +69,7 @@ __all__ = [
     "SkippedSamplesError",
     "StaleIteratorError",
     "StateMismatchError",
+    "Ticket",
     "WorkerDiedError",
     "WorkerError",
     "WorkerStalledError",

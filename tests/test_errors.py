@@ -13,6 +13,7 @@ from fkat_data.errors import (
     DownloadError,
     FkatDataError,
     MemoryLimitError,
+    OutstandingError,
     RankMismatchError,
     ReplayMismatchError,
     SampleError,
@@ -95,6 +96,13 @@ EXAMPLES = [
     ),
     (SampleError("label", "three", "an int"), "column 'label', value 'three': expected an int"),
     (
+        OutstandingError(64, 0, 3, "at most 64 may be (max_outstanding)"),
+        (
+            "64 delivered microbatches are outstanding, the oldest at step 3 of epoch 0: at most 64 may be "
+            "(max_outstanding). Call commit(ticket) or release(ticket) for some of them first"
+        ),
+    ),
+    (
         SkippedSamplesError(2, 1001, 1000, "sample 7: ValueError: no seven"),
         (
             "1,001 samples of epoch 2 were left out, and at most 1,000 may be (max_skipped_samples). "
@@ -157,6 +165,7 @@ def test_every_error_is_ours_and_what_pythons_own_would_be(error, text):
         MemoryLimitError: MemoryError,
         ShardNotFoundError: FileNotFoundError,
         SampleError: ValueError,
+        OutstandingError: RuntimeError,
         SkippedSamplesError: RuntimeError,
     }.get(type(error), Exception)
     assert isinstance(error, standard)

@@ -19,7 +19,7 @@ from fkat_data.engine.observation import DeliveryProgress, Observation
 from fkat_data.engine.prefetch import Arrival, HungStartError, Prefetcher, Raised, TaskEnd
 from fkat_data.observe.sink import EventSink
 from fkat_data.plan.iteration import Cursor
-from fkat_data.plan.position import Position
+from fkat_data.plan.position import Position, Task
 from fkat_data.runtime.interruption import genuine
 from fkat_data.seeding import microbatch_seed
 from fkat_data.types import Microbatch
@@ -83,6 +83,8 @@ class Delivery:
         self._delivered_at_s = 0.0
         self.is_over: bool = True
         """Whether no iteration is under way."""
+        self.task: Task | None = None
+        """The task that has made what ``next`` returned last."""
 
     def progress(self) -> DeliveryProgress:
         """Return what was delivered so far."""
@@ -107,6 +109,11 @@ class Delivery:
         self._begin()
         if self._agreement is not None:
             self._agreement.begin(self._cursor.position)
+
+    def moved_now(self, microbatch: Microbatch) -> Microbatch:
+        """Return a microbatch that was not prefetched, moved to the device."""
+        mover = self._placement.mover
+        return mover.finish(mover.begin(microbatch)) if mover.copies else microbatch
 
     def load_to(self, mover: Mover) -> None:
         """Move by another mover from the next microbatch on that is not moving yet."""
@@ -220,6 +227,7 @@ class Delivery:
             self._began_mid_epoch = False
             self._sink.first_delivered()
             self._is_first = False
+        self.task = arrival.task
         self._num_delivered += 1
         self._delivered_bytes += arrival.size_bytes
         self._delivered_at_s = time.perf_counter()

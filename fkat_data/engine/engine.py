@@ -5,6 +5,7 @@ delivery moves each to its device, and the cursor counts it. That count is all t
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Generic, NamedTuple
 
 import torch
@@ -16,12 +17,14 @@ from fkat_data.engine.delivery import Delivery
 from fkat_data.engine.observation import Observation
 from fkat_data.engine.prefetch import Prefetcher
 from fkat_data.engine.recovery import Recovery
+from fkat_data.engine.redelivery import Redelivery
 from fkat_data.engine.shard_lengths import ShardLengths
 from fkat_data.engine.worker_pool import WorkerPool, WorkerPoolSettings
 from fkat_data.errors.acceptance import AcceptedField
 from fkat_data.observe.sink import EventSink
 from fkat_data.observe.statistics import LoaderStatistics
-from fkat_data.plan.iteration import Cursor, EpochIterator, Iterations
+from fkat_data.plan.commits import TicketedRank
+from fkat_data.plan.iteration import Cursor, EpochIterator, HandOver, Iterations
 from fkat_data.plan.position import Position, ResumeState, ShardFingerprint
 from fkat_data.plan.shard_plan import Plan
 from fkat_data.runtime.interruption import is_interruption
@@ -61,6 +64,7 @@ class Engine(Generic[Microbatch_co]):
         agreement: Compares positions, orders and seeds of all ranks; None: they are not compared.
         lengths: Gets the lengths of shards that end; None: nothing asks for them.
         on_leave: Called with epoch and step where an iteration leaves an epoch early.
+        commits: The rank whose microbatches the caller commits; None: what is delivered counts as used.
 
     Raises:
         ConfigurationError: The memory limit is too small, what workers need cannot be sent to them, or this machine has
@@ -75,6 +79,7 @@ class Engine(Generic[Microbatch_co]):
         agreement: RankAgreement | None = None,
         lengths: ShardLengths | None = None,
         on_leave: Callable[[int, int], None] | None = None,
+        commits: TicketedRank | None = None,
     ) -> None:
         self.plan: Plan = plan
         """The ordered work."""
@@ -117,6 +122,12 @@ class Engine(Generic[Microbatch_co]):
             self._observation,
         )
         self._next = self._observation.traced(self._delivery.next, self._delivery.progress)
+        self._redelivery = (
+            None
+            if commits is None
+            else Redelivery(commits, plan, settings.workers.dp_rank, self._cursor, self._delivery, self.pool.remaker())
+        )
+        self._counter: HandOver = self._redelivery or self._cursor
         self._iterations = Iterations("loader")
         self._is_handed_out = False
         # Where a load is going to: an interrupted call has left it to the next one.
@@ -153,9 +164,10 @@ class Engine(Generic[Microbatch_co]):
 
     def iterate(
         self,
-        made_by: Callable[[Callable[[], Any], Cursor, Iterations, object], EpochIterator],
+        made_by: Callable[[Callable[[], Any], HandOver, Iterations, object], EpochIterator],
         loader: object,
         change: Callable[[Any], Any] | None = None,
+        epoch: int | None = None,
     ) -> Iterator[Microbatch_co]:
         """Begin an epoch, or the rest of one after ``go_to``; an older iterator ends.
 
@@ -163,13 +175,22 @@ class Engine(Generic[Microbatch_co]):
             made_by: The class of the iterator, or a function with the arguments of ``EpochIterator``.
             loader: The loader, which the iterator keeps alive.
             change: What becomes of each microbatch in the caller's thread; None: nothing.
+            epoch: The epoch that begins, or goes on, where the plan decides on that; None: the cursor's.
+
+        Raises:
+            OutstandingError: An earlier epoch has to end, and some of it is outstanding.
         """
         self._finish_loading()
-        if self._is_handed_out or self._delivery.is_over:
+        is_rest = self._begins_rest(epoch)
+        if is_rest:
+            self._iterations.begin()
+        elif self._is_handed_out or self._delivery.is_over:
             self._begin()
-        take = self._next
+        take = self._next if is_rest else self.plan.wrapped_take(self._next, self)
+        if self._redelivery is not None:
+            take = partial(self._redelivery.next, take)
         changed = take if change is None else lambda: change(take())
-        iterator = made_by(changed, self._cursor, self._iterations, loader)
+        iterator = made_by(changed, self._counter, self._iterations, loader)
         if self.pool.use is not None:
             self.pool.use.iterate(self._delivery, iterator)
         self._is_handed_out = True
@@ -178,8 +199,17 @@ class Engine(Generic[Microbatch_co]):
     def begin_if_over(self) -> None:
         """Begin an iteration if none is under way."""
         self._finish_loading()
-        if self._delivery.is_over:
+        if self._delivery.is_over and not self._begins_rest():
             self._begin()
+
+    def _begins_rest(self, epoch: int | None = None) -> bool:
+        """Return whether an iteration that begins gives nothing but what was released of epochs that have to end."""
+        redelivery = self._redelivery
+        if redelivery is None:
+            return False
+        is_rest = redelivery.ledger.begin(self._cursor.first().epoch if epoch is None else epoch)
+        redelivery.begin(is_rest=is_rest)
+        return is_rest
 
     def take(self) -> Microbatch_co:
         """Return the next microbatch of the iteration under way; it is not delivered until ``hand_over`` counts it.
@@ -192,7 +222,7 @@ class Engine(Generic[Microbatch_co]):
         self._is_handed_out = True
         number = self._iterations.newest
         try:
-            return self._next()
+            return self._next() if self._redelivery is None else self._redelivery.next(self._next)
         except Exception as error:
             if not is_interruption(error):
                 self._iterations.check(number)
@@ -203,7 +233,7 @@ class Engine(Generic[Microbatch_co]):
 
         Where this is the last thing that a call does, an interrupted call has delivered nothing.
         """
-        return self._cursor.hand_over(microbatch)
+        return self._counter.hand_over(microbatch)
 
     def take_back(self) -> bool:
         """Count the last microbatch as not delivered, for a caller that has lost it: the next call delivers it again.
@@ -212,7 +242,7 @@ class Engine(Generic[Microbatch_co]):
             False if the iteration has ended or begun again since, or nothing was delivered: nothing changes then.
         """
         self._finish_loading()
-        return not self._delivery.is_over and self._cursor.take_back()
+        return not self._delivery.is_over and (self._redelivery or self._cursor).take_back()
 
     def make_again(self) -> None:
         """Make what is not delivered yet again, with the next call: the plan is another one from the position on."""
@@ -300,6 +330,8 @@ class Engine(Generic[Microbatch_co]):
     def close(self) -> None:
         """End the workers, within about a second; any number of calls. A new iteration starts them again."""
         self._stop()
+        if self._redelivery is not None:
+            self._redelivery.close()
         self._observation.close(self._delivery.progress())
         self.pool.close()
 
@@ -329,6 +361,8 @@ class Engine(Generic[Microbatch_co]):
         self._prefetcher.sample_skips.load(resume_state.position, resume_state.num_left_out)
         self._cursor.load(resume_state.position)
         self._accepted = resume_state.accepted
+        if self._redelivery is not None and resume_state.outstanding is not None:
+            self._redelivery.ledger.load(resume_state.outstanding)
         self._loading = None
 
     def _stop(self) -> None:

@@ -53,12 +53,14 @@ class Arrival(NamedTuple):
         after: The position after it.
         size_bytes: Bytes of its tensors and arrays that were copied.
         digest: Of its content; 0 if the loader needs none.
+        task: The task that has made it.
     """
 
     microbatch: Any
     after: Position
     size_bytes: int
     digest: int
+    task: Task
 
 
 class TaskEnd(NamedTuple):
@@ -459,7 +461,7 @@ class Prefetcher:
             work.allow(next_index + self._num_microbatches_ahead)
             if self._is_interleaved:
                 self._work.rotate(-1)
-        return tuple.__new__(Arrival, (microbatch, self._position, item.size_bytes, item.digest))
+        return tuple.__new__(Arrival, (microbatch, self._position, item.size_bytes, item.digest, work.task))
 
     def _take_end(self, work: InFlightTask) -> bool:
         """Return whether the next message says no more than that the task has ended; take it then."""

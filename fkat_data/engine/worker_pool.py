@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from fkat_data.engine.idle_workers import WorkerUse, room_for
+from fkat_data.engine.remaker import Remaker
 from fkat_data.engine.startup import StartupMaker
 from fkat_data.engine.worker_group import WorkerGroup
 from fkat_data.errors import ConfigurationError, arguments
@@ -323,6 +324,19 @@ class WorkerPool:
         clock = StageClock(new_page(), WorkerProfile(settings.profiler, None, settings.loader_name), recorder)
         producer = Producer(settings.factory, settings.seed, settings.dp_rank, clock.enter_stage)
         return InlineWorker(producer, self._sink, clock, is_digested=settings.is_digested)
+
+    def remaker(self) -> Remaker:
+        """Return what makes single microbatches in the caller's thread: of a copy of what workers get, where there is one."""
+        settings = self._settings
+
+        def open_factory() -> Any:
+            opened = None if self._starter is None else self._starter.opened()
+            factory = settings.factory if opened is None else opened.factory
+            is_beside_threads = settings.kind is not None and opened is None and isinstance(factory, EpochAware)
+            return factory.for_threads() if is_beside_threads else factory
+
+        stands_in = settings.kind == "processes"
+        return Remaker(open_factory, settings.seed, settings.dp_rank, self._sink, stands_in=stands_in)
 
     def _worker_of_threads(self, index: int, num_probes: int, before: "Worker | None" = None) -> ThreadWorker:
         settings, size = self._settings, self._settings.group_size

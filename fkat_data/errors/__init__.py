@@ -8,6 +8,7 @@
       StateMismatchError (ValueError)       a saved state does not fit the object that loads it
       RankMismatchError (RuntimeError)      ranks that must agree disagree
       StaleIteratorError (RuntimeError)     a newer iterator or a loaded state replaced this iterator
+      OutstandingError (RuntimeError)       more microbatches are delivered, and not committed, than may be
       WorkerError (RuntimeError)            a worker failed, other than by an exception in user code
         WorkerDiedError                     its process died
         WorkerStalledError                  it sent nothing for too long
@@ -121,6 +122,31 @@ class RankMismatchError(FkatDataError, RuntimeError):
 
 class StaleIteratorError(FkatDataError, RuntimeError):
     """``next`` was called on an iterator that a newer one, a loaded state or ``close()`` has ended."""
+
+
+@made_from_text
+class OutstandingError(FkatDataError, RuntimeError):
+    """Microbatches that were delivered, and neither committed nor released, forbid to deliver the next one.
+
+    Args:
+        num_outstanding: How many.
+        epoch: The epoch of the oldest of them.
+        step: Its step.
+        limit: What they exceed, in words.
+    """
+
+    def __init__(self, num_outstanding: int, epoch: int, step: int, limit: str) -> None:
+        self.num_outstanding = num_outstanding
+        self.epoch = epoch
+        self.step = step
+        self.limit = limit
+        super().__init__(num_outstanding, epoch, step, limit)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.num_outstanding:,} delivered microbatches are outstanding, the oldest at step {self.step} of epoch "
+            f"{self.epoch}: {self.limit}. Call commit(ticket) or release(ticket) for some of them first"
+        )
 
 
 class WorkerError(FkatDataError, RuntimeError):

@@ -21,6 +21,7 @@ from fkat_data.loaders.sample_records import SampleRecord, records_of
 from fkat_data.loaders.session import LoaderSession
 from fkat_data.loaders.sources import sample_source_of
 from fkat_data.observe.statistics import LoaderStatistics
+from fkat_data.plan.commits import CommitMode, Ticket, commit_ledger, required_ledger
 from fkat_data.plan.iteration import Closing
 from fkat_data.plan.position import Exclusion
 from fkat_data.plan.state import sealed, unsealed
@@ -100,6 +101,11 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         workers: Where microbatches are made: ``"processes"``, ``"threads"`` of this process, or actors on a Ray cluster,
             ``fkat_data.ray.Actors()``; see ``ShardedDataLoader``. Threads make none of an iterable dataset, which
             ``get_worker_info()`` splits over processes, and none with ``worker_init_fn``.
+        commit: When a microbatch counts as used, and is in a state: ``"delivery"``, or ``"manual"``: when ``commit`` gets its
+            ``ticket``; see ``ShardedDataLoader``, as for the next two. Not for an iterable dataset that is no stream, a
+            ``PackedDataset``, or with ``worker_init_fn``, Lightning or accelerate.
+        max_outstanding: Microbatches that may be delivered and neither committed nor released.
+        epochs_ahead: 1 lets an epoch begin while some of the one before is outstanding.
 
     Raises:
         ValueError: torch refuses the arguments, or one of this library's own is invalid (``ConfigurationError``).
@@ -155,6 +161,9 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         on_sample_error: Literal["raise", "skip"] = "raise",
         max_skipped_samples: int = 100,
         workers: WorkerKind = "processes",
+        commit: CommitMode = "delivery",
+        max_outstanding: int | None = None,
+        epochs_ahead: int = 0,
     ) -> None:
         if isinstance(dataset, (torch_data.IterDataPipe, torch_data.MapDataPipe)):
             raise ConfigurationError(
@@ -203,6 +212,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         has_own_order = bool(persistent_workers) and source.ordered_dataset(self) is not None
         self._session = LoaderSession(
             source,
+            commit_ledger(commit, max_outstanding, epochs_ahead),
             keeps_workers=None if has_own_order else persistent_workers,
             leaves_empty_rest=self._leaves_empty_rest,
         )
@@ -233,12 +243,42 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
     @property
     def epoch(self) -> int:
         """The epoch of the next microbatch, from 0."""
-        return self._session.position(self)[0]
+        return self._session.upcoming(self)[0]
 
     @property
     def step(self) -> int:
         """Microbatches of that epoch that were delivered before it."""
-        return self._session.position(self)[1]
+        return self._session.upcoming(self)[1]
+
+    @property
+    def ticket(self) -> Ticket:
+        """The ticket of the microbatch that was delivered last, with ``commit="manual"``.
+
+        Raises:
+            ConfigurationError: None was since the loader was made or loaded, or microbatches are not committed by tickets.
+        """
+        return required_ledger(self._session.ledger).ticket
+
+    @property
+    def num_outstanding(self) -> int:
+        """Microbatches that were delivered, and neither committed nor released; 0 without ``commit="manual"``."""
+        return 0 if self._session.ledger is None else self._session.ledger.num_outstanding
+
+    def commit(self, ticket: Ticket) -> None:
+        """Count a microbatch as used: no state has it to deliver again. In the thread that iterates the loader.
+
+        Raises:
+            ConfigurationError: It is not outstanding, or microbatches are not committed by tickets.
+        """
+        required_ledger(self._session.ledger).commit(ticket)
+
+    def release(self, ticket: Ticket) -> None:
+        """Have a microbatch delivered again, before new ones, with its bits. In the thread that iterates the loader.
+
+        Raises:
+            ConfigurationError: It is not outstanding, or microbatches are not committed by tickets.
+        """
+        required_ledger(self._session.ledger).release(ticket)
 
     @property
     def has_windows(self) -> bool:

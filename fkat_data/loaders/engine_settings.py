@@ -22,6 +22,7 @@ from fkat_data.loaders.loader_plan import LoaderPlan
 from fkat_data.loaders.loader_state import LoaderState
 from fkat_data.observe.statistics import DataLoaderStatistics
 from fkat_data.observe.timeline import open_timeline
+from fkat_data.plan.commits import TicketedRank
 from fkat_data.plan.iteration import EpochIterator, HandOver, Iterations
 from fkat_data.runtime.distributed import rank_and_world_size
 from fkat_data.runtime.machine import can_start_workers
@@ -136,7 +137,7 @@ class DataLoaderIterator(EpochIterator, _TORCHS):
         iterations: Iterations,
         loader: Any,
     ) -> None:
-        super().__init__(plan.wrapped_take(take, engine), cursor, iterations, loader)
+        super().__init__(take, cursor, iterations, loader)
         self._loader: Any = loader
         self._plan = plan
         self._epoch = plan.epoch_and_step(engine.position)[0]
@@ -182,6 +183,7 @@ def make_engine(
     keeps_dataset: bool,
     is_startup_shared: bool,
     agreement: RankAgreement | None,
+    commits: TicketedRank | None,
 ) -> Engine[Any]:
     """Return the engine that makes a plan's microbatches.
 
@@ -194,6 +196,7 @@ def make_engine(
         keeps_dataset: Whether an iterable dataset stays from epoch to epoch.
         is_startup_shared: Whether this process may make microbatches until a worker has begun.
         agreement: Compares the ranks that get the same; None: no other rank does.
+        commits: As for ``Engine``.
 
     Raises:
         ConfigurationError: An argument is invalid.
@@ -271,7 +274,7 @@ def make_engine(
         loader.device,
         DataLoaderStatistics,
     )
-    return Engine(plan, settings, agreement=agreement)
+    return Engine(plan, settings, agreement=agreement, commits=commits)
 
 
 def prepare_workers(loader: LoaderArguments) -> None:

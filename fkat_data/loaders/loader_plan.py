@@ -1,14 +1,15 @@
 """What a DataLoader asks of the plan of its epochs, whatever its dataset is."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, cast
 
 from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.loaders.loader_state import LoaderState
 from fkat_data.loaders.rank_states import state_at_epoch
 from fkat_data.plan.position import START, Exclusion, Position, Reshard, ResumeState
 from fkat_data.plan.shard_plan import Plan
+from fkat_data.worker.batches import BatchSequence
 
 OTHER_LENGTH = (
     "the dataset has another length now: finish the epoch with the one that began it. To begin an epoch with this one, make "
@@ -63,11 +64,6 @@ class LoaderPlan(Plan):
         """
         del position
         return None
-
-    def wrapped_take(self, take: Callable[[], Any], engine: Any) -> Callable[[], Any]:
-        """Return a function to call instead of ``take``, which returns an engine's next microbatch."""
-        del engine
-        return take
 
     def epoch_and_step(self, position: Position) -> tuple[int, int]:
         """Return epoch and step of a position, as a state says them."""
@@ -143,6 +139,48 @@ def _unknown_order(found: str) -> ConfigurationError:
     return ConfigurationError("dataset", found, expected)
 
 
+class NumberedBatches(BatchSequence):
+    """Some batches of an epoch.
+
+    Args:
+        first: The number of the first.
+        batches: What the sampler gave.
+    """
+
+    in_words = "the dataset"
+
+    def __init__(self, first: int, batches: list[Any]) -> None:
+        self.first = first
+        self._batches = batches
+
+    def __len__(self) -> int:
+        return self.first + len(self._batches)
+
+    def __repr__(self) -> str:
+        return f"<microbatches {self.first} to {len(self) - 1}>"
+
+    def batch(self, index: int) -> Any:
+        """Return the batch at ``index``; None for one of another task."""
+        return self._batches[index - self.first] if index >= self.first else None
+
+
+def plain_indices(indices: Any) -> Any:
+    """Return indices as a state may hold them.
+
+    Raises:
+        ConfigurationError: They are no plain values.
+    """
+    if isinstance(indices, (list, tuple)):
+        parts = [plain_indices(part) for part in cast("Sequence[Any]", indices)]
+        return tuple(parts) if isinstance(indices, tuple) else parts
+    if type(indices).__module__ == "numpy" and getattr(indices, "shape", None) == ():
+        return indices.item()
+    if isinstance(indices, (int, float, str, bytes)):
+        return indices
+    expected = "indices that are numbers, texts, or lists or tuples of them, with commit='manual': a state holds them"
+    raise ConfigurationError("sampler", indices, expected)
+
+
 class IndexPlan(LoaderPlan):
     """The plan of a map-style dataset: batches of indices."""
 
@@ -168,6 +206,18 @@ class IndexPlan(LoaderPlan):
     @abstractmethod
     def state_at(self, epoch: int, step: int) -> dict[str, Any]:
         """Return what the order of the rest of an epoch depends on."""
+
+    def saved_payload(self, payload: Any, number: int) -> Any:
+        """Return the indices of one of a task's batches.
+
+        Raises:
+            ConfigurationError: They are no plain values, which a state may hold.
+        """
+        return plain_indices(payload.batch(number))
+
+    def loaded_payload(self, saved: Any, number: int) -> Any:
+        """Return a task of one batch."""
+        return NumberedBatches(number, [saved])
 
     @property
     def has_states(self) -> bool:

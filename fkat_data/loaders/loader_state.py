@@ -16,6 +16,7 @@ from fkat_data.errors.wording import counted
 from fkat_data.loaders.checked_order import checks_in
 from fkat_data.loaders.rank_share import Sharing
 from fkat_data.loaders.reshards import reshards_field, reshards_in
+from fkat_data.plan.commits import OUTSTANDING, outstanding_field
 from fkat_data.plan.position import Reshard
 
 PlanKind: TypeAlias = Literal["sampler", "strands", "stream"]
@@ -48,6 +49,7 @@ _PLAIN = (
     "files",
     "saved_by",
     "added",
+    OUTSTANDING,
 )
 _OTHERS = {"version", "seed", "epoch", "step", "resplits", "accepted", _GATHERED, *_PLAIN}
 
@@ -75,6 +77,7 @@ class LoaderState:
         saved_by: The rank whose sampler or dataset no other process can ask, and of how many.
         added: What a framework has added to the saved state.
         accepted: What differed where a state was loaded, and was accepted.
+        outstanding: What was delivered and not committed, where the caller commits: see ``fkat_data.plan.commits``.
     """
 
     seed: int
@@ -95,6 +98,7 @@ class LoaderState:
     saved_by: Sequence[int | None] | None = None
     added: Mapping[str, Any] = field(default_factory=dict[str, Any])
     accepted: tuple[AcceptedField, ...] = ()
+    outstanding: Sequence[Any] | None = None
 
     @classmethod
     def read(cls, state_dict: object) -> Self:
@@ -264,6 +268,18 @@ def merged_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """
     if not states:
         raise StateMismatchError("local_state_dicts", 0, "<one for each rank>")
+    others, fields = zip(*map(split_outstanding, states), strict=True)
+    return {**_merged_positions(others), **outstanding_field(fields)}
+
+
+def split_outstanding(state_dict: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
+    """Return a state without what was not committed, and that, of all ranks that the state is of; None: it has none."""
+    if not isinstance(state_dict, Mapping):
+        return state_dict, None
+    return {name: value for name, value in state_dict.items() if name != OUTSTANDING}, state_dict.get(OUTSTANDING)
+
+
+def _merged_positions(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     if "stream" in states[0]:
         other = next((state for state in states if state.get("stream") != states[0]["stream"]), None)
         if other is not None:

@@ -7,6 +7,7 @@ from typing import Any
 from fkat_data.engine.agreement import Identity
 from fkat_data.errors import StateMismatchError
 from fkat_data.errors.acceptance import Acceptance
+from fkat_data.plan.commits import own_outstanding
 from fkat_data.plan.position import Position, ResumeState
 from fkat_data.plan.resharding import reshard
 from fkat_data.plan.shard_plan import ElasticShardPlan, Plan
@@ -35,7 +36,14 @@ def with_fingerprint(resume_state: ResumeState, plan: Plan, identity: Identity) 
     )
 
 
-def resume(state_dict: Mapping[str, Any], plan: Plan, identity: Identity, acceptance: Acceptance) -> ResumeState:
+def num_dealt(plan: Plan) -> int:
+    """Return the number of ranks that a plan's shards are dealt out to; 1: each rank has its own."""
+    return plan.dp_size if isinstance(plan, ElasticShardPlan) else 1
+
+
+def resume(
+    state_dict: Mapping[str, Any], plan: Plan, identity: Identity, acceptance: Acceptance, *, is_manual: bool = False
+) -> ResumeState:
     """Return where a loader goes on after a state; changes nothing.
 
     Args:
@@ -43,12 +51,15 @@ def resume(state_dict: Mapping[str, Any], plan: Plan, identity: Identity, accept
         plan: The loader's present plan.
         identity: The loader's rank and seed.
         acceptance: What may differ.
+        is_manual: Whether the caller commits the loader's microbatches.
 
     Raises:
         StateMismatchError: It is no state, or belongs to another plan, or to another number of ranks and cannot be
             split again: this sampler does not split, or a rank's state is missing.
     """
     found = _resumed(state_dict, plan, identity, acceptance)
+    outstanding = own_outstanding(found.outstanding, num_dealt(plan), identity.dp_rank, is_manual=is_manual)
+    found = found._replace(outstanding=outstanding)
     return found._replace(accepted=acceptance.after(found.accepted, found.position.epoch, found.position.step))
 
 
@@ -73,7 +84,8 @@ def _resumed(state_dict: Mapping[str, Any], plan: Plan, identity: Identity, acce
     is_over = num_shards is not None and saved.position.task_index >= max(1, num_shards)
     if is_over:
         position = saved.position.after_epoch()
-        return ResumeState(position, identity.dp_rank, saved.reshards, saved.sampler, accepted=saved.accepted)
+        found = ResumeState(position, identity.dp_rank, saved.reshards, saved.sampler, accepted=saved.accepted)
+        return found._replace(outstanding=saved.outstanding)
     return saved._replace(dp_rank=identity.dp_rank, batching=_reported(saved))
 
 
@@ -158,7 +170,7 @@ def _reshard(
     num_own = (num_left_out + identity.dp_rank) // plan.dp_size
     # Not of its files: each of those shards has others.
     found = ResumeState(Position(epoch, 0, 0, step), identity.dp_rank, reshards, accepted=before[0].accepted)
-    return found._replace(num_left_out=num_own, batching=batching)
+    return found._replace(num_left_out=num_own, batching=batching, outstanding=ranks[0].outstanding)
 
 
 def _reported(saved: ResumeState) -> str | None:

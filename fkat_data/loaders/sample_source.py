@@ -103,6 +103,14 @@ class SampleSource(ABC):
         ranks = (getattr(sampler, "rank", None) for sampler in samplers_of(loader))
         return next((rank for rank in ranks if type(rank) is int), 0)
 
+    def dealt_ranks(self, loader: LoaderArguments) -> tuple[int, int]:
+        """Return the number of ranks that the samples are dealt out to, and which of them this one is."""
+        layout = self.layout(loader)
+        if layout is not None:
+            return layout.num_ranks, layout.rank
+        saver = self.saver(loader)
+        return 1, 0 if saver is None else saver[0]
+
     def follow_ranks(self, loader: LoaderArguments) -> None:
         """Learn this process's rank, if torch.distributed is initialised by now: no iteration has begun."""
         del loader

@@ -24,7 +24,7 @@ from fkat_data.errors import StateMismatchError
 from fkat_data.errors.arguments import copied_state
 from fkat_data.loaders.checked_order import Check, CheckedOrder, check_order, checks_in
 from fkat_data.loaders.computed_plan import SampleOrder
-from fkat_data.loaders.loader_plan import OTHER_LENGTH, IndexPlan
+from fkat_data.loaders.loader_plan import OTHER_LENGTH, IndexPlan, NumberedBatches
 from fkat_data.loaders.loader_state import LoaderState
 from fkat_data.loaders.rank_share import RankShare
 from fkat_data.loaders.reshards import (
@@ -52,7 +52,6 @@ from fkat_data.loaders.sampler_states import (
 from fkat_data.plan.position import Position, Reshard, TaskOrigin
 from fkat_data.plan.resharding import Remainder, first_step, of_epoch
 from fkat_data.seeding import OwnGenerators
-from fkat_data.worker.batches import BatchSequence
 
 _BATCHES_PER_TASK = 32
 # Microbatches behind the newest one whose positions are known.
@@ -62,31 +61,6 @@ _OF_TORCH = {
     *(BatchSampler, SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
 }
 _DRAWS_AT_ONCE = {*_OF_TORCH, list, tuple, range}
-
-
-class SamplerBatches(BatchSequence):
-    """Some batches of an epoch.
-
-    Args:
-        first: The number of the first.
-        batches: What the sampler gave.
-    """
-
-    in_words = "the dataset"
-
-    def __init__(self, first: int, batches: list[Any]) -> None:
-        self.first = first
-        self._batches = batches
-
-    def __len__(self) -> int:
-        return self.first + len(self._batches)
-
-    def __repr__(self) -> str:
-        return f"<microbatches {self.first} to {len(self) - 1}>"
-
-    def batch(self, index: int) -> Any:
-        """Return the batch at ``index``; None for one of another task."""
-        return self._batches[index - self.first] if index >= self.first else None
 
 
 class SamplerPlan(IndexPlan):
@@ -147,7 +121,7 @@ class SamplerPlan(IndexPlan):
         # This rank's batches.
         self._own: Iterator[Any] = iter(())
         self._is_inconsistent = self._is_over = self._is_stale = False
-        self._tasks: dict[int, SamplerBatches] = {}
+        self._tasks: dict[int, NumberedBatches] = {}
         self._num_tasks = self._num_drawn = 0
         # Batches that were drawn for all ranks, and their digest.
         self._newest: Check = (0, 0)
@@ -290,12 +264,12 @@ class SamplerPlan(IndexPlan):
 
     def batch_at(self, epoch: int, number: int) -> Any:
         """Return a batch of an epoch without reshards, by its number; None past its end. Raises as ``payload`` does."""
-        task: SamplerBatches | None = self.payload(epoch, number // self._batches_per_task)
+        task: NumberedBatches | None = self.payload(epoch, number // self._batches_per_task)
         return None if task is None or number >= len(task) else task.batch(number)
 
     def origin(self, epoch: int, index: int) -> TaskOrigin | None:
         """Return where a task begins in the epoch."""
-        task: SamplerBatches | None = self.payload(epoch, index)
+        task: NumberedBatches | None = self.payload(epoch, index)
         return None if task is None else TaskOrigin(self._dp_rank, 0, task.first)
 
     def load_plan_state(self, epoch: int, state: Mapping[str, Any] | None) -> None:
@@ -480,7 +454,7 @@ class SamplerPlan(IndexPlan):
             self._first_batch.note(self._epoch, {**cast("dict[str, Any]", self._begun), **self._first_said()})
             batches += self._draw(self._batches_per_task - 1)
         if batches:
-            self._tasks[self._num_tasks] = SamplerBatches(first, batches)
+            self._tasks[self._num_tasks] = NumberedBatches(first, batches)
             self._num_tasks += 1
             old = self._tasks.pop(self._num_tasks - _MOST_KEPT // self._batches_per_task - 1, None)
             if old is not None:

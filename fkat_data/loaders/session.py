@@ -25,14 +25,15 @@ from fkat_data.loaders.engine_settings import (
 )
 from fkat_data.loaders.loader_arguments import LoaderArguments, samplers_of
 from fkat_data.loaders.loader_plan import LoaderPlan, Provenance
-from fkat_data.loaders.loader_state import LoaderState
+from fkat_data.loaders.loader_state import LoaderState, split_outstanding
 from fkat_data.loaders.rank_share import RankShare
 from fkat_data.loaders.rank_states import agreed_state, check_agreed, check_order, check_share, state_at_epoch
 from fkat_data.loaders.reshards import rank_in
 from fkat_data.loaders.sample_source import EpochStart, SampleSource, tell_epoch
 from fkat_data.loaders.shipment import LoaderShipment
 from fkat_data.observe.statistics import DataLoaderStatistics, LoaderStatistics
-from fkat_data.plan.position import Exclusion, Position, Reshard
+from fkat_data.plan.commits import CommitLedger, TicketedRank, own_outstanding
+from fkat_data.plan.position import Exclusion, Position, Reshard, ResumeState
 from fkat_data.plan.resharding import kept_in_state
 from fkat_data.runtime.distributed import gather
 from fkat_data.runtime.lifetime import WeakTable
@@ -117,12 +118,22 @@ class LoaderSession:
 
     Args:
         source: Where the microbatches come from.
+        ledger: What the caller has not committed; None: what is delivered counts as used.
         keeps_workers: Whether workers stay from epoch to epoch; None: unless what was shipped to them has changed.
         leaves_empty_rest: Whether a loaded position with nothing behind it is where the next epoch begins.
     """
 
-    def __init__(self, source: SampleSource, *, keeps_workers: bool | None, leaves_empty_rest: bool) -> None:
+    def __init__(
+        self,
+        source: SampleSource,
+        ledger: CommitLedger | None,
+        *,
+        keeps_workers: bool | None,
+        leaves_empty_rest: bool,
+    ) -> None:
         self.source = source
+        self.ledger = ledger
+        """What the caller has not committed; None: what is delivered counts as used."""
         self._shipment = LoaderShipment(keeps_workers)
         self.framework_loop: FrameworkLoop | None = None
         """The framework's loop that iterates the loader; None: the program does."""
@@ -211,6 +222,11 @@ class LoaderSession:
         first = self.source.plan(loader, self._start(loader)).first()
         return first.epoch, first.step
 
+    def upcoming(self, loader: LoaderArguments) -> tuple[int, int]:
+        """Return epoch and step of the next microbatch, which may be one that was released."""
+        epoch, step = self.position(loader)
+        return (epoch, step) if self.ledger is None else self.ledger.upcoming(epoch, step)
+
     def next_epoch(self, loader: LoaderArguments) -> int:
         """Return the epoch that the next iteration is of: one that was left is over."""
         running = self.running
@@ -258,7 +274,12 @@ class LoaderSession:
         self._follow_ranks(loader)
         state = self._whole_state(loader)
         check_known(state, loader.dataset)
-        return state
+        if self.ledger is None:
+            return state
+        plan = self.source.plan(loader, self._start(loader)) if self.running is None else self.running.plan
+        num_ranks, rank = self.source.dealt_ranks(loader)
+        at = Position(state.epoch, 0, 0, state.step)
+        return replace(state, outstanding=self.ledger.saved(at, rank, num_ranks, plan.saved_payload))
 
     def local_state(self, loader: LoaderArguments) -> LoaderState:
         """Return the same for this rank alone."""
@@ -300,7 +321,12 @@ class LoaderSession:
             StateMismatchError: It does not fit; nothing has changed then.
         """
         self._follow_ranks(loader)
+        state_dict, field = split_outstanding(state_dict)
+        dealt_ranks = self.source.dealt_ranks(loader)
+        outstanding = own_outstanding(field, *dealt_ranks, is_manual=self.ledger is not None)
         loaded = self.source.loaded_state(loader, state_dict, accept)
+        if self.ledger is not None:
+            self.ledger.load(outstanding)
         if loaded is None:
             self._start_again()
             return
@@ -429,7 +455,8 @@ class LoaderSession:
     @property
     def is_of_one_rank(self) -> bool:
         """Whether a state is this process's alone."""
-        return self.source.share is None and not self.source.is_collective
+        has_others = self.source.is_collective or (self.ledger is not None and self.source.kind == "stream")
+        return self.source.share is None and not has_others
 
     def deal_out(self, loader: LoaderArguments, asked: RankShare) -> None:
         """Deliver this rank's share of the microbatches; see ``DataLoader.deal_out``.
@@ -539,6 +566,7 @@ class LoaderSession:
     def iterator(self, loader: LoaderArguments) -> Iterator[Any]:
         """Begin an epoch, or the rest of one, in the program's loop or a framework's."""
         if self.framework_loop is not None:
+            self._refuse_manual("accelerate, which takes microbatches ahead")
             begin, state = partial(self._begin_for_framework, loader), partial(self.own_state, loader)
             return self.framework_loop.microbatches(begin, state, self.num_in_last_round(loader))
         self._follow_ranks(loader)
@@ -557,6 +585,10 @@ class LoaderSession:
             ConfigurationError: The dataset cannot be sent to a worker, or an argument is invalid.
             StateMismatchError: The loaded state does not fit.
         """
+        epoch, is_rest = None, False
+        if self.ledger is not None:
+            epoch = self.next_epoch(loader)
+            is_rest = self.ledger.begin(epoch)
         if self.running is not None and self.running.made_with != self._settable(loader):
             self._leave_engine(loader, self.running)
         if (ordered := self.source.ordered_dataset(loader)) is not None:
@@ -574,14 +606,17 @@ class LoaderSession:
                     epoch,
                 )
         engine, plan, loaded = running.engine, running.plan, running.loaded
-        begun = plan.begin(engine.position)
+        begun = None if is_rest else plan.begin(engine.position)
         if begun is not None:
             engine.leave_for(begun)
         resumed = None if loaded is None or loaded.is_untouched else self.position(loader)
         begun_with = self.source.fingerprint(loader)
         made = partial(DataLoaderIterator, plan, engine)
-        iterator = engine.iterate(made, loader, change_of(loader, lambda: engine.step))
+        iterator = engine.iterate(made, loader, change_of(loader, lambda: engine.step), epoch)
         reference = weakref.ref(iterator)
+        if is_rest:
+            self._phase = replace(running, iterator=reference)
+            return iterator
         self._phase = replace(running, loaded=None, begun_with=begun_with, iterator=reference, resumed=resumed)
         # Last of all: a call that is interrupted before is as good as none.
         plan.beginning = None
@@ -606,6 +641,15 @@ class LoaderSession:
             source.check_since_load(loader, loaded.state)
         start = self._start(loader)
         plan = source.plan(loader, start)
+        commits = None
+        if self.ledger is not None:
+            commits = TicketedRank(self.ledger, source.dealt_ranks(loader)[1])
+            if plan.num_strands is not None or source.ordered_dataset(loader) is not None:
+                self._refuse_manual(
+                    "a dataset whose microbatches its own iterator makes, or whose items change with the epoch"
+                )
+            if loader.worker_init_fn is not None and loader.num_workers:
+                self._refuse_manual("worker_init_fn, since this process makes what was released again")
         num_workers = loader.num_workers if plan.num_strands is None else plan.num_strands
         keeps_dataset = bool(self._shipment.keeps_workers) or not num_workers
         engine = make_engine(
@@ -617,12 +661,20 @@ class LoaderSession:
             keeps_dataset=keeps_dataset,
             is_startup_shared=source.can_share_startup(loader),
             agreement=self._agreement_of(Identity(start.seed(), start.dp_rank), plan),
+            commits=commits,
         )
         if loaded is not None:
             engine.go_to(plan.read_state(source.for_engine(loader, loaded.state)))
+        elif commits is not None:
+            engine.go_to(ResumeState(plan.first()))  # what was released may come before the plan has begun
         running = Running(engine, plan, self._settable(loader), self._shipment.digest(loader, self.source), loaded)
         self._phase = running
         return running
+
+    def _refuse_manual(self, reason: str) -> None:
+        """Raise if the caller commits microbatches, which cannot be with ``reason``."""
+        if self.ledger is not None:
+            raise ConfigurationError("commit", "manual", f"'delivery', with {reason}")
 
     def _settable(self, loader: LoaderArguments) -> list[Any]:
         return settable_of(loader, is_cut_by_workers=self.source.is_cut_by_workers)
@@ -674,6 +726,8 @@ class LoaderSession:
         if (running := self.running) is not None:
             state, others = self.source.copied_state(running.plan, self._whole_state(loader), running.engine.position)
             found._phase = Fresh() if state is None else Loaded(state, state.step == 0)  # noqa: SLF001 - of this class
+        if self.ledger is not None:
+            found.ledger = self.ledger.of_copy(is_at_load=isinstance(self._phase, Loaded))
         if self.framework_loop is not None:
             found.framework_loop = self.framework_loop.copy()  # its position is another from now on
         return found, others
@@ -700,6 +754,7 @@ class LoaderSession:
             before: The session of that loader.
             original: That loader.
         """
+        before._refuse_manual("Lightning, which takes microbatches ahead")  # noqa: SLF001 - of this class
         loaded, step = before._loaded, before.position(original)[1]  # noqa: SLF001 - of this class, like the next one
         self._drawn_seed, self._shipment = before._drawn_seed, before._shipment  # noqa: SLF001 - as above
         self._accepted, self._reshards = before._accepted, before._reshards  # noqa: SLF001 - as above

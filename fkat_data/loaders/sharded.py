@@ -17,9 +17,10 @@ from fkat_data.errors.tracebacks import HideOwnFrames
 from fkat_data.errors.wording import Described
 from fkat_data.loaders.epoch_length import EpochLength, source_of_lengths
 from fkat_data.loaders.factory import DataLoaderFactory
-from fkat_data.loaders.resume import ACCEPTABLE, resume, with_fingerprint
+from fkat_data.loaders.resume import ACCEPTABLE, num_dealt, resume, with_fingerprint
 from fkat_data.observe.statistics import LoaderStatistics
 from fkat_data.observe.timeline import open_timeline
+from fkat_data.plan.commits import CommitMode, Ticket, TicketedRank, commit_ledger, required_ledger
 from fkat_data.plan.iteration import Closing, EpochIterator
 from fkat_data.plan.position import ResumeState
 from fkat_data.plan.shard_plan import elastic_shard_plan
@@ -102,6 +103,11 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
             for datasets that wait or give the GIL free and may be read by several threads, and for Windows. There are as
             many as there would be processes. Shards are opened, and their indices drawn, in the caller's thread. Random
             draws must come from ``fkat_data.item_generators``. Or ``fkat_data.ray.Actors(...)``: actors on a cluster.
+        commit: When a microbatch counts as used, and is in a state: ``"delivery"``, or ``"manual"``: when ``commit`` gets its
+            ``ticket``. What a state does not have as used comes first after a load. See ``docs/howto/commit.md``.
+        max_outstanding: Microbatches that may be delivered and neither committed nor released, with ``commit="manual"``;
+            the next call raises where there are as many. None: any number.
+        epochs_ahead: 1 lets an epoch begin while some of the one before is outstanding.
 
     Raises:
         ConfigurationError: An argument cannot work, or the factory cannot be sent to a worker.
@@ -134,6 +140,9 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
         start_method: StartMethod | None = None,
         trace: str | os.PathLike[str] | None = None,
         workers: WorkerKind = "processes",
+        commit: CommitMode = "delivery",
+        max_outstanding: int | None = None,
+        epochs_ahead: int = 0,
     ) -> None:
         ranks = mesh_ranks(mesh, dp_dims)
         if ranks is not None:
@@ -143,6 +152,7 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
                 raise ConfigurationError("dp_rank", dp_rank, f"{ranks.dp_rank}, as the mesh says, or None")
             dp_rank, replica_group = ranks.dp_rank, list(ranks.replicas) if ranks.has_replicas else None
             shard_sampler = sampler_of_rank(shard_sampler, ranks.num_dp_ranks, ranks.dp_rank)
+        self._ledger = commit_ledger(commit, max_outstanding, epochs_ahead)
         factory: object = dataloader_factory
         batching = factory.batching if isinstance(factory, DataLoaderFactory) else None
         self._identity = identity_of(seed, dp_rank, shard_sampler)._replace(batching=batching)
@@ -198,6 +208,7 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
             agreement=rank_agreement(replica_group, check_ranks_every, self._identity, plan),
             lengths=lengths,
             on_leave=self._length.check_end,
+            commits=None if self._ledger is None else TicketedRank(self._ledger, self._identity.dp_rank),
         )
 
         self._device = device
@@ -210,12 +221,47 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
     @property
     def epoch(self) -> int:
         """The epoch of the next microbatch, from 0."""
-        return self._engine.position.epoch
+        return self._upcoming[0]
 
     @property
     def step(self) -> int:
         """Microbatches of that epoch that were delivered before it."""
-        return self._engine.step
+        return self._upcoming[1]
+
+    @property
+    def _upcoming(self) -> tuple[int, int]:
+        epoch, step = self._engine.position.epoch, self._engine.step
+        return (epoch, step) if self._ledger is None else self._ledger.upcoming(epoch, step)
+
+    @property
+    def ticket(self) -> Ticket:
+        """The ticket of the microbatch that was delivered last, with ``commit="manual"``.
+
+        Raises:
+            ConfigurationError: None was since the loader was made or loaded, or microbatches are not committed by tickets.
+        """
+        return required_ledger(self._ledger).ticket
+
+    @property
+    def num_outstanding(self) -> int:
+        """Microbatches that were delivered, and neither committed nor released; 0 without ``commit="manual"``."""
+        return 0 if self._ledger is None else self._ledger.num_outstanding
+
+    def commit(self, ticket: Ticket) -> None:
+        """Count a microbatch as used: no state has it to deliver again. In the thread that iterates the loader.
+
+        Raises:
+            ConfigurationError: It is not outstanding, or microbatches are not committed by tickets.
+        """
+        required_ledger(self._ledger).commit(ticket)
+
+    def release(self, ticket: Ticket) -> None:
+        """Have a microbatch delivered again, before new ones, with its bits. In the thread that iterates the loader.
+
+        Raises:
+            ConfigurationError: It is not outstanding, or microbatches are not committed by tickets.
+        """
+        required_ledger(self._ledger).release(ticket)
 
     @property
     def memory_limit_bytes(self) -> int:
@@ -241,7 +287,7 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
             Exception: A shard cannot be opened; with ``on_shard_error="skip"`` it has no microbatches.
         """
         with HideOwnFrames():
-            return self._length.of(self.epoch)
+            return self._length.of(self._engine.position.epoch)
 
     def __bool__(self) -> bool:
         """Return True, even for a loader without microbatches."""
@@ -347,15 +393,16 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
                 which difference can be accepted, and at which price.
             ConfigurationError: ``accept`` names another field.
         """
-        acceptance = Acceptance(accept, self.acceptable_fields)
-        self._engine.go_to(resume(state_dict, self._engine.plan, self._identity, acceptance))
+        acceptance, is_manual = Acceptance(accept, self.acceptable_fields), self._ledger is not None
+        plan = self._engine.plan
+        self._engine.go_to(resume(state_dict, plan, self._identity, acceptance, is_manual=is_manual))
 
     def shards(self) -> list[Shard] | None:
         """Return this rank's shards of the epoch of the next microbatch, in order.
 
         None: the sampler is an iterable, and what it gives is not known before it is asked.
         """
-        epoch, plan = self.epoch, self._engine.plan
+        epoch, plan = self._engine.position.epoch, self._engine.plan
         num_shards = plan.num_tasks(epoch)
         if num_shards is None:
             return None
@@ -385,7 +432,12 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
         )
 
     def _resume_state(self) -> ResumeState:
-        return with_fingerprint(self._engine.resume_state, self._engine.plan, self._identity)
+        plan, dp_rank = self._engine.plan, self._identity.dp_rank
+        found = with_fingerprint(self._engine.resume_state, plan, self._identity)
+        if self._ledger is None:
+            return found
+        saved = self._ledger.saved(found.position, dp_rank, num_dealt(plan), plan.saved_payload)
+        return found._replace(outstanding=saved)
 
 
 def _hashes_like_workers() -> bool:

@@ -73,6 +73,10 @@ class StreamBatchSource(SampleSource):
         """Return what of the stream workers get."""
         return _stream_of(loader).shipment
 
+    def dealt_ranks(self, loader: LoaderArguments) -> tuple[int, int]:
+        """Return the number of ranks that the stream deals out to, and which of them this one is."""
+        return _stream_of(loader).ranks()
+
     def check_since_load(self, loader: LoaderArguments, state: LoaderState) -> None:
         """Return: the stream checks what it loads."""
 

@@ -22,7 +22,7 @@ from torch.utils.data import BatchSampler, IterableDataset
 from fkat_data.errors import ConfigurationError, SkippedSamplesError, StateMismatchError
 from fkat_data.errors.wording import counted
 from fkat_data.loaders.computed_plan import EpochShuffle, SampleOrder, is_computed
-from fkat_data.loaders.loader_plan import IndexPlan, Provenance
+from fkat_data.loaders.loader_plan import IndexPlan, Provenance, plain_indices
 from fkat_data.loaders.loader_state import LoaderState
 from fkat_data.loaders.rank_share import RankShare
 from fkat_data.loaders.reshards import distributed_sampler_of
@@ -311,6 +311,29 @@ class WindowPlan(IndexPlan):
         """Return what says where random streams come from: a window's are those of its number, on every rank."""
         self._go_to(epoch)
         return TaskOrigin(0, self._windows[index][0], 0)
+
+    def tasks_of(self, task: Task, position: Position) -> tuple[Task, ...]:
+        """Return the windows whose rows a microbatch has: the last of them makes it."""
+        at = self._window_position(position)
+        windows = [self.payload(task.epoch, index) for index in range(at.window, task.task_index + 1)]
+        begun = windows[0]
+        if begun is not None and at.row > begun.first_row:
+            windows[0] = begun._replace(first_row=at.row, left_out=at.left_out)
+        return tuple(
+            task._replace(task_index=index, payload=window, origin=self.origin(task.epoch, index), first_microbatch=0)
+            for index, window in enumerate(windows, at.window)
+        )
+
+    def saved_payload(self, payload: Window, number: int) -> list[Any]:
+        """Return a window as plain values."""
+        del number
+        return [*map(plain_indices, payload)]
+
+    def loaded_payload(self, saved: Any, number: int) -> Window:
+        """Return a window."""
+        del number
+        epoch, window, indices, first_row, is_last, left_out, is_begun = saved
+        return Window(epoch, window, indices, first_row, is_last, tuple(left_out), is_begun)
 
     def record(self, task: Task, num_made: int, update: bytes) -> None:
         """Remember the position behind a microbatch."""

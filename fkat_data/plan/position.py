@@ -142,6 +142,8 @@ class ResumeState(NamedTuple):
         num_shards: Number of the rank's shards in the position's epoch.
         shards: Digest of their order.
         accepted: What differed where the state, or one before it, was loaded, and was accepted.
+        outstanding: What was delivered and not committed: the field of the saved state, or, where a loader goes on, this
+            rank's part of it, a ``LoadedOutstanding`` of ``fkat_data.plan.commits``; None: nothing is said of it.
     """
 
     position: Position
@@ -157,6 +159,7 @@ class ResumeState(NamedTuple):
     num_shards: int | None = None
     shards: str | None = None
     accepted: tuple[AcceptedField, ...] = ()
+    outstanding: Any = None
 
 
 class ShardFingerprint(NamedTuple):

@@ -113,6 +113,31 @@ class Plan(ABC):
         """Forget what was read of an epoch behind a position, because the epoch was left there."""
         del position
 
+    def wrapped_take(self, take: Callable[[], Any], engine: Any) -> Callable[[], Any]:
+        """Return a function to call instead of ``take``, which returns an engine's next microbatch."""
+        del engine
+        return take
+
+    def tasks_of(self, task: Task, position: Position) -> tuple[Task, ...]:
+        """Return tasks whose first microbatch is the one at a position, which a task has made and is about to be delivered.
+
+        Where there are several, each but the last makes none, and leaves rows for the one behind it.
+        """
+        before = TaskOrigin(0, 0, 0) if task.origin is None else task.origin
+        number = before.first_microbatch + position.microbatch
+        left_out = before.left_out + position.left_out
+        return (task._replace(first_microbatch=number, left_out=left_out, fingerprint=None),)
+
+    def saved_payload(self, payload: Any, number: int) -> Any:
+        """Return what a task's payload says of its microbatch ``number``, as plain values."""
+        del number
+        return payload
+
+    def loaded_payload(self, saved: Any, number: int) -> Any:
+        """Return a payload that has the microbatch ``number`` of what ``saved_payload`` returned, on any rank."""
+        del number
+        return saved
+
     def record(self, task: Task, num_made: int, update: bytes) -> None:
         """Take what a task gave with its microbatch before ``num_made``, which the caller does not have yet."""
         del task, num_made, update

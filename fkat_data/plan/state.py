@@ -30,7 +30,8 @@ torch.distributed.checkpoint takes mappings apart, and lists with tensors or map
 the present state has. So a state has the same parts for any number of ranks and at any position: every field is always
 there, and what may vary in its parts is a tuple, which is saved whole.
 
-Where something differed at a load, and was accepted, ``accepted`` says it: see ``fkat_data.errors.acceptance``.
+Where something differed at a load, and was accepted, ``accepted`` says it: see ``fkat_data.errors.acceptance``. Where the
+caller commits microbatches, ``outstanding`` has those that are not committed: see ``fkat_data.plan.commits``.
 
 Only ``all_rank_indices`` is required: the system that this one follows saves it alone. Every other field defaults to
 its value at the start of epoch 0.
@@ -44,6 +45,7 @@ import torch
 from fkat_data.errors import StateMismatchError
 from fkat_data.errors.acceptance import Acceptance, accepted_field, accepted_in
 from fkat_data.errors.arguments import STATE_VERSION, check_version
+from fkat_data.plan.commits import OUTSTANDING, outstanding_field
 from fkat_data.plan.position import Position, Reshard, ResumeState
 from fkat_data.plan.resharding import of_epoch
 from fkat_data.runtime.modes import without_modes
@@ -115,7 +117,7 @@ def write_rank(resume_state: ResumeState) -> dict[str, Any]:
         state["skipped"] = list(resume_state.skipped)
     if resume_state.num_left_out:
         state |= {"num_left_out": resume_state.num_left_out, "left_out": list(left_out)}
-    return state | accepted_field(resume_state.accepted)
+    return state | outstanding_field([resume_state.outstanding]) | accepted_field(resume_state.accepted)
 
 
 def merge(ranks: Sequence[ResumeState]) -> dict[str, Any]:
@@ -161,6 +163,7 @@ def merge(ranks: Sequence[ResumeState]) -> dict[str, Any]:
             "dp_size": dp_size,
         },
         "resplits": tuple(_resplits(of_epoch(reshards, epoch) if is_whole else reshards)),
+        **outstanding_field([rank.outstanding for rank in ranks]),
         **accepted_field(sorted({each for rank in ranks for each in rank.accepted})),
     }
 
@@ -219,7 +222,7 @@ def read(state: Mapping[str, Any]) -> list[ResumeState]:
             position, dp_rank, reshards, sampler, skipped, num_left_out, batchings[rank], found, seed
         )
         plan = {"dp_size": saved_dp_size, "num_shards": nums_shards[rank], "shards": digests[rank]}
-        ranks.append(resume_state._replace(**plan, accepted=accepted))
+        ranks.append(resume_state._replace(**plan, accepted=accepted, outstanding=state.get(OUTSTANDING)))
     return ranks
 
 
@@ -253,6 +256,7 @@ def read_rank(state: Mapping[str, Any]) -> ResumeState:
         batching=fingerprint.get("batching"),
         files=_files(fingerprint.get("files"), "fingerprint.files"),
         accepted=accepted_in(state),
+        outstanding=state.get(OUTSTANDING),
     )
 
 

@@ -8,6 +8,8 @@ from torch.utils import data as torch_data
 from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.errors.arguments import integer
 from fkat_data.loaders.data_loader import DataLoader
+from fkat_data.plan.commits import OUTSTANDING, outstanding_field
+from fkat_data.runtime.distributed import gather
 from fkat_data.streaming.dataset import StreamingDataset, has_own_iter
 from fkat_data.streaming.epoch.rank_batches import RankBatches, ids_of, in_groups
 from fkat_data.streaming.loader_plan import (
@@ -175,11 +177,17 @@ class StreamingDataLoader(DataLoader[Any]):
             ConfigurationError: The dataset's own ``__iter__`` has not yielded one sample for each that it was handed,
                 so that no position in the order says what it would yield next.
         """
-        return self.local_state_dict() if self._is_of_batches else super().state_dict()
+        if not self._is_of_batches:
+            return super().state_dict()
+        own = self.local_state_dict()
+        return own if self._session.ledger is None else self.merge_state_dicts(gather(own))
 
     def local_state_dict(self) -> dict[str, Any]:
         """Return what ``state_dict`` returns: no state of a stream needs the other ranks."""
-        return self._session.state(self).plan_state["stream"] if self._is_of_batches else super().local_state_dict()
+        if not self._is_of_batches:
+            return super().local_state_dict()
+        state = self._session.state(self)
+        return {**state.plan_state["stream"], **outstanding_field([state.outstanding])}
 
     @staticmethod
     def merge_state_dicts(local_state_dicts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -194,7 +202,8 @@ class StreamingDataLoader(DataLoader[Any]):
         if "sample_in_epoch" not in local_state_dicts[0]:
             return DataLoader.merge_state_dicts(local_state_dicts)
         check_merged(local_state_dicts)
-        return dict(local_state_dicts[0])
+        found = [state.get(OUTSTANDING) for state in local_state_dicts]
+        return {**local_state_dicts[0], **outstanding_field(found)}
 
     def _made_here(self, dataset: StreamingDataset, first: int) -> Iterator[Any]:
         """Yield the batches of the next epoch from one of them on, in this process, without moving the position."""

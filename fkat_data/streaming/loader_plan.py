@@ -17,12 +17,11 @@ from torch.utils import data
 
 from fkat_data.errors import ConfigurationError
 from fkat_data.errors.sample_errors import collated
-from fkat_data.loaders.loader_plan import LoaderPlan, Provenance
+from fkat_data.loaders.loader_plan import LoaderPlan, NumberedBatches, Provenance
 from fkat_data.loaders.loader_state import LoaderState
-from fkat_data.loaders.sampler_plan import SamplerBatches
 from fkat_data.loaders.window_plan import WindowOrder
 from fkat_data.loaders.window_states import Spread
-from fkat_data.plan.position import Exclusion, Position, Reshard, ResumeState, TaskOrigin
+from fkat_data.plan.position import Exclusion, Position, Reshard, ResumeState, Task, TaskOrigin
 from fkat_data.runtime.interruption import genuine
 from fkat_data.streaming.epoch.rank_batches import (
     BatchGroup,
@@ -52,7 +51,7 @@ _READ_TOGETHER = 1024
 _READ_TOGETHER_BYTES = 4 << 20
 
 
-class BatchRange(SamplerBatches):
+class BatchRange(NumberedBatches):
     """Batches that follow on one another in an epoch.
 
     Args:
@@ -264,6 +263,26 @@ class StreamPlan(StreamEpochs):
         """Return where a range begins: the numbers of its batches are those in the epoch."""
         batch_range = self.payload(epoch, index)
         return None if batch_range is None else TaskOrigin(self._dp_rank, 0, batch_range.first)
+
+    def tasks_of(self, task: Task, position: Position) -> tuple[Task, ...]:
+        """Return a task of one batch."""
+        (found,) = super().tasks_of(task, position)
+        number = found.first_microbatch
+        return (found._replace(payload=self._range_of(number, found.payload.batch(number))),)
+
+    def saved_payload(self, payload: BatchRange, number: int) -> list[Any]:
+        """Return the samples of a batch as plain values."""
+        ids, positions, seed = cast("PickedSamples", payload.batch(number))
+        return [ids.tolist(), None if positions is None else positions.tolist(), seed]
+
+    def loaded_payload(self, saved: Any, number: int) -> BatchRange:
+        """Return a range of one batch."""
+        ids, positions, seed = saved
+        places = None if positions is None else np.array(positions, np.int64)
+        return self._range_of(number, PickedSamples(np.array(ids, np.int64), places, seed))
+
+    def _range_of(self, number: int, picks: PickedSamples) -> BatchRange:
+        return BatchRange(number, [picks], 1, runs_no_user_code=self._runs_no_user_code)
 
     def made_of(self, position: Position) -> list[Provenance]:
         """Return the numbers of a batch's samples."""

@@ -83,3 +83,13 @@ def test_one_rank_finishes_the_run_of_two(python, folders):
     assert lines_of(dead, -signal.SIGKILL) == lines[:47]
     assert left.returncode != 0  # it waited for the other
     assert lines_of(python.run(program, folder=killed, timeout=300)) == lines[40:]
+
+
+def test_each_prompt_is_used_once_however_often_the_trainer_is_killed(python, folders):
+    program = EXAMPLES / "rollouts" / "train.py"
+    folder, _, deadly = folders
+    for num_lines in (3, 11, 7):
+        found = python.run(deadly, num_lines, program, folder=folder, timeout=300)
+        assert found.returncode == -signal.SIGKILL
+        assert len(found.stdout.splitlines()) == num_lines
+    assert python.run(program, folder=folder, timeout=300).stdout.endswith("epochs: True\n")

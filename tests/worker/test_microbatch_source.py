@@ -12,7 +12,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, default_co
 from fkat_data.datasets import TokenWindows
 from fkat_data.loaders.computed_plan import SampleOrder
 from fkat_data.loaders.factory import DataLoaderFactory
-from fkat_data.loaders.sampler_plan import SamplerBatches
+from fkat_data.loaders.loader_plan import NumberedBatches
 from fkat_data.seeding import ShardRng, seed_generators
 from fkat_data.streaming import MDSWriter, StreamingDataLoader, StreamingDataset
 from fkat_data.streaming.loader_plan import StreamPlan
@@ -140,7 +140,7 @@ PRODUCTS = {
         lambda _: of_epoch(Dataset(), SampleOrder(COUNT, 3, drop_last=False, shuffle=(1, 0)), is_batched=True),
         IndexedSource,
     ),
-    "drawn batches": (lambda _: of_epoch(Dataset(), SamplerBatches(0, BATCHES), is_batched=True), IndexedSource),
+    "drawn batches": (lambda _: of_epoch(Dataset(), NumberedBatches(0, BATCHES), is_batched=True), IndexedSource),
     "stacked batches": (tokens, IndexedSource),
     "a strand": (lambda _: of_epoch(Counting(COUNT), Strand(0, 0, 1, None)), SequentialSource),
     "a strand with windows": (
