@@ -42,7 +42,7 @@ def planned(source, count=None):
 def test_it_has_all_that_a_loader_asks_for(dataset):
     source = stream_source_of(dataset)
     expected = {name for name in vars(StreamSource) if not name.startswith("_")}
-    assert len(expected) == 16
+    assert len(expected) == 17
     assert {name for name in dir(source) if not name.startswith("_")} == expected | {"reader"}
 
 
