@@ -3,19 +3,21 @@
 Models are plain lists: an order, and what is left of it without what was left out.
 """
 
+import copy
 import json
 from itertools import chain, islice
 from random import Random
 
 import pytest
+import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from streaming_examples import worlds, write
 from torch.utils.data import IterableDataset
-from walks import saved
+from walks import begun, saved
 
-from fkat_data import ConfigurationError, DataLoader
-from fkat_data.datasets import JsonDataset
+from fkat_data import ConfigurationError, DataLoader, StateMismatchError
+from fkat_data.datasets import JsonDataset, PackedDataset
 from fkat_data.streaming import StreamingDataLoader, StreamingDataset
 
 
@@ -379,3 +381,61 @@ def test_a_map_style_dataset_says_the_file_and_row(tmp_path):
     record = DataLoader(JsonDataset([str(tmp_path / "a.jsonl")]), 2).samples_of(1)[0]
     assert (record.rank, record.sample_id, record.row) == (0, 2, 2)
     assert "a.jsonl" in record.shard
+
+
+def packed(rank, world_size):
+    lengths = [1 + index * 7 % 13 for index in range(60)]
+    documents = [torch.full((length,), index) for index, length in enumerate(lengths)]
+    dataset = PackedDataset(documents, 16, 20, lengths=lengths, seed=1, rank=rank, world_size=world_size)
+    return DataLoader(dataset, batch_size=2, collate_fn=lambda rows: [row["tokens"].tolist() for row in rows])
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_packed_sequences_are_left_out_by_steps_alone(num_ranks):
+    whole = [list(packed(rank, num_ranks)) for rank in range(num_ranks)]
+    ranks = [packed(rank, num_ranks) for rank in range(num_ranks)]
+    iterators = [begun(loader, 2) for loader in ranks]
+    for loader in ranks:
+        loader.exclude_steps(3, 4)
+        with pytest.raises(ConfigurationError, match=r"exclude_steps\(\): it packs others"):
+            loader.exclude([1])
+    state = saved(ranks)
+    again = [packed(rank, num_ranks) for rank in range(num_ranks)]
+    for loader in again:
+        loader.load_state_dict(state)
+    expected = [own[2:3] + own[5:] for own in whole]
+    assert [list(iterator) for iterator in iterators] == [list(loader) for loader in again] == expected
+    with pytest.raises(StateMismatchError, match="finish the epoch"):
+        packed(0, 3).load_state_dict(state)
+    following = packed(0, 3)
+    following.load_state_dict(saved(ranks))
+    assert (following.epoch, following.step) == (1, 0)
+
+
+def test_a_copy_and_a_loader_that_is_dealt_out_later_leave_out_the_same():
+    ranks = [DataLoader(range(20), 2, collate_fn=list) for _ in range(2)]
+    for rank, loader in enumerate(ranks):
+        loader.exclude([0, 5])
+        loader.deal_out(2, rank)
+    assert sorted(chain(*chain(*map(list, ranks)))) == sorted([1, 2, *({*range(20)} - {0, 5})])
+    loader = DataLoader(range(20), 2, shuffle=True, seed=1, collate_fn=list)
+    iterator = begun(loader, 2)
+    loader.exclude([3, 4])
+    rest = list(iterator)
+    loader.set_epoch(5)
+    assert {sample for batch in loader for sample in batch} == {*range(20)} - {3, 4}
+    assert list(copy.copy(loader)) != rest
+
+
+@pytest.mark.parametrize("options", [{"num_workers": 2}, {"num_workers": 2, "workers": "threads"}], ids=str)
+def test_workers_of_a_stream_leave_out_the_same(processes, directory, options):
+    def delivered(**options):
+        loader = StreamingDataLoader(StreamingDataset(local=directory, **STREAM), 4, **options)
+        with loader:
+            iterator = begun(loader, 5)
+            loader.exclude([1, 2, 3, 40, 50])
+            found = read([iterator], 2)
+            loader.exclude_steps(8, 10)
+            return found + read([iterator], None) + read([iter(loader)], None)
+
+    assert delivered(**options) == delivered()
