@@ -18,6 +18,7 @@ from fkat_data.loaders.computed_plan import batches_left
 from fkat_data.loaders.loader_state import LoaderState, entries_of
 from fkat_data.loaders.window_states import windows_of
 from fkat_data.plan.position import Reshard, ResumeState
+from fkat_data.plan.resharding import of_epoch
 from fkat_data.plan.state import read, unsealed
 from fkat_data.runtime.interruption import genuine
 
@@ -143,27 +144,20 @@ def _of_shards(where: str, state: Mapping[str, Any]) -> CheckpointPosition:
         for each, saved in zip(positions, ranks, strict=True)
         if saved.skipped
     )
-    notes += _resplits(ranks[0].reshards) + _accepted(ranks[0].accepted)
+    notes += _resplits(ranks[0].reshards, min(each.position.epoch for each in ranks)) + _accepted(ranks[0].accepted)
     return CheckpointPosition(where, "ShardedDataLoader", positions, loads_on, notes)
 
 
-def _resplits(reshards: Sequence[Reshard]) -> tuple[str, ...]:
-    num_changes = sum(each.exclusion is None for each in reshards)
-    left_out = tuple(
-        " and ".join(
-            [
-                *([f"{counted(len(each.exclusion.samples), 'sample')} left out"] if each.exclusion.samples else []),
-                *(["steps {} to {} left out".format(*each.exclusion.steps)] if each.exclusion.steps else []),
-            ]
-        )
-        + f" from step {each.step} of epoch {each.epoch} on"
-        for each in reshards
-        if each.exclusion is not None
+def _resplits(reshards: Sequence[Reshard], epoch: int) -> tuple[str, ...]:
+    num_left_out = sum(each.exclusion is not None for each in reshards)
+    facts = (
+        (
+            sum(each.exclusion is None for each in of_epoch(reshards, epoch)),
+            "the number of ranks has changed {} in this epoch",
+        ),
+        (num_left_out, "the caller has left samples or steps out {}"),
     )
-    return (
-        *([f"the number of ranks has changed {counted(num_changes, 'time')} in this epoch"] if num_changes else []),
-        *left_out,
-    )
+    return tuple(text.format(counted(number, "time")) for number, text in facts if number)
 
 
 def _accepted(accepted: Sequence[AcceptedField], counted_in: str = "step") -> tuple[str, ...]:
@@ -214,7 +208,7 @@ def _of_data_loader(where: str, state: Mapping[str, Any]) -> CheckpointPosition:
     else:
         size = max(len(states), num_ranks)
         loads_on = f"{counted(size, 'rank')}; merge_state_dicts() of each one's local_state_dict() loads on {_ANY}"
-    notes = _resplits(first.reshards) + _accepted(first.accepted)
+    notes = _resplits(first.reshards, first.epoch) + _accepted(first.accepted)
     return CheckpointPosition(where, "DataLoader", tuple(positions), loads_on, notes)
 
 

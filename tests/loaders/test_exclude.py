@@ -439,3 +439,28 @@ def test_workers_of_a_stream_leave_out_the_same(processes, directory, options):
             return found + read([iterator], None) + read([iter(loader)], None)
 
     assert delivered(**options) == delivered()
+
+
+def test_what_was_not_committed_comes_again_as_it_was():
+    def opened():
+        return DataLoader(range(30), 3, shuffle=True, seed=1, collate_fn=list, commit="manual")
+
+    def committed(loader, iterator):
+        for batch in iterator:
+            loader.commit(loader.ticket)
+            yield batch
+
+    loader = opened()
+    iterator = iter(loader)
+    first, ticket = next(iterator), loader.ticket
+    second = next(committed(loader, iterator))
+    out = [first[0], *ids_of(loader, 4)[:1]]
+    loader.exclude(out)
+    loader.release(ticket)
+    state = json.loads(json.dumps(loader.state_dict()))
+    rest = [*committed(loader, iterator)]
+    assert rest[0] == first
+    assert sorted(chain(second, *rest)) == sorted({*range(30)} - {out[1]})
+    other = opened()
+    other.load_state_dict(state)
+    assert [*committed(other, iter(other))] == rest

@@ -138,3 +138,12 @@ def test_a_folder_is_explained_file_by_file(tmp_path):
     output = said(tmp_path)
     assert "one.pt.loader: DataLoader" in output
     assert "two.json: DataLoader" in output
+
+
+def test_what_the_caller_has_left_out_is_a_note():
+    loader = DataLoader(list(range(20)), 2, shuffle=True, seed=1)
+    begun(loader, 2)
+    loader.exclude([record.sample_id for record in loader.samples_of(5)])
+    (position,) = positions_in(loader.state_dict())
+    assert position.ranks[0].left == "7 of 7 microbatches"
+    assert position.notes == ("the caller has left samples or steps out 1 time",)
