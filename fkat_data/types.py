@@ -52,6 +52,16 @@ class AcceptingLoader(Protocol):
 
 
 @runtime_checkable
+class TicketedLoader(Protocol):
+    """A loader whose microbatches the caller may commit, which no trainer may take ahead of the caller then."""
+
+    @property
+    def has_tickets(self) -> bool:
+        """Whether the caller commits them."""
+        ...
+
+
+@runtime_checkable
 class ResumableLoader(Protocol):
     """What the library's loaders have in common, for trainers that drive them."""
 

@@ -260,6 +260,11 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         return required_ledger(self._session.ledger).ticket
 
     @property
+    def has_tickets(self) -> bool:
+        """Whether the caller commits microbatches, instead of their delivery."""
+        return self._session.ledger is not None
+
+    @property
     def num_outstanding(self) -> int:
         """Microbatches that were delivered, and neither committed nor released; 0 without ``commit="manual"``."""
         return 0 if self._session.ledger is None else self._session.ledger.num_outstanding

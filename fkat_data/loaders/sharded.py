@@ -243,6 +243,11 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
         return required_ledger(self._ledger).ticket
 
     @property
+    def has_tickets(self) -> bool:
+        """Whether the caller commits microbatches, instead of their delivery."""
+        return self._ledger is not None
+
+    @property
     def num_outstanding(self) -> int:
         """Microbatches that were delivered, and neither committed nor released; 0 without ``commit="manual"``."""
         return 0 if self._ledger is None else self._ledger.num_outstanding

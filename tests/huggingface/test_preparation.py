@@ -388,3 +388,15 @@ def test_a_missing_accelerate_is_one_clear_line(run_script):
     assert done.stderr.strip().endswith(
         "ImportError: fkat_data.huggingface needs accelerate: pip install 'accelerate>=1.15'"
     )
+
+
+@pytest.mark.parametrize("make", [sharded, lambda **how: DataLoader(range(6), 2, **how)])
+def test_a_loader_whose_microbatches_the_caller_commits_is_refused(make):
+    with pytest.raises(ConfigurationError, match=r"commit.*accelerate"):
+        prepare(Accelerator(cpu=True), make(commit="manual"))
+
+
+def test_accelerates_own_loop_refuses_tickets_too():
+    loader = Accelerator(cpu=True).prepare(DataLoader(range(6), 2, commit="manual"))
+    with pytest.raises(ConfigurationError, match=r"commit.*accelerate"):
+        iter(loader)

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import DistributedSampler, RandomSampler
 from walks import begun, gathered
 
-from fkat_data import DataLoader, DataLoaderFactory, ShardedDataLoader, StateMismatchError
+from fkat_data import ConfigurationError, DataLoader, DataLoaderFactory, ShardedDataLoader, StateMismatchError
 from fkat_data.lightning import StatisticsCallback
 from fkat_data.streaming import MDSWriter, StreamingDataLoader, StreamingDataset
 
@@ -291,3 +291,11 @@ def test_several_loaders_have_numbers_of_their_own():
     trainer_of(callback, exact=False, logger=logger, log_every_n_steps=2, max_epochs=1).fit(Deaf(), loaders)
     names = {name.rpartition("/")[0] for _, metrics in logger.metrics for name in metrics if "/" in name}
     assert names == {"data/0", "data/2"}
+
+
+def test_a_loader_whose_microbatches_the_caller_commits_is_refused():
+    loader = DataLoader(list(torch.arange(20.0).reshape(10, 2)), 2, commit="manual")
+    with pytest.raises(ConfigurationError, match=r"commit.*Lightning"):
+        dealt(loader)
+    with pytest.raises(ConfigurationError, match=r"commit.*Lightning"):
+        trainer_of().fit(Model(), loader)

@@ -3,6 +3,7 @@
 import copy
 import json
 import random
+import sys
 
 import pytest
 from committing import COUNT, ELASTIC, FACES, Numbers, Walk, numbers_of, plain, reference, sharded
@@ -239,3 +240,52 @@ def test_a_copy_has_what_was_loaded_and_else_begins_its_epoch():
     resumed = FACES["shuffled"](commit="manual")
     resumed.load_state_dict(loader.state_dict())
     assert [plain(each) for each in copy.copy(resumed)][:3] == [*found.values()]
+
+
+def interrupt_at(number):
+    """Raise KeyboardInterrupt at this line of the package that is run from now on."""
+    left = [number]
+
+    def trace(frame, event, _):
+        if event == "line" and "fkat_data" in frame.f_code.co_filename:
+            left[0] -= 1
+            if left[0] == 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return trace
+
+    sys.settrace(trace)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("num_released", [0, 1])
+@pytest.mark.parametrize("face", ["shards", "shuffled"])
+def test_an_interruption_at_any_line_loses_and_repeats_nothing(face, num_released):
+    expected = [(0, step) for step in range(len(reference(face, 1)[0]))]
+    number = 0
+    is_interrupted = True
+    while is_interrupted:
+        number += 9
+        loader = FACES[face](commit="manual")
+        iterator, found = taken(loader, 2)
+        for ticket in [*found][:num_released]:
+            loader.release(ticket)
+        interrupt_at(number)
+        try:
+            next(iterator)
+            is_interrupted = False
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+        resumed = FACES[face](commit="manual")
+        resumed.load_state_dict(loader.local_state_dict())
+        tickets = []
+        for microbatch in resumed:
+            assert plain(microbatch) == reference(face, 1)[0][resumed.ticket.step]
+            tickets.append(resumed.ticket[:2])
+        assert tickets == expected, number
+        for microbatch in iterator:
+            assert plain(microbatch) == reference(face, 1)[0][loader.ticket.step]
+        assert loader.num_outstanding == len(expected), number
+    assert number > 20

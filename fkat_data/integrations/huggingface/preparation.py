@@ -8,11 +8,11 @@ from weakref import ref
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
-from fkat_data.errors import FkatDataError, StateMismatchError
+from fkat_data.errors import ConfigurationError, FkatDataError, StateMismatchError
 from fkat_data.errors.arguments import STATE_VERSION, check_version
 from fkat_data.integrations.huggingface.accelerated import accelerated, data_ranks, mover_to, rest_or_next, with_end
 from fkat_data.runtime.distributed import gather
-from fkat_data.types import ResumableLoader
+from fkat_data.types import ResumableLoader, TicketedLoader
 
 _logger = logging.getLogger(__name__)
 
@@ -234,8 +234,8 @@ def prepare(accelerator: Any, *objects: Any, device_placement: Sequence[bool | N
         The prepared objects; a single one by itself.
 
     Raises:
-        ConfigurationError: This machine cannot deliver to the accelerator's device; or a ``fkat_data.DataLoader`` cannot
-            be dealt out to the ranks.
+        ConfigurationError: This machine cannot deliver to the accelerator's device; a ``fkat_data.DataLoader`` cannot be
+            dealt out to the ranks; or the caller commits a loader's microbatches.
         Exception: Whatever ``accelerator.prepare`` raises.
     """
     moves = [None] * len(objects) if device_placement is None else list(device_placement)
@@ -283,6 +283,8 @@ class _RegisteredLoader:
 
 def _registered_loader(loader: Any, accelerator: Any, is_moved: bool | None) -> AccelerateDataLoader:
     """Return a loader's wrapper, the one that the accelerator saves if it has one; drop those that are gone."""
+    if isinstance(loader, TicketedLoader) and loader.has_tickets:
+        raise ConfigurationError("commit", "manual", "'delivery', with accelerate, which takes microbatches ahead")
     registered: list[Any] = accelerator._custom_objects  # noqa: SLF001 - accelerate has no other way to drop one
     registered[:] = [each for each in registered if not (isinstance(each, _RegisteredLoader) and each.is_gone)]
     wrappers = [each.wrapper for each in registered if isinstance(each, _RegisteredLoader)]

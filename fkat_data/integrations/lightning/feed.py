@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, TypeGuard, cast
 
-from fkat_data.errors import StateMismatchError
+from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.plan.state import unsealed
 from fkat_data.runtime.distributed import gather
 from fkat_data.runtime.interruption import genuine
-from fkat_data.types import ResumableLoader, Stateful
+from fkat_data.types import ResumableLoader, Stateful, TicketedLoader
 
 _logger = logging.getLogger(__name__)
 
@@ -190,7 +190,10 @@ class FeedPosition:
 
         Raises:
             StateMismatchError: The restored state is of other loaders.
+            ConfigurationError: The caller commits the microbatches of one.
         """
+        if any(isinstance(loader, TicketedLoader) and loader.has_tickets for loader in loaders):
+            raise ConfigurationError("commit", "manual", "'delivery', with Lightning, which takes microbatches ahead")
         self._loaders = loaders
         trained = self._num_trained()
         state: FeedState | None = None
