@@ -44,6 +44,7 @@ class Delivery:
         agreement: Compares the ranks; None: they are not compared.
         sink: Gets the moves, and ranges for profilers.
         observation: Learns where iterations begin and end.
+        on_begin: Called with the position where an iteration begins; None: no rank shares the workers.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Delivery:
         agreement: RankAgreement | None,
         sink: EventSink,
         observation: Observation,
+        on_begin: Callable[[Position], None] | None = None,
     ) -> None:
         self._start_workers = start_workers
         self._restart_workers = restart_workers
@@ -68,6 +70,7 @@ class Delivery:
         self._agreement = agreement
         self._sink = sink
         self._observation = observation
+        self._on_begin = on_begin
         # At most two: the next microbatch, and the one behind it, whose copy to the device has begun.
         self._moving: deque[_Taken] = deque()
         # The next microbatches, of one message, which need not move.
@@ -125,6 +128,8 @@ class Delivery:
         """Have the next call drop what was prefetched, and begin again at the caller's position."""
         if self._consistent_position is not None:
             self._consistent_position = _RESTART
+        if self._on_begin is not None:  # what ranks that share workers have of the plan before is not of this one
+            self._on_begin(self._cursor.position)
 
     def count_ahead(self) -> int:
         """Return the microbatches that have arrived and were not delivered, after receiving what workers have ready."""
@@ -296,6 +301,8 @@ class Delivery:
         self.is_over = False
         self._sink.iteration_began()
         self._observation.epoch_began(position.epoch, self.progress())
+        if self._on_begin is not None:
+            self._on_begin(position)
         self._prefetcher.start(position)
         self._consistent_position = position
 

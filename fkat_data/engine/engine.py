@@ -89,6 +89,7 @@ class Engine(Generic[Microbatch_co]):
         self.pool: WorkerPool = WorkerPool(settings.workers, self._sink)
         """The workers."""
         placement = Placement(mover_for(settings.device, self._sink))
+        shared = settings.workers.shared
         self._prefetcher = Prefetcher(
             plan,
             self.pool.groups,
@@ -100,6 +101,7 @@ class Engine(Generic[Microbatch_co]):
             lengths,
             self.pool.startup,
             self.pool.leave_hung_fork,
+            shared if shared is not None and shared.is_first is True else None,
         )
         self._observation = Observation(
             self.pool,
@@ -120,6 +122,7 @@ class Engine(Generic[Microbatch_co]):
             agreement,
             self._sink,
             self._observation,
+            None if shared is None else shared.begin,
         )
         self._next = self._observation.traced(self._delivery.next, self._delivery.progress)
         self._redelivery = (

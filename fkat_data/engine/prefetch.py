@@ -11,7 +11,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from fkat_data.engine.look_ahead import LookAhead
 from fkat_data.engine.recovery import Recovery, Remedy, Restarts, SampleSkips, ShardSkips, WaitClock
@@ -40,9 +40,12 @@ from fkat_data.worker.messages import (
 )
 from fkat_data.worker.worker import Worker
 
+if TYPE_CHECKING:  # Windows has no worker processes
+    from fkat_data.worker.process.shared_workers import SharedWorkers
+
 
 class HungStartError(Exception):
-    """All workers hang at their start, and are to be replaced."""
+    """All workers are to be replaced: they hang at their start, or another rank's make for this one no longer."""
 
 
 class Arrival(NamedTuple):
@@ -195,7 +198,8 @@ class Prefetcher:
         num_microbatches_ahead: Microbatches produced and not delivered, for each task; -1: as many as help.
         lengths: Gets the lengths of shards that end; None: nothing asks for them.
         startup: Makes what the caller would wait for while workers start.
-        leave_hung_workers: Returns whether all workers hang at their start, and are to be replaced.
+        leave_hung_workers: Returns whether all workers are to be replaced.
+        shared: Passes on what is received to other ranks; None: there are none.
     """
 
     def __init__(
@@ -210,8 +214,10 @@ class Prefetcher:
         lengths: ShardLengths | None,
         startup: StartupMaker,
         leave_hung_workers: Callable[[], bool],
+        shared: "SharedWorkers | None" = None,
     ) -> None:
         self._plan = plan
+        self._shared = shared
         self._groups = groups
         self._startup = startup
         self._leave_hung_workers = leave_hung_workers
@@ -275,7 +281,9 @@ class Prefetcher:
         self._startup.leave()
         for group in self._groups:
             group.cancel(self._task_id)
-        position = self._plan.begin_at(position)
+        begun, position = position, self._plan.begin_at(position)
+        if self._shared is not None:
+            self._shared.start(self._task_id, is_renumbered=begun[:3] != position[:3])
         self._leftover_rows = b""
         self._position, self._next_task_index, self._num_extra = position, position.task_index, 0
         self._has_delivered = position.step > 0
@@ -629,6 +637,9 @@ class Prefetcher:
                 if self._shortages.newest is not None:
                     self._shortages.forget()
                 self.has_chunk = isinstance(message, MicrobatchChunk) and len(message.microbatches) > 1
+                if self._shared is not None and not isinstance(message, MicrobatchChunk):
+                    fingerprint = work.group.fingerprint(task_id)
+                    self._shared.forward(work.task, message, fingerprint, self._num_microbatches_ahead)
                 return work.append(message)
             self._lose(work, num_expected, lost)
             work.update_source()
@@ -738,7 +749,7 @@ class Prefetcher:
 
     def _may_skip(self, work: InFlightTask, error: BaseException) -> bool:
         task = work.task
-        if isinstance(error, (WorkerDiedError, WorkerStalledError)) and not work.group.is_alive:
+        if isinstance(error, WorkerError) and not work.group.is_alive:
             return False  # no worker could make the next task
         is_last = len(self._work) == 1 and self._plan_payload(task.task_index + 1) is None
         return self.skips.may_skip(task, error, is_whole_epoch_lost=is_last and not self._has_delivered)

@@ -76,7 +76,9 @@ class Shortages:
         def has_room(limit_bytes: int) -> bool:
             return worker.report().held_bytes + shortage.needed_bytes <= limit_bytes
 
-        if shortage.left_bytes < 0 and has_room(shortage.allowed_bytes):  # released since the worker asked
+        is_lent = not has_room(shortage.limit_bytes) and has_room(shortage.limit_bytes + worker.report().lent_bytes)
+        # Another rank releases some, which is behind and named in the log; or it was released since the worker asked.
+        if is_lent or (shortage.left_bytes < 0 and has_room(shortage.allowed_bytes)):
             return None
         self._release()
         is_last_resort = not has_arrived and (not has_room(shortage.limit_bytes) or waited_s > _SHORT_OF_MEMORY_S)

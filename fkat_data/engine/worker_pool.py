@@ -16,7 +16,7 @@ from fkat_data.engine.idle_workers import WorkerUse, room_for
 from fkat_data.engine.remaker import Remaker
 from fkat_data.engine.startup import StartupMaker
 from fkat_data.engine.worker_group import WorkerGroup
-from fkat_data.errors import ConfigurationError, arguments
+from fkat_data.errors import ConfigurationError, WorkerError, arguments
 from fkat_data.observe.durations import Durations, added_durations
 from fkat_data.observe.events import COPY_THREAD, PRODUCTION_THREAD, EventRecorder
 from fkat_data.observe.profile import WorkerProfile
@@ -38,6 +38,8 @@ from fkat_data.worker.worker import PipedWorker, Worker, WorkerReport
 if TYPE_CHECKING:  # only where worker processes are wanted: Windows has none
     from fkat_data.engine.worker_starter import WorkerStarter
     from fkat_data.worker.process.claim_table import ClaimTable
+    from fkat_data.worker.process.shared_worker import ProducerLink
+    from fkat_data.worker.process.shared_workers import SharedWorkers
 
 _logger = logging.getLogger(__name__)
 
@@ -69,6 +71,7 @@ class WorkerPoolSettings(NamedTuple):
             make room for other loaders.
         loader_name: The loader's class, for the names of ranges and the titles of processes.
         is_startup_shared: Whether the caller's thread makes microbatches until the first worker process has begun.
+        shared: This rank's end of the connections to those that share the workers; None: they are this rank's alone.
     """
 
     factory: Any
@@ -88,6 +91,7 @@ class WorkerPoolSettings(NamedTuple):
     has_process_state: bool = False
     loader_name: str = "ShardedDataLoader"
     is_startup_shared: bool = False
+    shared: "SharedWorkers | ProducerLink | None" = None
 
     @property
     def num_workers(self) -> int:
@@ -119,17 +123,14 @@ class WorkerPool:
         """The workers that run, in the order of their numbers; always the same list."""
         # Those that are to be ended: an interrupted call has left some for the next one.
         self._ending: list[Worker] = []
-        num_groups = 1 if settings.kind is None else settings.num_groups
-        # The threads of a group are one worker, which gives their microbatches in order.
-        size = settings.group_size if settings.kind == "processes" else 1
-        self.groups: list[WorkerGroup] = [
-            WorkerGroup(self.workers, index * size, size, _claim_table_of(self._starter, index), sink)
-            for index in range(num_groups)
-        ]
+        # To the rank whose workers make for this one; None: it has its own.
+        shared = settings.shared
+        self._link: ProducerLink | None = None
+        if shared is not None and shared.is_first is False and not shared.why_left:
+            self._link = shared
+        self.groups: list[WorkerGroup] = self._groups()
         """The groups that the workers form."""
-        self.use: WorkerUse | None = (
-            None if self._starter is None else WorkerUse(self, has_process_state=settings.has_process_state)
-        )
+        self.use: WorkerUse | None = self._own_use()
         """Whether the loader needs its worker processes now; None: it has none."""
         self.startup: StartupMaker = StartupMaker(
             self.workers,
@@ -138,7 +139,7 @@ class WorkerPool:
             settings.timeline,
             settings.profiler,
             settings.loader_name,
-            is_wanted=settings.is_startup_shared and self._starter is not None,
+            is_wanted=settings.is_startup_shared and self._starter is not None and settings.shared is None,
         )
         """Makes microbatches in the caller's thread while worker processes start."""
         self._past: list[StageTimes] = []
@@ -146,6 +147,20 @@ class WorkerPool:
         # What workers elsewhere get their settings from, and the definitions in them, which microbatches refer to.
         self._shipment: Any = None
         self._definitions: list[Any] = []
+
+    def _groups(self) -> list[WorkerGroup]:
+        settings = self._settings
+        # The threads of a group are one worker, which gives their microbatches in order, and so does another rank.
+        size = settings.group_size if settings.kind == "processes" and self._link is None else 1
+        return [
+            WorkerGroup(self.workers, index * size, size, _claim_table_of(self._starter, index), self._sink)
+            for index in range(1 if settings.kind is None else settings.num_groups)
+        ]
+
+    def _own_use(self) -> WorkerUse | None:
+        if self._starter is None or self._link is not None:
+            return None
+        return WorkerUse(self, has_process_state=self._settings.has_process_state)
 
     @property
     def num_workers(self) -> int:
@@ -206,7 +221,9 @@ class WorkerPool:
         settings = self._settings
         if self.use is not None:
             self.use.begin()
-        if self._starter is not None:
+        if self._link is not None:
+            self._connect_missing(self._link)
+        elif self._starter is not None:
             if self._starter.has_lost_program:
                 _logger.warning("the process that workers were forked from has ended: this program is forked again")
                 self.kill()
@@ -222,8 +239,16 @@ class WorkerPool:
                 elif not self.workers[index].is_alive:
                     self._succeed(index, self._worker_of_threads(index, num_probes=0, before=self.workers[index]))
 
+    def _connect_missing(self, link: "ProducerLink") -> None:
+        from fkat_data.worker.process.shared_worker import SharedWorker  # noqa: PLC0415 - most loaders have none
+
+        for _ in self.groups[len(self.workers) :]:
+            self.workers.append(SharedWorker(link, self._sink, is_zero_copy=self._settings.is_zero_copy))
+
     def replace(self, group: WorkerGroup) -> None:
         """Replace the workers of a group that are gone by new ones; do not wait for them."""
+        if self._link is not None:
+            raise WorkerError("another rank has the workers, which this one cannot replace")
         if self._starter is None:
             self.start()
             return
@@ -233,7 +258,12 @@ class WorkerPool:
         self._spawn(dead)
 
     def leave_hung_fork(self) -> bool:
-        """Return whether the workers, forks of this program, seem to hang at their start: ``restart`` replaces them."""
+        """Return whether ``restart`` is to replace the workers.
+
+        Those that are forks of this program seem to hang at their start, or another rank no longer makes for this one.
+        """
+        if self._link is not None:
+            return bool(self._link.why_left)
         starter = self._starter
         if starter is None or not starter.may_hang or any(worker.has_started for worker in _piped(self.workers)):
             return False
@@ -253,6 +283,12 @@ class WorkerPool:
         """End all workers at once, and start others; do not wait for them."""
         self._end_workers()
         self._close_tables()
+        if self._link is not None:
+            # What has arrived is lost, and the first rank does not send it again.
+            self._link.leave("a call was interrupted")
+            self._link = None
+            self.groups[:] = self._groups()
+            self.use = self._own_use()
         if self._starter is None:
             self.start()
         else:
@@ -463,6 +499,7 @@ def prepare_template(start_method: str | None) -> None:
 
 def _starter(settings: WorkerPoolSettings, sink: EventSink) -> "WorkerStarter":
     argument, value = settings.in_process_argument
+    shared = settings.shared
     refuse_workers(argument, True if value is False else settings.num_workers, value)
     from fkat_data.engine.worker_starter import WorkerStarter  # noqa: PLC0415 - it imports what Windows does not have
 
@@ -474,6 +511,7 @@ def _starter(settings: WorkerPoolSettings, sink: EventSink) -> "WorkerStarter":
         settings.num_workers,
         settings.loader_name,
         is_zero_copy=settings.is_zero_copy,
+        shared=shared if shared is not None and shared.is_first is True else None,
     )
 
 

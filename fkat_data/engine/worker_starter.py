@@ -25,6 +25,7 @@ from fkat_data.worker.process.parent_process import ParentProcess, fork_parent
 from fkat_data.worker.process.process_client import ProcessWorker
 from fkat_data.worker.process.process_title import PARENT_ROLE, process_title
 from fkat_data.worker.process.program_fork import ProgramFork
+from fkat_data.worker.process.shared_workers import SharedWorkers
 from fkat_data.worker.process.ship import Shipment
 from fkat_data.worker.settings import FORK_OR_TEMPLATE, WorkerSettings
 
@@ -40,6 +41,7 @@ class WorkerStarter:
         num_workers: Workers of the loader.
         loader_name: The loader's class, for the titles of processes.
         is_zero_copy: Whether microbatches are views of shared memory.
+        shared: Passes on what they make; None: this rank alone gets it.
 
     Raises:
         ConfigurationError: This system does not allow the start method.
@@ -55,6 +57,7 @@ class WorkerStarter:
         loader_name: str,
         *,
         is_zero_copy: bool,
+        shared: SharedWorkers | None = None,
     ) -> None:
         self._sink = sink
         self._timeline = timeline
@@ -62,6 +65,7 @@ class WorkerStarter:
         self._num_workers = num_workers
         self._loader_name = loader_name
         self._is_zero_copy = is_zero_copy
+        self._shared = shared
         # Where workers write their stacks on request; the trainer asks one at a time.
         self._stacks: int | None = None
         self._shipment: Shipment | ProgramFork | None = None
@@ -211,6 +215,7 @@ class WorkerStarter:
             server,
             self._ended_leases,
             is_zero_copy=self._is_zero_copy,
+            shared=self._shared,
         )
         if self._group_size > 1:
             group_index, member_index = divmod(index, self._group_size)

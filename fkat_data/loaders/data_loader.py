@@ -77,6 +77,8 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
             differ along ``dp_dims`` get other data, all others the same, which they compare every 100 microbatches. Every
             rank of the job makes the loader, in a collective call. A stream needs no ``deal_out``; it takes over these ranks.
         dp_dims: The mesh's dimensions along which data differ; None: those whose names begin with ``dp``.
+        share_workers: With a mesh, ranks of one machine that get the same share the worker processes of the first of them,
+            on Linux; False: each has its own.
         snapshot_every_n_steps: Microbatches between two states of an iterable dataset with ``state_dict`` and
             ``load_state_dict``; those since the last one are made again after a resume. 0: none is taken within an epoch.
         memory_limit_bytes: Shared memory of all workers; see ``ShardedDataLoader``, as for all that follows.
@@ -148,6 +150,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         dp_rank: int | None = None,
         mesh: Any = None,
         dp_dims: str | Sequence[str] | None = None,
+        share_workers: bool = True,
         snapshot_every_n_steps: int = 1,
         memory_limit_bytes: int | None = None,
         zero_copy: bool = True,
@@ -195,6 +198,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         self.dp_rank: int | None = dp_rank
         self.mesh = mesh
         self.dp_dims: str | Sequence[str] | None = dp_dims
+        self.share_workers: bool = share_workers
         self.snapshot_every_n_steps: int = snapshot_every_n_steps
         self.memory_limit_bytes: int | None = memory_limit_bytes
         self.zero_copy: bool = zero_copy
@@ -225,12 +229,14 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         ranks = mesh_ranks(mesh, dp_dims)
         if ranks is not None:
             self._session.join_mesh(self, ranks)
+            self._session.share_workers(self)
         original = original_of(self)
         if isinstance(original, DataLoader):
             loader = cast("DataLoader[Any]", original)
             before = loader._session.followed_by(loader, self)  # noqa: SLF001 - of this class
             self._session.succeed(self, before._session, before)  # noqa: SLF001 - of this class
-        prepare_workers(self)
+        if self._session.has_own_workers:
+            prepare_workers(self)
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, checked_argument(self, name, value))

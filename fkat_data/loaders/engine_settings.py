@@ -4,7 +4,7 @@ import multiprocessing
 import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import torch
 from torch.utils import data as torch_data
@@ -31,8 +31,12 @@ from fkat_data.worker.epoch_factory import EpochFactory, EpochSpec
 from fkat_data.worker.settings import FORK_OR_TEMPLATE, START_METHODS, worker_kind
 from fkat_data.worker.windows import window_functions_of
 
+if TYPE_CHECKING:  # Windows has no worker processes
+    from fkat_data.worker.process.shared_worker import ProducerLink
+    from fkat_data.worker.process.shared_workers import SharedWorkers
+
 # What decides on the order, or on the kind of loader: another value needs another loader.
-_FIXED = ("seed", "window_size", "on_sample_error", "workers", "in_order", "mesh", "dp_dims")
+_FIXED = ("seed", "window_size", "on_sample_error", "workers", "in_order", "mesh", "dp_dims", "share_workers")
 _SETTABLE = (
     *(
         "collate_fn",
@@ -50,6 +54,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "seed": arguments.integer,
     "device": lambda _, value: (device_of(value), value)[1],  # whether this machine has it is asked where it is used
     "dp_rank": partial(arguments.integer, minimum=0),
+    "share_workers": arguments.boolean,
     "snapshot_every_n_steps": partial(arguments.integer, minimum=0),
     "memory_limit_bytes": partial(arguments.integer, minimum=1 << 20),
     "zero_copy": arguments.boolean,
@@ -64,6 +69,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
 }
 # None means something else than a default that would do.
 _NOT_NONE = {
+    "share_workers",
     "snapshot_every_n_steps",
     "zero_copy",
     "max_worker_restarts",
@@ -184,6 +190,7 @@ def make_engine(
     is_startup_shared: bool,
     agreement: RankAgreement | None,
     commits: TicketedRank | None,
+    shared: "SharedWorkers | ProducerLink | None",
 ) -> Engine[Any]:
     """Return the engine that makes a plan's microbatches.
 
@@ -197,6 +204,7 @@ def make_engine(
         is_startup_shared: Whether this process may make microbatches until a worker has begun.
         agreement: Compares the ranks that get the same; None: no other rank does.
         commits: As for ``Engine``.
+        shared: This rank's end of the connections to those that share its workers; None: they are its own.
 
     Raises:
         ConfigurationError: An argument is invalid.
@@ -239,6 +247,9 @@ def make_engine(
         stall_warning_s=loader.stall_warning_s,
         stall_timeout_s=loader.timeout or None,
     )
+    if shared is not None and not (is_multiprocessing and loader.workers == "processes"):
+        shared.close()  # the others see it, and make their own
+        shared = None
     workers = WorkerPoolSettings(
         factory=EpochFactory(loader.dataset, spec),
         seed=seed,
@@ -249,7 +260,7 @@ def make_engine(
         profiler=loader.profiler,
         kind=loader.workers if is_multiprocessing else None,
         is_zero_copy=loader.zero_copy,
-        is_digested=loader.max_worker_restarts > 0 or agreement is not None,
+        is_digested=loader.max_worker_restarts > 0 or (agreement is not None and shared is None),
         timeline=None if loader.trace is None else open_timeline(loader.trace, *rank_and_world_size()),
         start_method=start_method_of(loader),
         user_objects={
@@ -262,6 +273,7 @@ def make_engine(
         has_process_state=keeps_dataset,
         loader_name=_public_name(cast("type[object]", type(loader))),
         is_startup_shared=is_startup_shared and loader.worker_init_fn is None and not recovery.needs_processes,
+        shared=shared,
     )
     is_ahead = is_multiprocessing and plan.has_several_tasks
     num_ahead = -1 if loader.prefetch_factor is None else loader.prefetch_factor * group_size

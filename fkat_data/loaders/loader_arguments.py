@@ -31,6 +31,7 @@ class LoaderArguments(Protocol):
     seed: int | None
     device: torch.device | str | None
     dp_rank: int | None
+    share_workers: bool
     snapshot_every_n_steps: int
     memory_limit_bytes: int | None
     zero_copy: bool

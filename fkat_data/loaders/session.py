@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import torch
 
@@ -36,10 +36,15 @@ from fkat_data.plan.commits import CommitLedger, TicketedRank, own_outstanding
 from fkat_data.plan.position import Exclusion, Position, Reshard, ResumeState
 from fkat_data.plan.resharding import kept_in_state
 from fkat_data.runtime.distributed import gather
-from fkat_data.runtime.lifetime import WeakTable
+from fkat_data.runtime.lifetime import WeakTable, on_collected
+from fkat_data.runtime.machine import can_start_workers
 from fkat_data.runtime.mesh import MeshRanks
 from fkat_data.seeding import next_number, shares_generators
 from fkat_data.worker.epoch_factory import order_of
+
+if TYPE_CHECKING:  # Windows has no worker processes
+    from fkat_data.worker.process.shared_worker import ProducerLink
+    from fkat_data.worker.process.shared_workers import SharedWorkers
 
 _logger = logging.getLogger(__name__)
 
@@ -151,6 +156,8 @@ class LoaderSession:
         self._accepted: tuple[AcceptedField, ...] = ()
         # Of the ranks that get the same; its process groups are made once.
         self._agreement: RankAgreement | None = None
+        # The ranks of this machine that share workers with this one; None: it has its own.
+        self._shared: SharedWorkers | ProducerLink | None = None
 
     @property
     def running(self) -> Running | None:
@@ -513,6 +520,22 @@ class LoaderSession:
             self._adopt(loader, agreed, dealt)
         self._drawn_seed = agreed.seed
 
+    @property
+    def has_own_workers(self) -> bool:
+        """Whether worker processes, if there are any, are this rank's own."""
+        return self._shared is None or self._shared.is_first
+
+    def share_workers(self, loader: LoaderArguments) -> None:
+        """Share worker processes with the ranks of a mesh that get the same, where they share a machine; a collective."""
+        mesh = self.source.mesh
+        if mesh is not None and can_start_workers():
+            from fkat_data.worker.process.meeting import meet  # noqa: PLC0415 - it imports what Windows does not have
+
+            has_processes = loader.num_workers > 0 and loader.workers == "processes"
+            self._shared = meet(mesh, is_wanted=loader.share_workers and has_processes and self.ledger is None)
+            if self._shared is not None:
+                on_collected(self, self._shared.close, at_exit=self._shared.is_first)
+
     def of_each_rank(self, states: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the states of ranks whose data differ, from those of all ranks of the job."""
         return states if self.source.mesh is None else self.source.mesh.one_of_each(states)
@@ -662,6 +685,7 @@ class LoaderSession:
             is_startup_shared=source.can_share_startup(loader),
             agreement=self._agreement_of(Identity(start.seed(), start.dp_rank), plan),
             commits=commits,
+            shared=self._shared,
         )
         if loaded is not None:
             engine.go_to(plan.read_state(source.for_engine(loader, loaded.state)))
@@ -722,7 +746,7 @@ class LoaderSession:
         """
         found, others = copy.copy(self), dict[str, Any]()
         found.source, found._successors, found._newest_successor = copy.copy(self.source), None, None  # noqa: SLF001 - as below
-        found._agreement = None  # noqa: SLF001 - as below
+        found._agreement = found._shared = None  # noqa: SLF001 - as below
         if (running := self.running) is not None:
             state, others = self.source.copied_state(running.plan, self._whole_state(loader), running.engine.position)
             found._phase = Fresh() if state is None else Loaded(state, state.step == 0)  # noqa: SLF001 - of this class

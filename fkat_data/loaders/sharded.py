@@ -26,6 +26,7 @@ from fkat_data.plan.position import ResumeState
 from fkat_data.plan.shard_plan import elastic_shard_plan
 from fkat_data.plan.state import merge, read_rank, write_rank
 from fkat_data.runtime.distributed import gather, rank_and_world_size
+from fkat_data.runtime.lifetime import on_collected
 from fkat_data.runtime.machine import can_start_workers
 from fkat_data.runtime.mesh import mesh_ranks
 from fkat_data.samplers.data_parallel import sampler_of_rank
@@ -87,6 +88,8 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
             data-parallel rank gets the part that ``DistributedDataParallelShardSampler`` gives it; an iterable that is
             not a list has this rank's.
         dp_dims: The mesh's dimensions along which data differ; None: those whose names begin with ``dp``.
+        share_workers: With a mesh, ranks of one machine that get the same share the worker processes of the first of them,
+            on Linux; False: each has its own.
         start_method: How worker processes are started: ``"template"`` forks them, in milliseconds each, from a process
             that has imported torch once, which all loaders of this process share, one after another as well: it ends
             with this process, or after five minutes without a worker; ``"spawn"`` starts a new interpreter for each,
@@ -137,6 +140,7 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
         check_ranks_every: int | None = None,
         mesh: Any = None,
         dp_dims: str | Sequence[str] | None = None,
+        share_workers: bool = True,
         start_method: StartMethod | None = None,
         trace: str | os.PathLike[str] | None = None,
         workers: WorkerKind = "processes",
@@ -175,6 +179,12 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
             stall_timeout_s=None if stall_timeout_s is None else arguments.seconds("stall_timeout_s", stall_timeout_s),
         )
         kind = worker_kind(workers)
+        shared = None
+        is_wanted = arguments.boolean("share_workers", share_workers) and self._ledger is None
+        if ranks is not None and can_start_workers():
+            from fkat_data.worker.process.meeting import meet  # noqa: PLC0415 - it imports what Windows does not have
+
+            shared = meet(ranks, is_wanted=is_wanted and multiprocessing and kind == "processes")
         timeline = None if trace is None else open_timeline(trace, *rank_and_world_size())
         settings = WorkerPoolSettings(
             factory=dataloader_factory,
@@ -186,13 +196,14 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
             profiler=profiler,
             kind=kind if arguments.boolean("multiprocessing", multiprocessing) else None,
             is_zero_copy=arguments.boolean("zero_copy", zero_copy),
-            is_digested=recovery.max_worker_restarts > 0 or replica_group is not None,
+            is_digested=recovery.max_worker_restarts > 0 or (replica_group is not None and shared is None),
             timeline=timeline,
             start_method=None
             if start_method is None
             else arguments.choice("start_method", start_method, START_METHODS),
             user_objects={"dataloader_factory": dataloader_factory},
             is_startup_shared=not recovery.needs_processes and _hashes_like_workers(),
+            shared=shared,
         )
         lengths = ShardLengths(source_of_lengths(dataloader_factory))
         self._length = EpochLength(plan, settings, lengths, recovery)
@@ -212,6 +223,8 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
         )
 
         self._device = device
+        if shared is not None:
+            on_collected(self, shared.close, at_exit=shared.is_first)
 
     @property
     def device(self) -> torch.device | str | None:

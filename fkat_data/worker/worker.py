@@ -22,6 +22,7 @@ class WorkerReport(NamedTuple):
         num_segments: Its pieces of shared memory.
         segment_bytes: Bytes of those.
         made_on: How long microbatches took, by machine, if there are several.
+        lent_bytes: Of the bytes held, those that other ranks alone hold.
     """
 
     times: StageTimes
@@ -31,6 +32,7 @@ class WorkerReport(NamedTuple):
     num_segments: int = 0
     segment_bytes: int = 0
     made_on: Mapping[str, Durations] = MappingProxyType({})
+    lent_bytes: int = 0
 
 
 class Worker(Protocol):

@@ -19,13 +19,13 @@ from measure import Settings, machine
 BENCHMARKS = {
     **{name: name for name in ("shared", "scaling", "latency", "start", "overlap", "state", "formats")},
     "memory": "memory",
-    **{name: name for name in ("remote", "ranges", "plans", "balance", "tokens", "language", "elsewhere")},
+    **{name: name for name in ("remote", "ranges", "plans", "balance", "tokens", "language", "elsewhere", "mesh")},
     "import": "changed_import",
     "cache": "cache_limits",
     "peers": "throughput",
 }
 #: Trials of each contestant by default, where they take long.
-_REPEATS = {"shared": 3, "scaling": 1, "start": 3, "memory": 1}
+_REPEATS = {"shared": 3, "scaling": 1, "start": 3, "memory": 1, "mesh": 3}
 _PEERS_PYTHON = Path(__file__).resolve().parents[2] / ".venvs" / "bench" / "bin" / "python"
 
 

@@ -65,6 +65,7 @@ BAD = [
     ("epochs_ahead", 2, "from 0 to 1"),
     ("mesh", [[0, 1]], "a torch DeviceMesh"),
     ("dp_dims", "dp", "None without a mesh"),
+    ("share_workers", "yes", "true or false"),
     ("start_method", "forkserver", "'template', 'spawn', 'fork'"),
     ("trace", 5, "path"),
     ("workers", "fibers", "'processes', 'threads', or fkat_data.ray.Actors(...)"),

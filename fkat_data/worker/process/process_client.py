@@ -53,6 +53,7 @@ from fkat_data.worker.messages import (
     unpack_fingerprint,
 )
 from fkat_data.worker.process.handle import ServerProcess, ShippedSettings, WorkerProcess
+from fkat_data.worker.process.shared_workers import SharedWorkers, WorkerOutput
 from fkat_data.worker.worker import PipedWorker, WorkerReport
 
 _LARGE_CREDIT_BYTES = 4 << 20
@@ -75,6 +76,7 @@ class ProcessWorker(TaskReports, PipedWorker):
         server: Forks the worker; None: it is spawned.
         ended: Takes the leases of its segments that have ended; one for all workers of the loader.
         is_zero_copy: Whether microbatches are views of shared memory, or copies.
+        shared: Passes on what the worker makes; None: this rank alone gets it.
     """
 
     works_ahead: bool = True
@@ -92,6 +94,7 @@ class ProcessWorker(TaskReports, PipedWorker):
         ended: "deque[Lease] | None" = None,
         *,
         is_zero_copy: bool,
+        shared: SharedWorkers | None = None,
     ) -> None:
         super().__init__()
         self._sink = sink
@@ -123,11 +126,13 @@ class ProcessWorker(TaskReports, PipedWorker):
             self._channel.watch(self._process.child.end_descriptor)
         self._credits = _Credits(self._channel, prefetch_bytes)
         self._ended: deque[Lease] = deque() if ended is None else ended
+        self._output = None if shared is None else shared.of_worker(self._credits.give)
+        give = self._credits.give if self._output is None else self._output.give
         self._leases = SegmentLeases(
-            functools.partial(self._credits.give, Kind.CREDIT),
-            functools.partial(self._credits.give, Kind.DISCARD),
-            self._ended,
+            functools.partial(give, Kind.CREDIT), functools.partial(give, Kind.DISCARD), self._ended
         )
+        if self._output is not None:
+            self._channel.watch(self._output.bell.fileno())
         self._is_hung_up = False
         self._is_closing = self._is_closed = False
         self._last_begun = -1
@@ -152,8 +157,8 @@ class ProcessWorker(TaskReports, PipedWorker):
     @property
     def descriptors(self) -> tuple[int, ...]:
         """What becomes readable when a message comes, or when the process ends."""
-        end = self._process.child.end_descriptor
-        return (self._channel.fileno(),) if end is None else (self._channel.fileno(), end)
+        end, bell = self._process.child.end_descriptor, None if self._output is None else self._output.bell.fileno()
+        return tuple(each for each in (self._channel.fileno(), end, bell) if each is not None)
 
     def join_group(self, claim_table: int, num_workers: int, member_index: int) -> None:
         """Let the worker make shards together with others; before its first task.
@@ -182,11 +187,12 @@ class ProcessWorker(TaskReports, PipedWorker):
 
     def report(self) -> WorkerReport:
         """Return what the worker has done so far, and what it holds."""
-        leases = self._leases
+        leases, lent_bytes = self._leases, 0 if self._output is None else self._output.lent_bytes
         return WorkerReport(
             stage_times(self._page, time.perf_counter()),
             self._num_received,
-            held_bytes=leases.leased_bytes,
+            held_bytes=leases.leased_bytes + lent_bytes,
+            lent_bytes=lent_bytes,
             num_segments=leases.num_mapped,
             segment_bytes=leases.mapped_bytes,
         )
@@ -258,6 +264,8 @@ class ProcessWorker(TaskReports, PipedWorker):
         """
         if self._ended:
             self._leases.collect()
+        if self._output is not None:
+            self._output.collect()
         while True:
             try:
                 frame = self._channel.receive()
@@ -294,6 +302,8 @@ class ProcessWorker(TaskReports, PipedWorker):
             # Only now: a thread that waits in receive() wakes up, and must find its descriptors as they were.
             self._channel.close()
             self._leases.clear()
+            if self._output is not None:
+                self._output.end()
         self._is_closed = True  # an interrupted call is to be repeated
 
     def share(self) -> None:
@@ -316,6 +326,11 @@ class ProcessWorker(TaskReports, PipedWorker):
             self._channel.defer(Kind.ALLOW, LIMIT.pack(*self._allowed))
         try:
             has_arrived = self._channel.wait(timeout_s)
+            while not has_arrived and self._output is not None and self._output.collect():
+                left_s = None if timeout_s is None else timeout_s - (time.perf_counter() - began_s)
+                if left_s is not None and left_s <= 0:
+                    break
+                has_arrived = self._channel.wait(left_s)
         finally:
             self._sink.waited(began_s, time.perf_counter())
         if not has_arrived and self._process.child.is_dead():
@@ -345,10 +360,9 @@ class ProcessWorker(TaskReports, PipedWorker):
             return _READERS[frame.kind](body)
         match frame.kind:
             case Kind.SEGMENT:
-                index, size_bytes = SEGMENT.unpack(body)
-                self._leases.add(index, self._channel.take_descriptor(), size_bytes)
+                self._add_segment(*SEGMENT.unpack(body))
             case Kind.RETIRE:
-                self._leases.remove(CREDIT.unpack(body)[0])
+                self._remove_segment(*CREDIT.unpack(body))
             case Kind.BEGIN:
                 self._last_begun = TASK_ID.unpack(body)[0]
             case Kind.LEFTOVER_ROWS_OUT:
@@ -366,6 +380,17 @@ class ProcessWorker(TaskReports, PipedWorker):
                 raise ValueError(f"the worker sent a message of unknown kind {frame.kind}")
         return None
 
+    def _add_segment(self, index: int, size_bytes: int) -> None:
+        descriptor = self._channel.take_descriptor()
+        if self._output is not None:
+            self._output.add(index, size_bytes, descriptor)
+        self._leases.add(index, descriptor, size_bytes)
+
+    def _remove_segment(self, index: int) -> None:
+        self._leases.remove(index)
+        if self._output is not None:
+            self._output.retire(index)
+
     def _write_events(self, events: bytes) -> None:
         if self._timeline is None:
             return
@@ -377,43 +402,61 @@ class ProcessWorker(TaskReports, PipedWorker):
 
     def _item(self, body: bytes) -> Message:
         self._num_received += 1
-        task_id, index, is_last, segment, in_segment, num_parts, envelope_bytes, size_bytes, digest = ITEM.unpack_from(
-            body
-        )
-        sizes: tuple[int, ...] = struct.unpack_from(f"<{num_parts}q", body, _ITEM_BYTES) if num_parts else ()
-        start = _ITEM_BYTES + 8 * num_parts
-        base: Any
-        if segment == NO_SEGMENT:
-            envelope = body[start : start + envelope_bytes]
-            base = bytearray(memoryview(body)[start + envelope_bytes :])
-        else:
-            base = self._leases.lease(segment)
-            envelope = body[start:]
-            if in_segment:
-                envelope = memoryview(base)[size_bytes : size_bytes + envelope_bytes]
-            if not self._is_zero_copy:
-                base = bytearray(memoryview(base)[:size_bytes])
-        try:
-            if self._sink.is_profiled():
-                with self._sink.range("decode"):
-                    microbatch = decode(envelope, sizes, base, 0)
-            else:
+        lease = self._leases.lease
+        if self._output is not None:
+            lease = self._kept_lease(self._output, body)
+        return read_item(body, lease, self._sink, is_zero_copy=self._is_zero_copy)
+
+    def _kept_lease(self, output: WorkerOutput, body: bytes) -> Callable[[int], Any]:
+        """Have a message wait for its turn with its hold on a segment; return what returns that."""
+        task_id, index, _, segment, *_ = ITEM.unpack_from(body)
+        base = None if segment == NO_SEGMENT else self._leases.lease(segment)
+        output.keep(task_id, index, segment, body, base)
+        return lambda _: base
+
+
+def read_item(body: bytes, lease: Callable[[int], Any], sink: EventSink, *, is_zero_copy: bool) -> Message:
+    """Return the message of a microbatch, with views of its segment.
+
+    Args:
+        body: What the worker has sent.
+        lease: Returns the memory of a segment, which is released when the last view of it dies.
+        sink: Gets a range for the decoding.
+        is_zero_copy: Whether the microbatch has views; else copies.
+    """
+    task_id, index, is_last, segment, in_segment, num_parts, envelope_bytes, size_bytes, digest = ITEM.unpack_from(body)
+    sizes: tuple[int, ...] = struct.unpack_from(f"<{num_parts}q", body, _ITEM_BYTES) if num_parts else ()
+    start = _ITEM_BYTES + 8 * num_parts
+    base: Any
+    if segment == NO_SEGMENT:
+        envelope = body[start : start + envelope_bytes]
+        base = bytearray(memoryview(body)[start + envelope_bytes :])
+    else:
+        base = lease(segment)
+        envelope = body[start:]
+        if in_segment:
+            envelope = memoryview(base)[size_bytes : size_bytes + envelope_bytes]
+        if not is_zero_copy:
+            base = bytearray(memoryview(base)[:size_bytes])
+    try:
+        if sink.is_profiled():
+            with sink.range("decode"):
                 microbatch = decode(envelope, sizes, base, 0)
-        except genuine(Exception) as error:
-            # What rebuilding a user's class raises belongs in its place.
-            return _unbuilt(task_id, index, error)
-        except BaseException as error:
-            # Raised again by what is rebuilt; what a signal has raised here is the caller's.
-            try:
-                decode(envelope, sizes, base, 0)
-            except BaseException as again:  # noqa: BLE001 - see above
-                if type(again) is type(error):
-                    return _unbuilt(task_id, index, reportable(error, f"rebuilding microbatch {index}"))
-            raise
-        # skips NamedTuple's Python `__new__`: twice as fast
-        return tuple.__new__(
-            Item, (task_id, index, None if is_last < 0 else bool(is_last), microbatch, size_bytes, digest)
-        )
+        else:
+            microbatch = decode(envelope, sizes, base, 0)
+    except genuine(Exception) as error:
+        # What rebuilding a user's class raises belongs in its place.
+        return _unbuilt(task_id, index, error)
+    except BaseException as error:
+        # Raised again by what is rebuilt; what a signal has raised here is the caller's.
+        try:
+            decode(envelope, sizes, base, 0)
+        except BaseException as again:  # noqa: BLE001 - see above
+            if type(again) is type(error):
+                return _unbuilt(task_id, index, reportable(error, f"rebuilding microbatch {index}"))
+        raise
+    # skips NamedTuple's Python `__new__`: twice as fast
+    return tuple.__new__(Item, (task_id, index, None if is_last < 0 else bool(is_last), microbatch, size_bytes, digest))
 
 
 def _unbuilt(task_id: int, index: int, error: BaseException) -> Failure:
