@@ -221,6 +221,13 @@ def killed(folder, rank, who):
     return {**found, "took_s": time.monotonic() - began_s}
 
 
+def wait_for_others(folder, num_ranks):
+    """Wait until the other ranks are done: where the first one ends, the others lose what it has not sent."""
+    deadline_s = time.monotonic() + 120
+    while time.monotonic() < deadline_s and len([*Path(folder).glob("rank*.json")]) < num_ranks:
+        time.sleep(0.02)
+
+
 def main():
     folder, *what = sys.argv[1:]
     dist.init_process_group("gloo")
@@ -231,6 +238,8 @@ def main():
     if what[0] not in KILLS:
         dist.barrier()
         dist.destroy_process_group()
+    elif rank == 0:
+        wait_for_others(folder, 2 if what[0] == "last" else 3)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

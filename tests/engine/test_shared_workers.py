@@ -32,7 +32,7 @@ def test_ranks_that_share_workers_get_what_a_loader_in_process_gives_whatever_be
 def test_the_workers_of_the_first_rank_make_each_sample_once_for_all(prepared, tmp_path):
     done, found = run(prepared, 3, tmp_path, "none")
     assert all(rank.returncode == 0 for rank in done), done[0].stderr
-    assert all(rank["equal"] and rank["delivered"] == 50 for rank in found)
+    assert all(rank["equal"] and rank["delivered"] == 50 for rank in found), found
     # Each rank has made all of them in process, too.
     assert [(tmp_path / f"made-{rank}").stat().st_size for rank in range(3)] == [400, 200, 200]
 
@@ -40,7 +40,7 @@ def test_the_workers_of_the_first_rank_make_each_sample_once_for_all(prepared, t
 def test_a_neighbour_that_is_killed_costs_the_others_nothing(prepared, tmp_path):
     _, found = run(prepared, 3, tmp_path, "last")
     assert found[2] is None
-    assert all(rank["equal"] and rank["delivered"] == 50 and "error" not in rank for rank in found[:2])
+    assert all(rank["equal"] and rank["delivered"] == 50 and "error" not in rank for rank in found[:2]), found
 
 
 def test_a_rank_that_is_late_is_named_and_waited_for_where_memory_is_short(prepared, tmp_path):

@@ -63,7 +63,7 @@ TAKEN = struct.Struct("<Q")
 _MOST_WAITING_BYTES = 256 << 20
 _LEAST_BEHIND = 4
 _REPORT_S = 60.0
-_LAST_SENDS_S = 1.0
+_LAST_SENDS_S = 5.0
 
 _Key = tuple[int, int]
 _Give = Callable[[Kind, int, int], None]
@@ -142,7 +142,7 @@ class _Neighbour:
         self._channel.hang_up()
 
     def close(self) -> None:
-        """Send what waits, within a second, and end the thread."""
+        """Send what waits, within five seconds, and end the thread."""
         self._is_closing = True
         self._bell.ring()
         serving, self._serving = self._serving, None
@@ -401,7 +401,7 @@ class SharedWorkers:
         return has_rung
 
     def close(self) -> None:
-        """Send what waits, within a second, and end the connections."""
+        """Send what waits, within five seconds each, and end the connections."""
         for neighbour in self._neighbours:
             neighbour.close()
         self.bell.close()
