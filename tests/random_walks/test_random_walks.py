@@ -67,8 +67,8 @@ def test_any_walk_with_worker_processes_some_of_which_are_killed_is_as_its_model
 
 @pytest.mark.parametrize("kind", [kind for kind in RANK_KINDS if kind != WITH_STRANDS])
 def test_over_any_chain_of_ranks_each_sample_comes_once(kind, seeds):
-    # A mixture of streams whose epoch is ended behind a change of the ranks may lack samples of the next one, as seed 880366
-    # shows: until that is mended, its walks are the same in each run.
+    # Where more ranks load a stream's state than it has samples, its step is 0, and end_epoch() changes nothing: seed 880366
+    # shows it. Until that is mended, these walks are the same in each run.
     check(chained, kind, range(6) if kind == "DictDataLoader" else seeds(1, 3, 6))
 
 
