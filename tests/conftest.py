@@ -54,7 +54,7 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    if config.getoption("lane") in ("all", "whole"):  # for the processes of pytest-xdist, too
+    if config.getoption("lane") == "whole":  # for the processes of pytest-xdist, too
         os.environ.setdefault("WALK_SEED", str(random.randrange(10**6)))
     # How long an example takes on a busy machine says nothing.
     settings.register_profile("no deadline", deadline=None)

@@ -446,10 +446,11 @@ class _PlannedRange(NamedTuple):
 
 
 def step_of(reader: StreamReader, point: ResumePoint) -> int:
-    """Return the batches that a rank of the present world had of an epoch before a point."""
-    num_before, short = divmod(point.sample_in_epoch, reader.epochs.grid().global_batch_size)
-    if short and not reader.epochs.batching(point).num_even_batches:
-        num_before += 1  # the last batch of an epoch may be short
+    """Return the batches that a rank of the present world had of an epoch before a point.
+
+    A part of a round counts as one: an epoch of which a sample was delivered has begun, however many ranks load it.
+    """
+    num_before = -(-point.sample_in_epoch // reader.epochs.grid().global_batch_size)
     if not reader.skips.has_samples:
         before = np.arange(num_before, dtype=np.int64)
         return num_before - int(reader.skips.is_skipped(point.epoch, before).sum())

@@ -172,6 +172,8 @@ class Chain:
         self.note(f"# by way of {further} ranks")
         state = self.state()
         between = self.loaded(further, state)
+        if self.face.may_drop and between[0].epoch > max(self.places())[0]:
+            return  # what was left does not suffice for a round of the others, who leave it out
         ranks = self.loaded(num_ranks, state), self.loaded(num_ranks, merged_state(between))
         places, others = ([(loader.epoch, loader.step) for loader in loaders] for loaders in ranks)
         expect(others, places, f"where {num_ranks} ranks begin")

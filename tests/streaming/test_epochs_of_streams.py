@@ -129,6 +129,30 @@ def test_a_loaded_epoch_can_be_ended_before_it_is_continued(make, num_begun):
     assert epochs(other, 1) == whole[1:]
 
 
+@pytest.mark.parametrize("face", FACES)
+def test_an_epoch_of_which_fewer_samples_came_than_ranks_load_it_has_begun_and_can_be_ended(options, face):
+    def ranks(count):
+        of_face = {"kind": StreamingDataset, "loader_type": StreamingDataLoader, **FACES[face]}
+        loader_type, kind = of_face.pop("loader_type"), of_face.pop("kind")
+        datasets = [kind(**{**options, "batch_size": 1}, world=world(count, 1, rank)) for rank in range(count)]
+        return [loader_type(dataset, 1, **of_face) for dataset in datasets]
+
+    following = {count: [epochs(loader, 2)[1] for loader in ranks(count)] for count in (2, 3)}
+    for before, after in [(1, 2), (1, 3), (2, 3)]:
+        begun = ranks(before)
+        for loader in begun:
+            taken(loader, 1)
+        state = begun[0].merge_state_dicts([loader.local_state_dict() for loader in begun])
+        found = []
+        for loader in ranks(after):
+            loader.load_state_dict(state)
+            assert position(loader) == (0, 1)
+            loader.end_epoch()
+            assert position(loader) == (1, 0)
+            found += epochs(loader, 1)
+        assert found == following[after], f"{before} ranks, then {after}"
+
+
 @pytest.mark.parametrize("face", [face for face in FACES if "DataLoader" in face and face != "StreamingDataLoader"])
 def test_behind_the_last_batch_a_dataloader_is_at_the_start_of_the_next_epoch_loaded_or_not(options, face):
     whole = epochs(made(options, **FACES[face]), 2)
