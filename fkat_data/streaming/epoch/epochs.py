@@ -41,6 +41,8 @@ _Integers = npt.NDArray[np.int64]
 
 #: The reference's states have none, and those of this library so far do not either.
 _VERSION = 1
+#: The samples of a round that ranks of another number, who are not known, may have filled up.
+_MOST_IN_ROUND = 1 << 20
 _REQUIRED = ("epoch", "sample_in_epoch", "num_canonical_nodes", "shuffle_seed")
 
 
@@ -473,6 +475,7 @@ class Epochs:
         if self.schedule is not None and "weight_schedule" in state_dict:
             self.schedule.check_past(state_dict["weight_schedule"], point.epoch, point.sample_in_epoch)
         if self.batch_size is not None:
+            self._check_position(point, is_of_these="fingerprint" in state_dict)
             self.batching(point)
         if point.sample_in_epoch and point.initial_grid is None and self.settings.depends_on_grid:
             sizes = self.world_sizes()
@@ -484,6 +487,18 @@ class Epochs:
                 self.batch_size,
             )
         return point
+
+    def _check_position(self, point: ResumePoint, *, is_of_these: bool) -> None:
+        """Check that a position is of this epoch, or at its end, where ranks of any number may have filled up a round.
+
+        Raises:
+            ConfigurationError: It is of a longer epoch.
+        """
+        size = sum(shares.epoch_size for shares in self.phases(point.epoch))
+        nodes = cast("int", self.with_defaults(point).num_canonical_nodes)
+        in_round = _MOST_IN_ROUND if is_of_these else 2 * self.grid().global_batch_size
+        if point.sample_in_epoch > -(-size // nodes) * nodes + in_round:
+            raise ConfigurationError("sample_in_epoch", point.sample_in_epoch, f"at most the epoch's size: {size}")
 
     def _check_grid(self, saved: Grid | None, present: Grid) -> None:
         if saved is None:

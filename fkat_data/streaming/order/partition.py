@@ -99,10 +99,8 @@ def partitioned(
     filled_up = -(-size // num_canonical_nodes) * num_canonical_nodes
     if in_filling:
         limit = max(limit, -(-filled_up // num_ranks) * num_ranks)
-    if is_exact:
-        # Another grid may have filled up the nodes and the ranks with as much as this.
-        limit = max(limit, filled_up + 2 * grid.global_batch_size)
-    if drop_first > limit:
+    # Another grid, of any number of ranks, may have filled up its last round; `Epochs` checks the state.
+    if drop_first > limit and not is_exact:
         raise ConfigurationError("sample_in_epoch", drop_first, f"at most the epoch's size: {size}")
     nodes = num_canonical_nodes, grid.num_nodes
     is_plain = algorithm == "orig" or initial_physical_nodes is None or max(nodes) % min(nodes) == 0
@@ -236,17 +234,12 @@ class EvenPartition:
         size: Number of positions.
         num_canonical_nodes: Parts of the order.
         grid: Ranks and batch size.
-        drop_first: Samples of the epoch that all ranks together have read.
-
-    Raises:
-        ConfigurationError: ``drop_first`` exceeds the epoch.
+        drop_first: Samples of the epoch that all ranks together have read; more than the epoch has, where others filled up
+            a round.
     """
 
     def __init__(self, size: int, num_canonical_nodes: int, grid: Grid, drop_first: int = 0) -> None:
         ranks = grid.num_ranks
-        # Another grid may have filled up its ranks with as much as this.
-        if drop_first > size + grid.global_batch_size:
-            raise ConfigurationError("sample_in_epoch", drop_first, f"at most the epoch's size: {size}")
         self.grid = grid
         self._size = size
         self._drop = min(drop_first, size)

@@ -152,6 +152,30 @@ def check_each_once(epochs, delivered, grids, canonical_nodes):
     assert size <= delivered.total() <= size + len(epochs.phases(1)) * most_filled
 
 
+@given(
+    st.sampled_from([None, *SHUFFLES]),
+    st.integers(1, 12),
+    st.integers(1, 3),
+    *[st.builds(Grid, st.just(1), st.integers(1, 16), st.integers(1, 3))] * 2,
+)
+def test_of_an_epoch_that_some_ranks_have_ended_nothing_is_left_for_others(shuffle_algo, size, nodes, grid, other):
+    order = OrderSettings(
+        (np.array([size]),),
+        shuffle=shuffle_algo is not None,
+        shuffle_algo=shuffle_algo or "py1e",
+        shuffle_block_size=40,
+    )
+    epochs, others = epochs_of(order, grid, nodes), epochs_of(order, other, nodes)
+    try:
+        epochs.check()
+        state = stopped(epochs, ResumePoint(1), len(begun(epochs, ResumePoint(1))))
+    except ConfigurationError:  # as the reference's shuffles say of so few samples
+        assume(False)
+    point = others.resume_point(state)
+    assert not begun(others, point)
+    assert others.state(point)["sample_in_epoch"] == state["sample_in_epoch"] >= size
+
+
 def test_without_a_shuffle_a_resume_fills_up_the_last_batch_as_the_reference_does():
     # As MosaicML's partitions of 50 samples for 3 nodes of 2 ranks, of which 0 and then 48 have been read.
     epochs = epochs_of(OrderSettings((np.array([50]),)), Grid(3, 2, 4))
