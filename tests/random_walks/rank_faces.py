@@ -25,6 +25,7 @@ class RankFace:
         is_compared: Whether a rank's part of an epoch depends on nothing but the number of ranks that began it.
         has_one_state: Whether a state does not say in two ways that an epoch is over.
         has_epochs: Whether an epoch's order depends on nothing that was delivered before.
+        refills: Whether a resume may fill up the last round with other samples, as streams in MosaicML's orders do.
         fills_early: Whether a last round, which is filled up, may come before the epoch's end: that of a source.
         steps_are_strands: Whether other ranks begin at what was delivered of their strands, not at the largest step.
         leaves_empty_rest: Whether the loop after a load is empty, where an epoch had nothing left.
@@ -33,7 +34,7 @@ class RankFace:
     """
 
     is_in_step = True
-    has_fill = may_drop = fills_early = leaves_empty_rest = steps_are_strands = False
+    has_fill = may_drop = refills = fills_early = leaves_empty_rest = steps_are_strands = False
     has_epochs = is_compared = has_one_state = True
     before_loop = parts_of = None
     most_ranks = MOST_RANKS
@@ -276,6 +277,7 @@ class StreamsOfRanks(RankFace):
     def __init__(self, kind, config):
         super().__init__(kind, config)
         self.leaves_empty_rest = config["is_own"]
+        self.refills = config["algorithm"] != "block"
 
     @classmethod
     def drawn(cls, rng):

@@ -148,7 +148,9 @@ class Chain:
         run = self.undisturbed(begun_with) if self.face.is_compared else []
         is_known = self.face.is_compared and (self.face.has_epochs or not self.had_left)
         if self.own is not None and is_known and begun_with == len(self.loaders):
-            expect(self.own, run, f"epoch {self.epoch}, rank by rank")
+            last = -1 if self.face.refills else None
+            own, expected = ([batches[:last] for batches in of_ranks] for of_ranks in (self.own, run))
+            expect(own, expected, f"epoch {self.epoch}, rank by rank")
         whole = self.face.whole([item for own in run for items in own for item in items])
         missing, further = whole - self.found, self.found - whole
         most = self.face.round_size(self.most_ranks if self.face.fills_early else len(self.loaders)) - 1
