@@ -134,7 +134,8 @@ class LoaderPlan(Plan):
 
 def _unknown_order(found: str) -> ConfigurationError:
     expected = (
-        "a dataset with indices in order or shuffled by the loader, or a stream: nothing else says what a step has"
+        "a dataset with indices in order or with shuffle=True (on several ranks, with deal_out), or a stream: nothing else "
+        "says what a step has, or can leave something out"
     )
     return ConfigurationError("dataset", found, expected)
 

@@ -255,7 +255,7 @@ def distributed_settings(sampler: "DistributedSampler[Any]") -> dict[str, Any]:
 
 
 class DistributedRemainder:
-    """A rank's part of an epoch that other ranks have begun, by a ``DistributedSampler``.
+    """What a ``DistributedSampler`` deals out of an epoch, which other ranks may have begun.
 
     Args:
         sampler: This rank's.
@@ -299,6 +299,22 @@ class DistributedRemainder:
 
     def batches(self) -> list[Any]:
         """Return what the rank gets, in order."""
+        own = self._dealt(0, None)[self._sampler.rank]
+        if self._batch_size is None:
+            return own
+        firsts = range(0, len(own), self._batch_size)
+        batches = [own[first : first + self._batch_size] for first in firsts]
+        return batches[: len(self) - self._first_step]
+
+    def round_at(self, step: int) -> list[list[Any]]:
+        """Return the indices of each rank's batch at a step; none where the epoch has no such step, or others had it."""
+        if not self._first_step <= step < len(self):
+            return []
+        first = (step - self._first_step) * self._size
+        return self._dealt(first, first + self._size)
+
+    def _dealt(self, first: int, stop: int | None) -> list[list[Any]]:
+        """Return what each rank gets from one of its indices to another."""
         sampler = self._sampler
         # One replica has every sample once.
         whole: DistributedSampler[Any] = DistributedSampler(
@@ -306,12 +322,8 @@ class DistributedRemainder:
         )
         whole.set_epoch(sampler.epoch)
         indices: list[int] = list(whole)
-        left = [*chain.from_iterable(indices[slice(*run)] for run in self._left.runs(0, len(self._left)))]
-        num_ranks = sampler.num_replicas
-        total = self._num_own(num_ranks) * num_ranks
-        own = list(islice(chain(left, cycle(indices)), sampler.rank, total, num_ranks))
-        if self._batch_size is None:
-            return own
-        firsts = range(0, len(own), self._batch_size)
-        batches = [own[first : first + self._batch_size] for first in firsts]
-        return batches[: len(self) - self._first_step]
+        left = chain.from_iterable(indices[slice(*run)] for run in self._left.runs(0, len(self._left)))
+        num_ranks, num_own = sampler.num_replicas, self._num_own(sampler.num_replicas)
+        stop = num_own if stop is None else min(stop, num_own)
+        dealt = list(islice(chain(left, cycle(indices)), first * num_ranks, stop * num_ranks))
+        return [dealt[rank::num_ranks] for rank in range(num_ranks)]

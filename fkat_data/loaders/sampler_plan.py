@@ -50,7 +50,7 @@ from fkat_data.loaders.sampler_states import (
     states_of,
 )
 from fkat_data.plan.position import Position, Reshard, TaskOrigin
-from fkat_data.plan.resharding import Remainder, first_step, of_epoch
+from fkat_data.plan.resharding import Remainder, first_step, of_epoch, reshards_until
 from fkat_data.seeding import OwnGenerators
 
 _BATCHES_PER_TASK = 32
@@ -433,6 +433,22 @@ class SamplerPlan(IndexPlan):
         if reshards or self._share is not None:
             own = share.deal(own, order.first, size, drop_last=drop_last)
         return order, own
+
+    def made_at(self, epoch: int, step: int) -> dict[int, list[Any]]:
+        """Return the indices of each rank's microbatch at a step, as a ``DistributedSampler`` deals them out."""
+        if self._distributed is None:
+            return super().made_at(epoch, step)
+        sampler, size = copy.copy(self._distributed), self._batch_size
+        if epoch != self._epoch or self._begun is None:
+            sampler.set_epoch(epoch)
+        else:
+            sampler.set_epoch(self._begun["distributed"]["epoch"])
+        reshards = reshards_until(self._reshards, epoch, step)
+        later = next((each for each in of_epoch(self._reshards, epoch) if each not in reshards), None)
+        if later is not None:  # the ranks of then
+            sampler.num_replicas, size = len(later.positions), later.dealing.batch_size
+        dealt = DistributedRemainder(sampler, reshards, epoch, size, drop_last=self._drop_last).round_at(step)
+        return dict(enumerate(dealt))
 
     def _distributed_rest(self, sampler: "DistributedSampler[Any]", epoch: int) -> DistributedRemainder:
         return DistributedRemainder(

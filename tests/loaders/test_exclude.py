@@ -13,7 +13,7 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from streaming_examples import worlds, write
-from torch.utils.data import IterableDataset
+from torch.utils.data import DistributedSampler, IterableDataset
 from walks import begun, saved
 
 from fkat_data import ConfigurationError, DataLoader, StateMismatchError
@@ -172,6 +172,70 @@ def test_nothing_that_was_left_out_fills_up_the_last_round():
     for loader in ranks:
         loader.exclude([0, 1])
     assert together([iter(loader) for loader in ranks], None) == [[[2, 3], [4, 5]], [[6, 7], [8, 2]]]
+
+
+def as_list(samples):
+    return samples if isinstance(samples, list) else [samples]
+
+
+def distributed(num_ranks, num_samples, size, shuffle, drop_last):
+    """Loaders of ranks with torch's sampler; ``drop_last`` is the sampler's and the loader's."""
+    found = []
+    for rank in range(num_ranks):
+        order = DistributedSampler(range(num_samples), num_ranks, rank, shuffle=shuffle, seed=4, drop_last=drop_last[0])
+        last = {} if size is None else {"drop_last": drop_last[1]}
+        found.append(DataLoader(range(num_samples), size, sampler=order, seed=7, collate_fn=as_list, **last))
+    return found
+
+
+def check_steps(loader, first, steps, epoch):
+    """Check what a loader says of an epoch's steps from one on, each with what every rank gets."""
+    for step, expected in enumerate(steps, first):
+        records = loader.samples_of(step, epoch)
+        of_ranks = [[each.sample_id for each in records if each.rank == rank] for rank in range(len(expected))]
+        assert of_ranks == [*expected]
+        assert len(records) == sum(map(len, expected))
+
+
+DISTRIBUTED = {
+    "num_samples": st.integers(1, 23),
+    "size": st.sampled_from([None, 1, 3]),
+    "shuffle": st.booleans(),
+    "drop_last": st.tuples(st.booleans(), st.booleans()),
+}
+
+
+@settings(max_examples=60)
+@given(st.integers(1, 3), st.fixed_dictionaries(DISTRIBUTED))
+def test_a_step_of_a_distributed_sampler_is_what_each_rank_gets(num_ranks, order):
+    loaders = distributed(num_ranks, **order)
+    for epoch in range(2):
+        for loader in loaders:
+            loader.sampler.set_epoch(epoch)
+        steps = [*zip(*loaders, strict=True)]
+        fresh = distributed(num_ranks, **order)[0]
+        check_steps(fresh, 0, steps, epoch)
+        with pytest.raises(ConfigurationError, match=f"step = {len(steps)}"):
+            fresh.samples_of(len(steps), epoch)
+
+
+@settings(max_examples=60)
+@given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 3), st.fixed_dictionaries(DISTRIBUTED))
+def test_a_step_of_a_distributed_sampler_is_known_before_and_behind_a_change_of_ranks(
+    num_ranks, others, num_steps, order
+):
+    loaders = distributed(num_ranks, **order)
+    had = together([iter(loader) for loader in loaders], num_steps)
+    if loaders[0].epoch or len(had) < num_steps:
+        return  # the epoch is over
+    state, loaders = saved(loaders), distributed(others, **order)
+    rest = []
+    for _ in range(2):  # the second time, to ask where it begins
+        for loader in loaders:
+            loader.load_state_dict(state)
+        rest = rest or [*zip(*loaders, strict=True)]
+    check_steps(loaders[0], 0, had, 0)
+    check_steps(loaders[0], num_steps, rest, 0)
 
 
 def test_samples_of_a_large_shuffle_are_found_without_going_through_it():
