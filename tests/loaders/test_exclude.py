@@ -18,6 +18,7 @@ from walks import begun, saved
 
 from fkat_data import ConfigurationError, DataLoader, StateMismatchError
 from fkat_data.datasets import JsonDataset, PackedDataset
+from fkat_data.mixing import DictDataLoader, RoundRobin
 from fkat_data.streaming import StreamingDataLoader, StreamingDataset
 
 
@@ -236,6 +237,36 @@ def test_a_step_of_a_distributed_sampler_is_known_before_and_behind_a_change_of_
         rest = rest or [*zip(*loaders, strict=True)]
     check_steps(loaders[0], 0, had, 0)
     check_steps(loaders[0], num_steps, rest, 0)
+
+
+@pytest.mark.parametrize("cut", [0, 1, 5, 9])
+def test_a_source_of_a_mixture_leaves_samples_out_and_the_state_of_the_mixture_has_them(cut):
+    def mixed():
+        sources = {
+            name: DataLoader(range(first, first + 20), 2, shuffle=True, seed=1, collate_fn=list)
+            for name, first in (("a", 0), ("b", 100))
+        }
+        return DictDataLoader(sources, RoundRobin(["a", "b"]), key=None)
+
+    mixture = mixed()
+    iterator = iter(mixture)
+    had = [next(iterator) for _ in range(cut)]
+    source = mixture.dataloaders["a"]
+    order = [*chain.from_iterable(ids_of(source, step, 0) for step in range(10))]
+    out = {order[3], order[12], order[17]}
+    source.exclude(out)
+    state = json.loads(json.dumps(mixture.state_dict()))
+    left = [*order[: 2 * len(range(0, cut, 2))]]
+    left += [sample for sample in order[len(left) :] if sample not in out]
+    rest = [*iterator]
+    assert [sample for name, batch in had + rest if name == "a" for sample in batch] == left
+    assert sorted(sample for name, batch in had + rest if name == "b" for sample in batch) == [*range(100, 120)]
+    following = [*mixture]
+    assert sorted(sample for name, batch in following if name == "a" for sample in batch) == sorted({*range(20)} - out)
+    other = mixed()
+    other.load_state_dict(state)
+    assert [*other] == rest
+    assert [*other] == following
 
 
 def test_samples_of_a_large_shuffle_are_found_without_going_through_it():
