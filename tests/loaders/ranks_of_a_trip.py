@@ -51,9 +51,22 @@ KINDS = {
     "a DistributedSampler": distributed,
     "packed, in a worker": packed,
     "batches by tokens": budgeted,
+    "tickets, in a worker": lambda num_ranks, rank: {"shuffle": True, "commit": "manual", "num_workers": 1},
     "an iterable dataset": lambda num_ranks, rank: {"dataset": Rows(NUM_SAMPLES), "batch_size": 1, "num_workers": 1},
 }
 OUT_OF_STEP = ("not in step", "an iterable dataset")
+
+
+def used(loader, count):
+    """Take microbatches; return those that count as used: with tickets, every other one, and all where all are taken."""
+    found = []
+    for number, batch in enumerate(islice(loader, count)):
+        if loader.has_tickets:
+            if count is not None and number % 2:
+                continue
+            loader.commit(loader.ticket)
+        found.append(batch.tolist())
+    return found
 
 
 def main():
@@ -72,7 +85,7 @@ def main():
             loader.deal_out(num_ranks, rank)
             if content["loader"] is not None:
                 loader.load_state_dict(content["loader"])
-            own = [batch.tolist() for batch in islice(loader, num_own or None)]
+            own = used(loader, num_own or None)
             state = loader.state_dict()
         ledger = content["ledger"] + [number for part in gather(own) for batch in part for number in batch]
         if rank == 0:
