@@ -99,6 +99,7 @@ def by_workers(num_workers, cuts, options=None, **given):
 
 
 #: Of orders whose state holds a generator's, a few kilobytes each.
+AGAIN = {"rest_limit": 50, "is_run_compared": False}
 FEW = {"begin": [[0]], "middle": [[2]], "third epoch": [[12]]}
 FEW_OF_TWO = {"begin": [[0, 0]], "middle": [[1, 1]], "third epoch": [[7, 7]]}
 EVEN = {"even_batches": True, "split_batches": False}
@@ -178,6 +179,11 @@ CASES = {
     **{f"{name} gathered": Case(of(deal=deal, **ROUNDS), num_ranks=2, in_group=True) for name, deal in DEALT.items()},
     "dealt state of rank 0": Case(
         of(deal=EVEN, **ROUNDS), num_ranks=2, form="first", cuts={"middle": [[1, 1]], "third epoch": [[5, 5]]}
+    ),
+    # What was delivered is not committed, and comes again.
+    "tickets": Case(of(shuffle=True, seed=3, commit="manual"), cuts={"middle": [[3]]}, **AGAIN),
+    "tickets, on other ranks": Case(
+        of(deal=EVEN, batch_size=2, shuffle=True, seed=3, commit="manual"), 2, 3, cuts={"middle": [[2, 2]]}, **AGAIN
     ),
     "dealt to three": Case(of(deal=EVEN, **ROUNDS), num_ranks=3, in_group=True),
     "dealt without the last": Case(of(deal=EVEN, **ROUNDS, drop_last=True), num_ranks=2, in_group=True),

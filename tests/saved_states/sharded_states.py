@@ -88,6 +88,7 @@ CASES = {
     "list": Case(sharded()),
     "list local": Case(sharded(), form="own"),
     "shuffled": Case(sharded(shards=shuffled)),
+    "tickets": Case(sharded(commit="manual"), cuts={"middle": [[4]]}, rest_limit=50, is_run_compared=False),
     "factory": Case(sharded(**OPTIONS_OF_MAPS)),
     # A state says what the file of a begun shard was, by its text.
     "files": Case(of_files),

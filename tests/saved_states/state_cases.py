@@ -213,7 +213,8 @@ def _saved(case: Case, cut: Cut, folder: Path) -> tuple[list[Any], list[list[str
         states = [loader.local_state_dict() for loader in loaders]
         first = loaders[0]
         gathered = [first.state_dict() if num_ranks == 1 else first.merge_state_dicts(states)]
-        run = [[text_of(microbatch) for microbatch in islice(flow, 300)] for flow in flows]
+        if case.is_run_compared:
+            run = [[text_of(microbatch) for microbatch in islice(flow, 300)] for flow in flows]
         for loader in loaders:
             closed(loader)
     return {"gathered": gathered, "own": states, "first": states[:1]}[case.form], run

@@ -77,6 +77,9 @@ METHODS = ("random", "stratified", "per_stream", "device_stratified", "device_pe
 
 CASES = {
     "in order": Case(stream(shuffle=False)),
+    "tickets": Case(
+        stream({"commit": "manual"}, shuffle_algo="block"), cuts={"middle": [[3]]}, rest_limit=50, is_run_compared=False
+    ),
     **{name: Case(stream(shuffle_algo=name)) for name in ALGORITHMS},
     **{f"{name} on two ranks": Case(stream(shuffle_algo=name), num_ranks=2) for name in ("block", "py1e", "py1s")},
     "block on two nodes": Case(stream(shuffle_algo="block", num_nodes=2), num_ranks=2),
