@@ -1,6 +1,7 @@
 """A rank of two or three that share workers: it walks at random, beside a loader in process, or is killed.
 
-Called with a folder, and the seeds of walks, or ``first``, ``last`` or ``none`` for which rank is killed, or ``late``.
+Called with a folder, and the seeds of walks, or ``first``, ``last`` or ``none`` for which rank is killed, or ``late``,
+or ``asleep``, which is the first one then.
 """
 
 import json
@@ -23,7 +24,7 @@ from fkat_data import DataLoader, DataLoaderFactory, ShardedDataLoader, WorkerEr
 warnings.simplefilter("ignore")
 
 
-KILLS = ("first", "last", "none", "late")
+KILLS = ("first", "last", "none", "late", "asleep")
 
 
 class Drawn(Dataset):
@@ -199,6 +200,7 @@ def killed(folder, rank, who):
         num_workers=2,
         memory_limit_bytes=limit_bytes,
         prefetch_factor=2,
+        timeout=5 if who == "asleep" and rank else 0,
     )
     victim, found = {"first": 0, "last": 2}.get(who), {"equal": True, "delivered": 0}
     began_s = time.monotonic()
@@ -206,18 +208,21 @@ def killed(folder, rank, who):
         for index, batch in enumerate(loader):
             found["equal"] &= torch.equal(batch, own[index])
             found["delivered"] += 1
-            if index == 4:
+            if index == 4 and who == "asleep":
+                if rank == 0:
+                    wait_for_others(folder, 2)
+            elif index == 4:
                 dist.barrier()
                 if who == "late" and rank == 2:
                     time.sleep(3)
                 if rank == victim:
                     os.kill(os.getpid(), signal.SIGKILL)
     except WorkerError as error:
-        found["error"] = str(error)
+        found["error"] = f"{type(error).__name__}: {error}"
         try:
             next(iter(loader))
         except WorkerError as again:
-            found["again"] = str(again)
+            found["again"] = f"{type(again).__name__}: {again}"
     return {**found, "took_s": time.monotonic() - began_s}
 
 

@@ -51,6 +51,17 @@ def test_a_rank_that_is_late_is_named_and_waited_for_where_memory_is_short(prepa
     assert "microbatches behind this rank" in done[0].stderr
 
 
+def test_a_rank_that_waits_too_long_for_the_first_one_says_so(prepared, tmp_path):
+    _, found = run(prepared, 3, tmp_path, "asleep")
+    assert found[0]["equal"]
+    assert found[0]["delivered"] == 50
+    for rank in found[1:]:
+        assert rank["equal"]
+        assert rank["delivered"] < 50
+        assert "WorkerStalledError" in rank["error"]
+        assert "rank 0, process" in rank["error"]
+
+
 def test_where_the_first_rank_is_killed_the_others_say_so_again_and_again(prepared, tmp_path):
     _, found = run(prepared, 3, tmp_path, "first")
     assert found[0] is None
