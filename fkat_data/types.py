@@ -62,6 +62,15 @@ class TicketedLoader(Protocol):
 
 
 @runtime_checkable
+class ReweightedLoader(Protocol):
+    """A loader whose caller may set weights while a trainer has taken microbatches ahead of the caller."""
+
+    def with_present_weights(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
+        """Return an earlier state, with the weights that were set since and count from later microbatches on."""
+        ...
+
+
+@runtime_checkable
 class ResumableLoader(Protocol):
     """What the library's loaders have in common, for trainers that drive them."""
 
@@ -261,6 +270,11 @@ class StreamSource(Protocol[Plan_co, Windows_co]):
     def note_columns(self, error: Exception) -> None:
         """Note on an error of a batch that what its samples are from has other columns, if it has."""
         ...
+
+
+def with_present_weights(loader: object, state_dict: Any) -> Any:
+    """Return an earlier state of a loader, with the weights that were set since; of one without weights, as it was."""
+    return loader.with_present_weights(state_dict) if isinstance(loader, ReweightedLoader) else state_dict
 
 
 def stream_source_of(dataset: object) -> StreamSource[Any, Any] | None:

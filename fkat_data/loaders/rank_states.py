@@ -367,24 +367,6 @@ def agreed_state(of_ranks: Sequence[tuple[LoaderState, bool]]) -> LoaderState:
     return of_ranks[0][0]
 
 
-def check_agreed(call: str, of_ranks: Sequence[Any]) -> None:
-    """Return if all ranks call something at one position, with the same arguments.
-
-    Args:
-        call: The call.
-        of_ranks: Each rank's epoch, step, and arguments.
-
-    Raises:
-        RankMismatchError: They do not.
-    """
-    if any(found != of_ranks[0] for found in of_ranks):
-        places = (
-            f"step {step} of epoch {epoch}, {asked} on rank {rank}"
-            for rank, (epoch, step, asked) in enumerate(of_ranks)
-        )
-        raise RankMismatchError(f"{call}, which all make at the same step", "; ".join(places))
-
-
 def check_order(state: LoaderState | None, present: Mapping[str, Any] | None) -> None:
     """Return if a dataset's order is the one of the epoch that a loaded state goes on with.
 

@@ -27,7 +27,7 @@ from fkat_data.loaders.loader_arguments import LoaderArguments, samplers_of
 from fkat_data.loaders.loader_plan import LoaderPlan, Provenance
 from fkat_data.loaders.loader_state import LoaderState, split_outstanding
 from fkat_data.loaders.rank_share import RankShare
-from fkat_data.loaders.rank_states import agreed_state, check_agreed, check_order, check_share, state_at_epoch
+from fkat_data.loaders.rank_states import agreed_state, check_order, check_share, state_at_epoch
 from fkat_data.loaders.reshards import rank_in
 from fkat_data.loaders.sample_source import EpochStart, SampleSource, tell_epoch
 from fkat_data.loaders.shipment import LoaderShipment
@@ -35,7 +35,7 @@ from fkat_data.observe.statistics import DataLoaderStatistics, LoaderStatistics
 from fkat_data.plan.commits import CommitLedger, TicketedRank, own_outstanding
 from fkat_data.plan.position import Exclusion, Position, Reshard, ResumeState
 from fkat_data.plan.resharding import kept_in_state
-from fkat_data.runtime.distributed import gather
+from fkat_data.runtime.distributed import check_agreed, gather
 from fkat_data.runtime.lifetime import WeakTable, on_collected
 from fkat_data.runtime.machine import can_start_workers
 from fkat_data.runtime.mesh import MeshRanks
@@ -438,7 +438,7 @@ class LoaderSession:
         if exclusion.steps is not None and exclusion.steps[0] < step:
             raise ConfigurationError("first", exclusion.steps[0], f"at least {step}, the next step of epoch {epoch}")
         if self.source.has_ranks_in_step(loader):
-            check_agreed("exclude()", gather((epoch, step, exclusion)))
+            check_agreed("exclude()", epoch, step, exclusion)
         plan = self._present_plan(loader)
         if running is not None:
             running.engine.make_again()

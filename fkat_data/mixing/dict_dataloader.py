@@ -11,11 +11,11 @@ from fkat_data.errors.acceptance import Acceptance
 from fkat_data.errors.arguments import STATE_VERSION, check_version
 from fkat_data.errors.wording import Described
 from fkat_data.mixing.mixed_source import MixedSource
-from fkat_data.mixing.strategies import OnExhausted, SamplerStrategy, Schedule
+from fkat_data.mixing.strategies import OnExhausted, SamplerStrategy, Schedule, check_changes
 from fkat_data.observe.statistics import LoaderStatistics
 from fkat_data.plan.iteration import Closing, EpochIterator, Iterations
 from fkat_data.plan.state import unsealed
-from fkat_data.runtime.distributed import gather, rank_and_world_size
+from fkat_data.runtime.distributed import check_agreed, gather, rank_and_world_size
 from fkat_data.runtime.interruption import genuine, is_interruption
 from fkat_data.types import Microbatch, Stateful
 
@@ -37,8 +37,8 @@ class DictDataLoader(Described, Closing):
     there once the loop has ended. A newer iterator replaces an older one.
 
     A resume is exact for sources with a state of their own, such as a ``ShardedDataLoader``, and for those that give
-    the same each time they are iterated. The strategy may be another one after a resume: weights can be changed in
-    the middle of a run.
+    the same each time they are iterated. ``set_weights`` changes weights in the middle of a run. The strategy may be
+    another one after a resume.
 
     A state of all ranks has each rank's position where they differ, as they do where a source has other numbers of
     microbatches on other ranks; it needs as many ranks then. A state of ranks at one position loads on any number of them
@@ -97,7 +97,8 @@ class DictDataLoader(Described, Closing):
 
     @property
     def strategy(self) -> SamplerStrategy:
-        """The strategy that chooses the loader of each microbatch."""
+        """The strategy that chooses the loader of the next microbatch: the given one, or it with the weights that were set."""
+        self._settle()
         return self._schedule.strategy
 
     @property
@@ -139,6 +140,39 @@ class DictDataLoader(Described, Closing):
         self._begun_epoch = self._schedule.epoch
         self._draft.end()
         return EpochIterator(self._next, self._draft, self._iterations, self)
+
+    def set_weights(self, weights: Mapping[str, float]) -> None:
+        """Draw by other weights from the next microbatch on, in later epochs too, until they are set again.
+
+        Each draw keeps its random number; sources keep their positions. A state has the weights, and from where on they
+        count. Every rank makes the call, at the same step: it is collective where torch.distributed is initialised.
+
+        Args:
+            weights: As for ``Weighted``, a weight greater than 0 for each source.
+
+        Raises:
+            ConfigurationError: The strategy is not ``Weighted``, or a weight is missing or not valid.
+            RankMismatchError: Ranks call it at different steps or with other weights, or one calls something else;
+                nothing has changed then.
+        """
+        self._settle()
+        schedule = self._schedule
+        # Each rank says what it was asked, and only then refuses that: else the others would wait for it.
+        try:
+            asked = schedule.with_weights(weights)
+        except ConfigurationError as error:
+            asked = error
+        check_agreed("set_weights()", schedule.epoch, schedule.draw, str(asked))
+        if isinstance(asked, ConfigurationError):
+            raise asked
+        schedule.change(asked)
+
+    def with_present_weights(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
+        """Return an earlier state of this loader, with the weights that were set since and count from later draws on.
+
+        For trainers that have taken microbatches ahead of the caller, who has set weights behind those.
+        """
+        return {**state_dict, "strategy": self._schedule.saved_strategy()}
 
     def _repr_facts(self) -> Iterator[tuple[str, object]]:
         # Attributes, unless a state is left to the next call.
@@ -188,12 +222,13 @@ class DictDataLoader(Described, Closing):
         """Return what ``state_dict`` would return, from every rank's ``local_state_dict`` in the order of ranks.
 
         Raises:
-            StateMismatchError: One of them is no local state, or they are of different runs.
+            StateMismatchError: One of them is no local state, or they are of different runs or have other weights set.
         """
         if not local_state_dicts:
             raise StateMismatchError("local_state_dicts", 0, "<one for each rank>")
         for state_dict in local_state_dicts:
             self._check(state_dict)
+        check_changes([state_dict.get("strategy") for state_dict in local_state_dicts])
         whole = {
             **local_state_dicts[0],
             "sources": {
@@ -268,8 +303,8 @@ class DictDataLoader(Described, Closing):
         self._loading = state_dict
         self._finish_loading(state_dict)
         saved = state_dict.get("strategy", "<unknown>")
-        if saved != repr(self._schedule.strategy):
-            _log.warning("the mixture goes on as %r; it was saved as %s", self._schedule.strategy, saved)
+        if not self._schedule.is_given_in(saved):
+            _log.warning("the mixture goes on as %r; it was saved as %s", self._schedule.given, saved)
 
     def statistics(self) -> LoaderStatistics:
         """Return what was done so far: how often each source was seen, and the rest added up where they have statistics."""
@@ -339,7 +374,7 @@ class DictDataLoader(Described, Closing):
     def _state_with(self, sources: dict[str, Any]) -> dict[str, Any]:
         return {
             "version": STATE_VERSION,
-            "strategy": repr(self._schedule.strategy),
+            "strategy": self._schedule.saved_strategy(),
             **self._schedule.state_dict(),
             "sources": sources,
         }

@@ -1,11 +1,12 @@
 """The source of each draw, as a pure function of epoch and draw: strategies, and a schedule of sources that may end."""
 
+import copy
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from itertools import accumulate, count
-from typing import Any, Literal, TypeAlias, cast, get_args
+from typing import Any, Literal, Self, TypeAlias, cast, get_args
 
 import numpy as np
 
@@ -63,9 +64,7 @@ class Weighted(SamplerStrategy):
     """
 
     def __init__(self, weights: Mapping[str, float], seed: int = 0) -> None:
-        if not isinstance(weights, Mapping) or not weights or not all(isinstance(name, str) for name in weights):
-            raise ConfigurationError("weights", weights, "a non-empty mapping from names to weights")
-        self._weights = {name: arguments.positive(f"weights[{name!r}]", weight) for name, weight in weights.items()}
+        self._weights = _weights(weights)
         self._seed = arguments.integer("seed", seed)
         self._last: tuple[Collection[str], list[str], list[float]] | None = None
 
@@ -78,6 +77,23 @@ class Weighted(SamplerStrategy):
     def weights(self) -> list[float]:
         """The weights, in the order of ``names``."""
         return list(self._weights.values())
+
+    def with_weights(self, weights: Mapping[str, float]) -> Self:
+        """Return the same strategy with other weights: each draw has the same random number.
+
+        Args:
+            weights: As for the class, of the same sources.
+
+        Raises:
+            ConfigurationError: They are of other sources, or one is not a number greater than 0.
+        """
+        found = _weights(weights)
+        if found.keys() != self._weights.keys():
+            expected = f"a weight for each of these sources: {', '.join(self._weights)}"
+            raise ConfigurationError("weights", weights, expected)
+        made = copy.copy(self)
+        vars(made).update(_weights={name: found[name] for name in self._weights}, _last=None)
+        return made
 
     def source(self, epoch: int, draw: int, among: Collection[str]) -> str | None:
         """Return the source of a draw, one of ``among``."""
@@ -96,6 +112,12 @@ class Weighted(SamplerStrategy):
 
     def __repr__(self) -> str:
         return f"Weighted({self._weights}, seed={self._seed})"
+
+
+def _weights(given: Mapping[str, float]) -> dict[str, float]:
+    if not isinstance(given, Mapping) or not given or not all(isinstance(name, str) for name in given):
+        raise ConfigurationError("weights", given, "a non-empty mapping from names to weights")
+    return {name: arguments.positive(f"weights[{name!r}]", weight) for name, weight in given.items()}
 
 
 def token_weights(shares: Mapping[str, float], lengths: Mapping[str, Any]) -> dict[str, float]:
@@ -217,6 +239,10 @@ OnExhausted: TypeAlias = Literal["drop", "restart", "stop"]
 ON_EXHAUSTED: tuple[OnExhausted, ...] = get_args(OnExhausted)
 # A user's own strategy might skip every draw.
 _MAX_SKIPPED_DRAWS = 1_000_000
+# A trainer that fetches ahead saves the positions before the newest changes, too.
+_MOST_CHANGES = 8
+# Weights that were set, by the epoch and the draw from which on they count.
+_Change: TypeAlias = tuple[tuple[int, int], Weighted]
 
 
 class Schedule:
@@ -233,6 +259,7 @@ class Schedule:
         ConfigurationError: An argument is invalid, or the strategy has other sources than ``names``.
 
     Attributes:
+        given: The strategy that it was made with.
         epoch: Current epoch, from 0.
         draw: Index of the next draw in the epoch.
         is_over: Whether the epoch has ended.
@@ -246,7 +273,8 @@ class Schedule:
             raise ConfigurationError(
                 "strategy", strategy, f"a strategy over exactly these sources: {', '.join(self._names)}"
             )
-        self.strategy = strategy
+        self.given = strategy
+        self._changes: tuple[_Change, ...] = ()
         self._on_exhausted: OnExhausted = arguments.choice("on_exhausted", on_exhausted, ON_EXHAUSTED)
         self.begin(0)
 
@@ -257,6 +285,43 @@ class Schedule:
         self.is_over: bool = False
         self._left = frozenset(self._names)
         self._exhausted: frozenset[str] = frozenset()
+
+    @property
+    def strategy(self) -> SamplerStrategy:
+        """The strategy of the next draw."""
+        at = self.epoch, self.draw
+        return next((strategy for begin, strategy in reversed(self._changes) if begin <= at), self.given)
+
+    def with_weights(self, weights: Mapping[str, float]) -> Weighted:
+        """Return the strategy with other weights.
+
+        Raises:
+            ConfigurationError: The strategy has no weights, or these are not valid.
+        """
+        if not isinstance(self.given, Weighted):
+            expected = "Weighted: other strategies have no weights"
+            raise ConfigurationError("strategy", self.given, expected)
+        return self.given.with_weights(weights)
+
+    def change(self, strategy: Weighted) -> None:
+        """Follow another strategy from the next draw on."""
+        at = self.epoch, self.draw
+        earlier = (each for each in self._changes if each[0] < at)
+        self._changes = (*earlier, (at, strategy))[-_MOST_CHANGES:]
+
+    def saved_strategy(self) -> str | tuple[Any, ...]:
+        """Return what a state says of the strategy: the given one, and the changes, if there are any."""
+        # A field that is always there: torch.distributed.checkpoint reads those alone that the present state has.
+        given = repr(self.given)
+        changes = (
+            {"from": list(at), "weights": dict(zip(strategy.names, strategy.weights, strict=True))}
+            for at, strategy in self._changes
+        )
+        return (given, *changes) if self._changes else given
+
+    def is_given_in(self, saved: object) -> bool:
+        """Return whether what a state says of the strategy is of the given one."""
+        return _parts_of(saved)[:1] == [repr(self.given)]
 
     def source(self) -> str | None:
         """Return the source of the next draw, or None if the epoch is over.
@@ -347,12 +412,48 @@ class Schedule:
         sets = [self._sources(field, state_dict[field]) for field in ("exhausted", "left")]
         if not isinstance(state_dict["is_over"], bool):
             raise StateMismatchError("is_over", state_dict["is_over"], "<true or false>")
+        self._changes = self._changes_in(state_dict.get("strategy"))
         self.epoch, self.draw = numbers
         self._exhausted, self._left = sets
         self.is_over = state_dict["is_over"]
+
+    def _changes_in(self, saved: object) -> tuple[_Change, ...]:
+        """Return the changes in a state; none where the caller has given another strategy since, which counts."""
+        if not self.is_given_in(saved):
+            return ()
+        try:
+            return tuple(
+                (_begin_of(*change["from"]), self.with_weights(change["weights"])) for change in _parts_of(saved)[1:]
+            )
+        except genuine(TypeError, KeyError, ValueError, ConfigurationError):
+            hint = "the state is damaged"
+            raise StateMismatchError("strategy", saved, "<a strategy, and weights from draws on>", hint) from None
 
     def _sources(self, field: str, saved: object) -> frozenset[str]:
         names: object = saved
         if not isinstance(names, list) or not all(name in self._names for name in cast("list[object]", names)):
             raise StateMismatchError(field, saved, sorted(self._names), "the state belongs to other sources")
         return frozenset(name for name in self._names if name in cast("list[object]", names))
+
+
+def check_changes(of_ranks: Sequence[object]) -> None:
+    """Return if all ranks have set the same weights at the same draws.
+
+    Args:
+        of_ranks: What the state of each rank says of the strategy.
+
+    Raises:
+        StateMismatchError: They have not.
+    """
+    changes = [_parts_of(saved)[1:] for saved in of_ranks]
+    if any(each != changes[0] for each in changes):
+        raise StateMismatchError("strategy", changes, "<the same on all ranks>", "call set_weights() on every rank")
+
+
+def _parts_of(saved: object) -> list[Any]:
+    """Return what a state says of the given strategy, and of each change."""
+    return [*cast("Sequence[Any]", saved)] if isinstance(saved, (list, tuple)) else [saved]
+
+
+def _begin_of(epoch: object, draw: object) -> tuple[int, int]:
+    return arguments.integer("epoch", epoch, minimum=0), arguments.integer("draw", draw, minimum=0)

@@ -23,13 +23,14 @@ _MOST_NAMED = 8
 
 
 @contextmanager
-def roll_call(warning_s: float) -> Generator[None]:
+def roll_call(warning_s: float, call: str) -> Generator[None]:
     """Log one line if gathering takes long because other ranks have not called; every rank of the job uses this.
 
     One rank logs for all: rank 0 if it waits.
 
     Args:
         warning_s: Seconds before the line.
+        call: What this rank has called.
     """
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
     if num_ranks == 1:
@@ -42,8 +43,9 @@ def roll_call(warning_s: float) -> Generator[None]:
         with suppress(RuntimeError):
             missing = [] if number is None else _missing(store, number, rank, num_ranks)
             if missing:
-                text = "rank %d has waited %.0f s in state_dict() for %s: %s"
-                _log.warning(text, rank, warning_s, named_ranks(missing), _HINT)
+                hint = f"call it on every rank{_HINT if call == _STATE else ''}"
+                text = "rank %d has waited %.0f s in %s for %s: %s"
+                _log.warning(text, rank, warning_s, call, named_ranks(missing), hint)
 
     timer = threading.Timer(warning_s, warn)
     timer.daemon = True
@@ -89,7 +91,8 @@ def _missing(store: Any, number: int, rank: int, num_ranks: int) -> list[int]:
 _STATE_TIMEOUT_S = 600.0
 _EXCHANGE_TIMEOUT_S = 600.0
 _WARNING_S = 10.0
-_HINT = "call it on every rank, also where one rank saves; or use local_state_dict(), which does not communicate"
+_STATE = "state_dict()"
+_HINT = ", also where one rank saves; or use local_state_dict(), which does not communicate"
 
 
 def is_initialized() -> bool:
@@ -104,7 +107,9 @@ def rank_and_world_size() -> tuple[int, int]:
     return dist.get_rank(), dist.get_world_size()
 
 
-def gather(value: Any, timeout_s: float = _STATE_TIMEOUT_S, warning_s: float = _WARNING_S) -> list[Any]:
+def gather(
+    value: Any, timeout_s: float = _STATE_TIMEOUT_S, warning_s: float = _WARNING_S, call: str = _STATE
+) -> list[Any]:
     """Return every rank's value, in order of rank. A collective: every rank must call it.
 
     Works on gloo, and on nccl over the current CUDA device.
@@ -114,24 +119,45 @@ def gather(value: Any, timeout_s: float = _STATE_TIMEOUT_S, warning_s: float = _
         timeout_s: How long to wait for the other ranks, in seconds. It applies to gloo, which reports the missing
             ranks. Other backends use the timeout of their process group.
         warning_s: Seconds of waiting before one line of the log names the missing ranks.
+        call: What the caller has called, for that line and for errors.
 
     Raises:
-        RankMismatchError: A rank did not call within ``timeout_s``.
+        RankMismatchError: A rank did not call within ``timeout_s``, or has called something else.
     """
     if not is_initialized():
         return [value]
-    with roll_call(warning_s):
-        return _gather(value, timeout_s)
+    with roll_call(warning_s, call):
+        found = _gather((call, value), timeout_s)
+    if any(other != call for other, _ in found):
+        called = "; ".join(f"rank {rank} has called {other}" for rank, (other, _) in enumerate(found))
+        raise RankMismatchError(call, called)
+    return [each for _, each in found]
 
 
-def _gather(value: Any, timeout_s: float) -> list[Any]:
+def check_agreed(call: str, epoch: int, step: int, asked: object) -> None:
+    """Check that all ranks call something at one position, with the same arguments. A collective, as ``gather``.
+
+    Args:
+        call: The call.
+        epoch: This rank's epoch.
+        step: Its step there.
+        asked: Its arguments.
+
+    Raises:
+        RankMismatchError: They do not.
+    """
+    of_ranks = gather((epoch, step, asked), call=call)
+    if any(found != of_ranks[0] for found in of_ranks):
+        places = (f"step {at[1]} of epoch {at[0]}, {at[2]} on rank {rank}" for rank, at in enumerate(of_ranks))
+        raise RankMismatchError(f"{call}, which all make at the same step", "; ".join(places))
+
+
+def _gather(value: tuple[str, Any], timeout_s: float) -> list[tuple[str, Any]]:
     if dist.get_backend() == dist.Backend.GLOO:
         try:
             dist.monitored_barrier(timeout=timedelta(seconds=timeout_s), wait_all_ranks=True)
         except genuine(RuntimeError) as error:
-            raise RankMismatchError(
-                "state_dict()", f"not every rank called it within {timeout_s:.0f} s ({error})"
-            ) from error
+            raise RankMismatchError(value[0], f"not every rank called it within {timeout_s:.0f} s ({error})") from error
     values: list[Any] = [None] * dist.get_world_size()
     with without_modes():
         dist.all_gather_object(values, value)

@@ -9,7 +9,7 @@ from loader_examples import make
 from walks import gathered
 
 from fkat_data import DataLoader
-from fkat_data.mixing import DictDataLoader, RoundRobin
+from fkat_data.mixing import DictDataLoader, RoundRobin, Weighted
 
 # The import of torch.distributed.checkpoint takes longer than the tests: the fast lane leaves both out.
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore:torch.distributed is .*:UserWarning")]
@@ -104,6 +104,21 @@ def test_what_a_fresh_loader_has_not_yet_is_read_too(tmp_path, make_loader, num_
     assert fresh.state_dict() == state
     loader.load_state_dict(state)
     assert [list(fresh) for _ in range(2)] == [list(loader) for _ in range(2)]
+
+
+def test_weights_that_were_set_are_read_too(tmp_path):
+    def made():
+        sources = {name: DataLoader(range(9), 1, seed=1, collate_fn=list) for name in "ab"}
+        return DictDataLoader(sources, Weighted({"a": 1, "b": 1}), key=None)
+
+    loader, fresh = made(), made()
+    iterator = iter(loader)
+    next(iterator)
+    loader.set_weights({"a": 1, "b": 99})
+    state = loader.state_dict()
+    fresh.load_state_dict(through(state, fresh.state_dict(), tmp_path))
+    assert fresh.state_dict() == state
+    assert list(fresh) == list(iterator)
 
 
 def rows_of(samples):

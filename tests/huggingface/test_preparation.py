@@ -27,6 +27,7 @@ from huggingface_examples import (
 
 from fkat_data import ConfigurationError, DataLoader, StateMismatchError
 from fkat_data.huggingface import prepare
+from fkat_data.mixing import DictDataLoader, Weighted
 
 ACCUMULATED = 3
 NUM_EPOCHS = 2
@@ -400,3 +401,24 @@ def test_accelerates_own_loop_refuses_tickets_too():
     loader = Accelerator(cpu=True).prepare(DataLoader(range(6), 2, commit="manual"))
     with pytest.raises(ConfigurationError, match=r"commit.*accelerate"):
         iter(loader)
+
+
+def test_weights_that_are_set_behind_what_was_taken_ahead_are_in_the_state():
+    def prepared():
+        sources = {
+            name: DataLoader(range(place, place + 8), 1, shuffle=True, seed=1) for place, name in enumerate("ab")
+        }
+        return prepare(Accelerator(cpu=True), DictDataLoader(sources, Weighted({"a": 1, "b": 1}, seed=2), key=None))
+
+    def trained(loader, first):
+        for step, (name, batch) in enumerate(loader, first):
+            if step in changes:
+                loader.loader.set_weights(changes[step])
+            yield (name, int(batch)), loader.state_dict()
+
+    changes = {2: {"a": 1, "b": 9}, 3: {"a": 9, "b": 1}}
+    found, states = zip(*trained(prepared(), 0), strict=True)
+    for step in (0, 1, 2, 3, 4, 9):
+        resumed = prepared()
+        resumed.load_state_dict(states[step])
+        assert tuple(each for each, _ in trained(resumed, step + 1)) == found[step + 1 :], step

@@ -18,7 +18,7 @@ from torch.utils.data import DistributedSampler
 
 from fkat_data import DataLoader
 from fkat_data.errors import ConfigurationError, StateMismatchError
-from fkat_data.mixing import DictDataLoader, RoundRobin
+from fkat_data.mixing import DictDataLoader, RoundRobin, Weighted
 from fkat_data.samplers import DistributedDataParallelShardSampler, SequenceShardSampler, ShardSampler
 
 pytestmark = pytest.mark.filterwarnings("ignore:::lightning", "ignore:::torch")
@@ -101,6 +101,25 @@ SEVERAL = {
 def test_several_loaders_resume_together(tmp_path, loaders, share_of_examples):
     whole, _, differing = sweep(tmp_path, SEVERAL[loaders], BESIDE_THE_STEP, share=share_of_examples)
     assert len(whole.seen) >= 6
+    assert differing == {}
+
+
+class Curriculum(pl.Callback):
+    """Sets weights, while Lightning has fetched microbatches that were drawn by those before."""
+
+    def on_train_batch_end(self, trainer, module, *_):
+        weights = {2: (1, 9), 3: (9, 1), 8: (1, 9)}.get(trainer.global_step)
+        if weights is not None:
+            trainer.train_dataloader.set_weights(dict(zip("ab", weights, strict=True)))
+
+
+@pytest.mark.parametrize("second", [known, unknown])
+def test_weights_that_are_set_behind_what_was_fetched_are_in_the_checkpoint(tmp_path, second):
+    def mixture():
+        return DictDataLoader({"a": known(), "b": second(5)}, Weighted({"a": 1, "b": 1}, seed=2), key=None)
+
+    whole, _, differing = sweep(tmp_path, mixture, BESIDE_THE_STEP, more_callbacks=lambda: [Curriculum()])
+    assert len(whole.seen) >= 18
     assert differing == {}
 
 

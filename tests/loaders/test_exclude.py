@@ -319,7 +319,7 @@ def test_ranks_that_differ_are_refused(monkeypatch):
     loader = made(20, 2, 2, 0)
     next(iter(loader))
     state = loader.local_state_dict()
-    monkeypatch.setattr("fkat_data.loaders.session.gather", lambda own: [own, (own[0], own[1] + 1, own[2])])
+    monkeypatch.setattr("fkat_data.runtime.distributed.gather", lambda own, call: [own, (own[0], own[1] + 1, own[2])])
     with pytest.raises(Exception, match=r"exclude\(\).*step 1 of epoch 0.*step 2 of epoch 0"):
         loader.exclude([3])
     assert loader.local_state_dict() == state

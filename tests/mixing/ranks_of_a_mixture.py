@@ -1,17 +1,20 @@
-"""A rank of a mixture whose sources are not equally long on all ranks: goes on where the job before has saved."""
+"""A rank of a mixture whose sources are not equally long on all ranks: goes on where the job before has saved.
+
+Weights change in the middle of the first job and of the second one.
+"""
 
 import os
 import sys
-from itertools import islice
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from fkat_data import DataLoader
+from fkat_data import DataLoader, RankMismatchError
 from fkat_data.mixing import DictDataLoader, Weighted
 
 NUM_STEPS = 4
+CHANGES = {2: {"a": 1, "b": 9}, 6: {"a": 9, "b": 1}}
 
 
 def mixture(num_ranks, rank):
@@ -21,11 +24,36 @@ def mixture(num_ranks, rank):
     return DictDataLoader(sources, Weighted({"a": 1, "b": 2}, seed=3), key=None)
 
 
-def delivered(loader, count):
-    found = []
-    while len(found) < count:
-        found += [int(batch) for _, batch in islice(loader, count - len(found))]
+def delivered(loader, first, count):
+    found, microbatches = [], without_end(loader)
+    for step in range(first, first + count):
+        if step in CHANGES:
+            loader.set_weights(CHANGES[step])
+        found.append(next(microbatches))
     return found
+
+
+def without_end(loader):
+    while True:
+        for _, batch in loader:
+            yield int(batch)
+
+
+def check_that_ranks_agree(loader, rank):
+    """What one rank does otherwise is an error of all ranks, which names both and changes nothing."""
+    before = loader.strategy
+    for other, said in (
+        (lambda: loader.set_weights({"a": 1, "b": 2}), "'b': 2.0}, seed=3) on rank 1"),
+        (lambda: loader.set_weights({"a": 1, "b": -1}), "weights['b']"),
+        (loader.state_dict, "rank 1 has called state_dict()"),
+    ):
+        try:
+            other() if rank == 1 else loader.set_weights({"a": 1, "b": 1})
+        except RankMismatchError as error:
+            if said not in str(error) or loader.strategy is not before:
+                raise
+        else:
+            raise AssertionError("ranks have called something else")
 
 
 def main():
@@ -37,9 +65,10 @@ def main():
     loader = mixture(num_ranks, rank)
     if path.exists():
         loader.load_state_dict(torch.load(path, weights_only=True))
-    in_parts += delivered(loader, NUM_STEPS)
+    in_parts += delivered(loader, len(in_parts), NUM_STEPS)
+    check_that_ranks_agree(loader, rank)
     state = loader.state_dict()
-    in_one = delivered(mixture(num_ranks, rank), len(in_parts))
+    in_one = delivered(mixture(num_ranks, rank), 0, len(in_parts))
     torch.save({"in_parts": in_parts, "in_one": in_one}, own)
     dist.barrier()
     if rank == 0:

@@ -12,7 +12,7 @@ from fkat_data.errors import ConfigurationError, FkatDataError, StateMismatchErr
 from fkat_data.errors.arguments import STATE_VERSION, check_version
 from fkat_data.integrations.huggingface.accelerated import accelerated, data_ranks, mover_to, rest_or_next, with_end
 from fkat_data.runtime.distributed import gather
-from fkat_data.types import ResumableLoader, TicketedLoader
+from fkat_data.types import ResumableLoader, TicketedLoader, with_present_weights
 
 _logger = logging.getLogger(__name__)
 
@@ -93,6 +93,7 @@ class TrackedLoop(IterableDataset[Any]):
             state = self._reached()
         if isinstance(state, FkatDataError):
             raise state
+        state = with_present_weights(self.loader, state)
         return {"version": STATE_VERSION, "step": step, "loader": self.loader.merge_state_dicts(gather(state))}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:

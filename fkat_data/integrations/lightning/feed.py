@@ -8,7 +8,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, TypeGuard, cast
 
@@ -16,7 +16,7 @@ from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.plan.state import unsealed
 from fkat_data.runtime.distributed import gather
 from fkat_data.runtime.interruption import genuine
-from fkat_data.types import ResumableLoader, Stateful, TicketedLoader
+from fkat_data.types import ResumableLoader, Stateful, TicketedLoader, with_present_weights
 
 _logger = logging.getLogger(__name__)
 
@@ -200,7 +200,7 @@ class FeedPosition:
         if self._restored is not None:
             state = self._restored
         elif self._start is not None and trained == self._trained_before:
-            state = self._start
+            state = self._with_weights(self._start)
         ended = [False] * len(loaders)
         if self._has_ended or (state is None and self._num_fetched):
             # One that Lightning did not read to its end still stands in the epoch that is over, whose length it tells.
@@ -241,8 +241,16 @@ class FeedPosition:
             trained = self._num_trained() - self._trained_before
             for index, state in self._fetches:
                 if index == trained:
-                    return state
+                    return self._with_weights(state)
         return self._present()
+
+    def _with_weights(self, state: FeedState) -> FeedState:
+        """Return an earlier state of the loaders, with the weights of mixtures that the program has set since."""
+        loaders = [
+            None if saved is None else with_present_weights(loader, saved)
+            for loader, saved in zip(self._loaders, state.loaders, strict=True)
+        ]
+        return replace(state, loaders=loaders)
 
     def merged_state(self) -> FeedState:
         """Return the state of all ranks, which every rank must ask for."""

@@ -24,9 +24,9 @@ def shares_of_tokens(mixture):
     return {name: round(100 * count / counted.total()) for name, count in counted.items()}
 
 
-plain = DictDataLoader(sources, Weighted(shares, seed=7), key=None, on_exhausted="restart")
-for found, expected in ((plain, {"prose": 90, "code": 9, "tables": 1}), (mixture, shares)):
-    counted = shares_of_tokens(found)
+assert mixture.strategy.weights == [1, 4, 1]
+for given, expected in ((shares, {"prose": 90, "code": 9, "tables": 1}), (weights, shares)):
+    counted = shares_of_tokens(DictDataLoader(sources, Weighted(given, seed=7), key=None, on_exhausted="restart"))
     assert all(abs(counted[name] - share) <= 4 for name, share in expected.items()), counted
 assert Counter(itertools.islice(strategy, 1000)).most_common(1)[0][0] == "code"
 assert Counter(itertools.islice(strategy, 1000, 2000)).most_common(1)[0][0] == "text"
