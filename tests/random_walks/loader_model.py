@@ -156,6 +156,7 @@ class MixtureModel:
     def __init__(self, sources, strategy, on_exhausted):
         self.sources = {name: Source(model) for name, model in sources.items()}
         self.strategy, self.on_exhausted = strategy, on_exhausted
+        self.changes = []  # epoch and draw from which on another strategy counts, and that one
         self.epoch = self.draw = 0
         self.is_loaded = self.is_over = False
         self.left, self.exhausted = set(sources), set()
@@ -229,6 +230,11 @@ class MixtureModel:
             self.is_loaded, self._undo = False, undo
         return found
 
+    def set_weights(self, strategy):
+        """``loader.set_weights(weights)``: what is taken back later, comes again by the strategy that it came by."""
+        self.changes[:] = [each for each in self.changes if each[0] < (self.epoch, self.draw)]
+        self.changes.append(((self.epoch, self.draw), strategy))
+
     def fail(self):
         self._undo = None
 
@@ -264,7 +270,8 @@ class MixtureModel:
 
     def _next(self):
         while not self.is_over:
-            name = self.strategy.source(self.epoch, self.draw, frozenset(self.left))
+            begun = [strategy for at, strategy in self.changes if at <= (self.epoch, self.draw)]
+            name = [self.strategy, *begun][-1].source(self.epoch, self.draw, frozenset(self.left))
             if name not in self.left:
                 self.draw += 1
                 continue

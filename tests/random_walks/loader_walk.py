@@ -15,6 +15,7 @@ from own_workers import worker_pids
 from walk_data import SEED, FailedError, fault, seeded
 
 from fkat_data.errors import StaleIteratorError, StateMismatchError
+from fkat_data.mixing import Weighted
 
 NUM_EPOCHS = 6
 _MOST_STEPS = 60
@@ -275,6 +276,15 @@ class Walk:
         self.note("loader.take_back()")
         expect(self.loader.take_back(), self.model.take_back(), "loader.take_back()")
 
+    def set_weights(self, *weights):
+        """Draw a mixture's sources by other weights from here on."""
+        strategy = getattr(self.loader, "strategy", None)
+        if isinstance(strategy, Weighted):
+            weights = dict(zip(strategy.names, weights, strict=False))
+            self.note(f"loader.set_weights({weights})")
+            self.loader.set_weights(weights)
+            self.model.set_weights(strategy.with_weights(weights))
+
     def end_epoch(self):
         self.note("loader.end_epoch()")
         was_within = self.loader.step > 0  # also where the loader does not know yet that this was all
@@ -403,6 +413,7 @@ ACTIONS = {
     "resume_elsewhere": (6, lambda rng: (rng.randrange(4), rng.randint(1, 7))),
     "copy": (7, lambda rng: (rng.randrange(2), rng.randrange(2))),
     "take_back": (9, lambda rng: ()),
+    "set_weights": (6, lambda rng: tuple(rng.choice([1, 5, 20]) for _ in range(3))),
     "end_epoch": (6, lambda rng: ()),
     "set_epoch": (3, lambda rng: (rng.choice([0, 0, 1, 2]),)),
     "resize": (3, lambda rng: (rng.randint(1, 5),)),
