@@ -12,11 +12,11 @@ from remote_tables import ROWS_OF_A_GROUP
 
 
 @pytest.fixture
-def store(monkeypatch):
-    fsspec.register_implementation("counting", CountingFileSystem, clobber=True)
-    for name, value in {"files": {}, "requests": [], "meeting": None}.items():
-        monkeypatch.setattr(CountingFileSystem, name, value)
-    return CountingFileSystem
+def store():
+    """A store of this test alone: what was read ahead for another one may still ask for its files."""
+    own = type("OwnFileSystem", (CountingFileSystem,), {"files": {}, "requests": []})
+    fsspec.register_implementation("counting", own, clobber=True)
+    return own
 
 
 @pytest.fixture
