@@ -8,6 +8,7 @@ import pytest
 from interpreters import run_python
 from lightning_examples import Model, trainer_of
 from loader_examples import make, mixed
+from prepared import PreparedInterpreter
 
 from fkat_data.samplers import DistributedDataParallelShardSampler, SequenceShardSampler
 
@@ -16,20 +17,23 @@ SCRIPT = Path(__file__).parent / "train_on_ranks.py"
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
 
 
-def start(folder, *words):
-    """Run Python on its own, as nobody's rank."""
+@pytest.fixture(scope="module")
+def python(shared_processes):
+    """An interpreter that has imported Lightning, and is nobody's rank."""
     for variable in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
         os.environ.pop(variable, None)
-    run_python(*words, cwd=folder, timeout=170)
+    with PreparedInterpreter("torch", "torch._dynamo", "lightning.pytorch", OMP_NUM_THREADS="1") as interpreter:
+        yield interpreter
 
 
-def run(folder, name, *arguments, by=()):
-    start(folder, *by, SCRIPT, folder, name, *arguments)
+def found(folder, name):
     return [json.loads((folder / f"{name}-{rank}.json").read_text()) for rank in range(2)]
 
 
-def test_two_ranks_resume_however_they_are_started_and_one_goes_on(tmp_path, processes):
-    ranks = run(tmp_path, "lightning")
+def test_two_ranks_resume_however_they_are_started_and_one_goes_on(python, tmp_path, processes):
+    started = python.run(SCRIPT, tmp_path, "lightning", folder=tmp_path, timeout=170)
+    assert started.returncode == 0, started.stdout + started.stderr
+    ranks = found(tmp_path, "lightning")
     for case in ("unknown", "known", "DataLoader"):
         together = [microbatch for rank in ranks for microbatch in rank[case]["seen"]]
         if case == "DataLoader":  # shuffled: each epoch has other batches
@@ -48,7 +52,8 @@ def test_two_ranks_resume_however_they_are_started_and_one_goes_on(tmp_path, pro
                 assert resumed["seen"] == rank[case]["seen"][int(num_seen) :]
                 assert resumed["weights"] == rank[case]["weights"]
     path = "unknown/2-on_train_batch_end.ckpt"
-    by_torchrun = run(tmp_path, "torchrun", path, by=TORCHRUN)
+    run_python(*TORCHRUN, SCRIPT, tmp_path, "torchrun", path, cwd=tmp_path, timeout=170)
+    by_torchrun = found(tmp_path, "torchrun")
     for before, after in zip(ranks, by_torchrun, strict=True):
         assert after[path]["seen"] == before["unknown"]["seen"][3:]
         assert after[path]["weights"] == before["unknown"]["weights"]
@@ -66,12 +71,13 @@ def test_two_ranks_resume_however_they_are_started_and_one_goes_on(tmp_path, pro
     assert sorted(alone.seen) == sorted(left)
 
 
-def test_a_checkpoint_of_two_ranks_goes_on_with_three_and_with_one(tmp_path, processes, some):
+def test_a_checkpoint_of_two_ranks_goes_on_with_three_and_with_one(python, tmp_path, processes, some):
     script = Path(__file__).with_name("resplit_ranks.py")
     for way in some(("deal_out", "Lightning's sampler"), 1):
         seen = []
         for num_ranks, num_steps, *before in ((2, 4), (3, 2, 2), (1, 0, 3)):
-            start(tmp_path, script, tmp_path, num_ranks, way, num_steps, *before)
-            for rank in range(num_ranks):
+            words = (script, tmp_path, num_ranks, way, num_steps, *before)
+            for rank, done in enumerate(python.run_ranks(num_ranks, *words, folder=tmp_path, timeout=170)):
+                assert done.returncode == 0, done.stdout + done.stderr
                 seen += json.loads((tmp_path / f"{way}-{num_ranks}-{rank}.json").read_text())
         assert sorted(seen) == list(range(47))
