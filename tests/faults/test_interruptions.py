@@ -9,7 +9,10 @@ from fkat_data.mixing import DictDataLoader, RoundRobin
 
 CASES = [
     *((way, "known", "KeyboardInterrupt") for way in WAYS),
-    *((way, "unknown", "Preempted") for way in list(WAYS)[:4]),
+    ("two workers a shard", "unknown", "Preempted"),
+]
+OTHER_CASES = [
+    *((way, "unknown", "Preempted") for way in list(WAYS)[:3]),
     ("restarts and a timeline", "unknown", "SystemExit"),
     ("in process", "known", "KeyError"),
     ("one worker", "known", "TimeoutError"),
@@ -21,15 +24,35 @@ CASES = [
 ]
 
 
+def check_sweep(swept, way, factory, error, share):
+    """Return False where torch has no place for a simulated device.
+
+    In a process of its own: what is interrupted while it is made may leave a descriptor, and warns of it.
+    """
+    found = swept("interruption_sweep.main", way, factory, error, share)
+    if found is not None:
+        assert found["raised"] > (10 if share > 1 else 500)
+        assert not found["left"]
+    return found is not None
+
+
 @pytest.mark.parametrize("share", [200, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.timeout(7200)])])
 @pytest.mark.parametrize(("way", "factory", "error"), CASES)
 def test_after_an_interruption_at_any_instruction_the_loop_goes_on_where_it_was(way, factory, error, share, swept):
-    """In a process of its own: what is interrupted while it is made may leave a descriptor, and warns of it."""
-    found = swept("interruption_sweep.main", way, factory, error, share)
-    if found is None:
+    if not check_sweep(swept, way, factory, error, share):
         pytest.skip("torch has no place for a simulated device")
-    assert found["raised"] > (10 if share > 1 else 500)
-    assert not found["left"]
+
+
+@pytest.mark.parametrize(
+    "share",
+    [
+        pytest.param(200, marks=pytest.mark.timeout(900)),  # in the lane whole, all of them
+        pytest.param(1, marks=[pytest.mark.slow, pytest.mark.timeout(72_000)]),
+    ],
+)
+def test_so_it_does_after_what_a_handler_raises_that_may_be_an_error_of_its_own(share, swept, some):
+    for case in some(OTHER_CASES, 3):
+        check_sweep(swept, *case, share)
 
 
 @pytest.mark.parametrize("share", [40, pytest.param(1, marks=pytest.mark.slow)])
