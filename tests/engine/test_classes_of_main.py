@@ -317,8 +317,8 @@ with DataLoader(Numbers(), num_workers=1, timeout=600, collate_fn=collate) as lo
 """
 
 
-def test_the_source_of_a_scripts_code_is_found_in_a_worker(run_script, tmp_path):
-    found = run_script(SOURCE).stdout
+def test_the_source_of_a_scripts_code_is_found_in_a_worker(prepared, run_script, tmp_path):
+    found = run_script(SOURCE, by="fork").stdout
     assert "(tensor([0]), 'return index')" in found
     assert f'File "{tmp_path / "script.py"}", line 13, in __getitem__\n    raise ValueError("no such number")' in found
 
@@ -371,6 +371,6 @@ with fkat_data.DataLoader(Items(), None, num_workers=1, timeout=600) as loader:
 
 
 @pytest.mark.parametrize("start_method", ["template", "spawn", "fork"])
-def test_a_worker_finds_what_has_travelled_of_the_script_by_its_name(run_script, start_method):
+def test_a_worker_finds_what_has_travelled_of_the_script_by_its_name(prepared, run_script, start_method):
     script = LOOKED_UP.replace("num_workers=1", f"num_workers=1, start_method={start_method!r}")
-    assert run_script(script).stdout == "[1, 2, 3] ['Item', 'main']\n"
+    assert run_script(script, by="fork").stdout == "[1, 2, 3] ['Item', 'main']\n"

@@ -43,9 +43,9 @@ with fkat_data.DataLoader(Numbers(), None, num_workers=1, timeout=600, **options
         (["spawn", "fork"], "set"),
     ],
 )
-def test_workers_have_what_the_program_has_set_where_those_of_torch_have(methods, found, run_script):
+def test_workers_have_what_the_program_has_set_where_those_of_torch_have(methods, found, prepared, run_script):
     chosen = methods[0] if methods else None
-    assert run_script(SETTINGS, *methods).stdout == f"{ {found} } {chosen}\n"
+    assert run_script(SETTINGS, *methods, by="fork").stdout == f"{ {found} } {chosen}\n"
 
 
 HANGING = """
@@ -89,11 +89,15 @@ with fkat_data.DataLoader(numbers, None, num_workers=2) as loader:
 """
 
 
-@pytest.mark.parametrize("is_pickled", [True, False])
-def test_forks_that_hang_at_their_start_are_replaced_where_the_dataset_can_be_sent(is_pickled, run_script, tmp_path):
-    arguments = [] if is_pickled else ["locked"]
-    *said, last = run_script(HANGING, str(tmp_path / "go on"), *arguments).stdout.splitlines()
-    assert last == "[0, 1, 2, 3] [0, 1, 2, 3]"
-    assert "forks of this program, and hang at their start" in said[0]
-    assert ("others start from the template" in said[0]) is is_pickled
-    assert ("they stay, because" in said[0]) is not is_pickled
+def test_forks_that_hang_at_their_start_are_replaced_where_the_dataset_can_be_sent(prepared, tmp_path):
+    (tmp_path / "script.py").write_text(HANGING)
+    commands = [("script.py", tmp_path / "go on"), ("script.py", tmp_path / "go on, locked", "locked")]
+    pickled, locked = prepared.run_together(commands, folder=tmp_path, variables=[{}, {}])
+    for done, last_words in ((pickled, "others start from the template"), (locked, "they stay, because")):
+        assert done.returncode == 0, done.stdout + done.stderr
+        *said, last = done.stdout.splitlines()
+        assert last == "[0, 1, 2, 3] [0, 1, 2, 3]"
+        assert "forks of this program, and hang at their start" in said[0]
+        assert last_words in said[0]
+    assert "they stay, because" not in pickled.stdout
+    assert "others start from the template" not in locked.stdout
