@@ -33,5 +33,5 @@ with ShardedDataLoader(0, ["a"], factory, zero_copy={zero_copy}, memory_limit_by
 
 
 @pytest.mark.parametrize("zero_copy", [True, False])
-def test_a_fork_reads_what_was_there_and_writes_copies_of_its_own(run_script, zero_copy):
-    assert run_script(SCRIPT.format(zero_copy=zero_copy)).stdout == "0.0 780 0\n"
+def test_a_fork_reads_what_was_there_and_writes_copies_of_its_own(prepared, run_script, zero_copy):
+    assert run_script(SCRIPT.format(zero_copy=zero_copy), by="fork").stdout == "0.0 780 0\n"

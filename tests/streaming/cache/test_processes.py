@@ -185,8 +185,8 @@ get(cache, "b.mds", 1000)
 """
 
 
-def test_a_file_that_the_system_forbids_is_an_error_and_leaves_nothing(run_script, directory):
-    done = run_script(LIMITED, str(directory))
+def test_a_file_that_the_system_forbids_is_an_error_and_leaves_nothing(prepared, run_script, directory):
+    done = run_script(LIMITED, str(directory), by="fork")
     assert done.stdout.startswith("27 ")
     assert "a.mds" in done.stdout
     assert shards_in(directory) == ["b.mds"]
@@ -218,7 +218,7 @@ except PermissionError as error:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
-def test_directories_of_others_are_refused_and_what_others_put_in_is_not_believed(run_script, folder_for_all):
+def test_directories_of_others_are_refused_and_what_others_put_in_is_not_believed(prepared, run_script, folder_for_all):
     folder = folder_for_all
     for name, mode, owner in [
         ("others", 0o755, 12345),
@@ -232,7 +232,7 @@ def test_directories_of_others_are_refused_and_what_others_put_in_is_not_believe
     (folder / "sticky" / "planted.mds").write_bytes(b"trap!")
     (folder / "read_only" / "a.mds").write_bytes(b"a")
     os.chown(folder / "sticky" / "planted.mds", 12345, 12345)
-    lines = run_script(CHANGING_USER, str(folder)).stdout.splitlines()
+    lines = run_script(CHANGING_USER, str(folder), by="fork").stdout.splitlines()
     assert "belongs to user 12345" in lines[0]
     assert "every user may write" in lines[1]
     assert "planted.mds" in lines[2]
