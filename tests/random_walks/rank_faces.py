@@ -29,7 +29,7 @@ class RankFace:
         fills_early: Whether a last round, which is filled up, may come before the epoch's end: that of a source.
         steps_are_strands: Whether other ranks begin at what was delivered of their strands, not at the largest step.
         leaves_empty_rest: Whether the loop after a load is empty, where an epoch had nothing left.
-        may_drop: Whether samples of the last round may be left out.
+        may_drop: Last rounds of which samples may be left out: True is one.
         parts_of: Ranks whose parts stay, whatever ranks follow; None: each epoch is dealt out to those that begin it.
     """
 
@@ -79,7 +79,9 @@ class Dealt(RankFace):
         super().__init__(kind, config)
         self.is_in_step = config["even_batches"]
         self.has_fill = config["even_batches"]
-        self.may_drop = config["drop_last"]
+        # A batch sampler leaves some out, and a change of ranks a part of what was left of its batches.
+        is_computed = config["order"] in ("in order", "shuffle", "items")
+        self.may_drop = config["drop_last"] * (1 if is_computed else 2)
 
     def build(self, num_ranks, rank, count, size, order, even_batches, drop_last, *, split_batches=False):
         given = {"batch_size": size, "drop_last": drop_last}

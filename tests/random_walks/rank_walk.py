@@ -154,7 +154,7 @@ class Chain:
         whole = self.face.whole([item for own in run for items in own for item in items])
         missing, further = whole - self.found, self.found - whole
         most = self.face.round_size(self.most_ranks if self.face.fills_early else len(self.loaders)) - 1
-        if sum(missing.values()) > (most if self.face.may_drop else 0):
+        if sum(missing.values()) > most * self.face.may_drop:
             raise DifferenceError(f"epoch {self.epoch} lacks {sorted(missing)}")
         if sum(further.values()) > (most if self.face.has_fill else 0):
             raise DifferenceError(f"epoch {self.epoch} repeats {sorted(further.elements())}")
