@@ -17,7 +17,7 @@ from fkat_data.plan.iteration import Closing, EpochIterator, Iterations
 from fkat_data.plan.state import unsealed
 from fkat_data.runtime.distributed import check_agreed, gather, rank_and_world_size
 from fkat_data.runtime.interruption import genuine, is_interruption
-from fkat_data.types import Microbatch, Stateful
+from fkat_data.types import Microbatch, Stateful, with_present_weights
 
 _log = logging.getLogger(__name__)
 
@@ -172,7 +172,12 @@ class DictDataLoader(Described, Closing):
 
         For trainers that have taken microbatches ahead of the caller, who has set weights behind those.
         """
-        return {**state_dict, "strategy": self._schedule.saved_strategy()}
+        saved = state_dict["sources"]
+        sources = {
+            name: {**saved[name], "state": with_present_weights(source.loader, saved[name]["state"])}
+            for name, source in self._sources.items()
+        }
+        return {**state_dict, "strategy": self._schedule.saved_strategy(), "sources": sources}
 
     def _repr_facts(self) -> Iterator[tuple[str, object]]:
         # Attributes, unless a state is left to the next call.

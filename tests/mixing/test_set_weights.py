@@ -199,6 +199,22 @@ def test_weights_that_cannot_be_are_named_and_change_nothing(weights, named):
     assert saved(loader) == state
 
 
+def test_an_earlier_state_gets_the_weights_that_a_mixture_within_a_mixture_has():
+    def made():
+        inner = mixture((9, 9, 9))
+        return inner, DictDataLoader({"inner": inner, "list": [1, 2]}, RoundRobin(["inner", "list"]), key=None)
+
+    inner, loader = made()
+    microbatches = iter(loader)
+    next(microbatches)
+    state = saved(loader)
+    ahead = [*islice(microbatches, 4)]
+    inner.set_weights({"a": 1, "b": 1, "c": 99})
+    _, other = made()
+    other.load_state_dict(loader.with_present_weights(state))
+    assert [*other] == [*ahead, *microbatches]
+
+
 def test_states_of_ranks_that_have_set_other_weights_are_not_merged():
     ranks = [mixture((8, 8, 8), num_ranks=2, rank=rank) for rank in range(2)]
     ranks[0].set_weights({"a": 2, "b": 1, "c": 1})
