@@ -278,7 +278,7 @@ def test_an_error_of_a_signal_handler_at_any_position_keeps_a_file_from_nobody(p
     assert in_child(work) == 0
 
 
-def test_threads_that_make_files_and_one_that_forks_do_not_meet(run_script, directory):
+def test_threads_that_make_files_and_one_that_forks_do_not_meet(prepared, run_script, directory):
     done = run_script(
         """
 import os, sys, threading
@@ -307,6 +307,7 @@ for thread in threads:
 print("right")
 """,
         str(directory),
+        by="fork",
     )
     assert done.stdout == "right\n"
 

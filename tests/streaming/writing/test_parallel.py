@@ -27,7 +27,7 @@ def test_the_samples_come_in_the_order_of_the_items(tmp_path, writer):
     assert rows_in(tmp_path) == expected
 
 
-def test_processes_write_one_dataset(run_script, tmp_path):
+def test_processes_write_one_dataset(prepared, run_script, tmp_path):
     done = run_script(
         f"""
 from concurrent.futures import ProcessPoolExecutor
@@ -38,7 +38,8 @@ if __name__ == "__main__":
     with ProcessPoolExecutor(2) as executor:
         make = partial(MDSWriter, columns=COLUMNS)
         print(write_parallel(make, good_samples_of, {ITEMS}, out={str(tmp_path / "data")!r}, executor=executor))
-"""
+""",
+        by="fork",
     )
     expected = [sample for item in ITEMS for sample in good_samples_of(item)]
     assert done.stdout.split() == [str(len(expected))]
