@@ -18,6 +18,7 @@ from fkat_data.errors import ConfigurationError, ShardCorruptError
 from fkat_data.errors.arguments import boolean, checked_state, function, integer, saved_integer
 from fkat_data.errors.wording import Described
 from fkat_data.permutation import permutation
+from fkat_data.plan.growth import log_growth
 from fkat_data.runtime.background import BackgroundCall, in_parallel
 from fkat_data.runtime.interruption import genuine
 from fkat_data.runtime.machine import call_in_forks
@@ -114,8 +115,11 @@ class DistributedShardedDataset(EpochOrder, Described, Dataset[_Item_co]):
             if shard_sizes is None
             else checked_sizes(self._keys, shard_sizes)
         )
-        self.total_samples: int = sum(self._sizes.values()) // self.world_size * self.world_size
-        """Number of samples in an epoch over all ranks, without the dropped tail."""
+        # The shards of each epoch that was begun before others were appended.
+        self._begun: Mapping[int, int] = {}
+        self._has_followed = False
+        self.total_samples: int = self._total(self._keys)
+        """Number of samples in the epoch over all ranks, without the dropped tail."""
         if self.total_samples == 0:
             raise ConfigurationError(
                 "world_size", self.world_size, f"at most {sum(self._sizes.values())}, the number of samples"
@@ -227,8 +231,13 @@ class DistributedShardedDataset(EpochOrder, Described, Dataset[_Item_co]):
 
     def follow_epoch(self, epoch: int) -> None:
         """Do as ``set_epoch``, unless that was called or nothing is shuffled: a ``fkat_data.DataLoader`` calls this."""
-        if self.shuffle or self.shuffle_samples:
+        is_numbered = self.shuffle or self.shuffle_samples
+        if self._begun and not is_numbered and not self._has_followed:
+            # The number in the state has followed none.
+            self._begun = dict.fromkeys([epoch], *self._begun.values())
+        if is_numbered or self._begun:
             super().follow_epoch(epoch)
+        self._has_followed = True
 
     def _set_epoch(self, epoch: int) -> None:
         if epoch != self._epoch:
@@ -236,7 +245,10 @@ class DistributedShardedDataset(EpochOrder, Described, Dataset[_Item_co]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the epoch and the settings as plain values: the same on every rank."""
-        sizes = "\n".join(f"{self._sizes[key]} {key}" for key in self._keys)
+        return self._state_over(self._keys[: self._begun.get(self._epoch)])
+
+    def _state_over(self, keys: Sequence[str]) -> dict[str, Any]:
+        sizes = "\n".join(f"{self._sizes[key]} {key}" for key in keys)
         return {
             "version": _STATE_VERSION,
             "epoch": self._epoch,
@@ -244,20 +256,35 @@ class DistributedShardedDataset(EpochOrder, Described, Dataset[_Item_co]):
             "shuffle": self.shuffle,
             "shuffle_samples": self.shuffle_samples,
             "seed": self.seed,
-            "total_samples": self.total_samples,
+            "total_samples": self._total(keys),
             "shards": blake2b(sizes.encode(errors="surrogateescape"), digest_size=8).hexdigest(),
         }
 
+    def _total(self, keys: Sequence[str]) -> int:
+        return sum(self._sizes[key] for key in keys) // self.world_size * self.world_size
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Switch to the epoch of ``state_dict``.
+        """Switch to the epoch of ``state_dict``, over the shards of then if others, with keys behind theirs, were appended.
 
         Raises:
             StateMismatchError: The state has other settings or shards.
         """
-        state = checked_state(state_dict, self.state_dict(), "epoch")
+        count, num_shards = self._num_saved(state_dict), len(self._keys)
+        state = checked_state(state_dict, self._state_over(self._keys[:count]), "epoch")
         epoch = saved_integer("epoch", state["epoch"], minimum=0)
-        if epoch != self._epoch:
-            self._go_to(epoch)
+        self._begun, self._has_followed = {epoch: count} if count < num_shards else {}, False
+        if self._begun:
+            log_growth("shard", num_shards - count, epoch)
+        self._go_to(epoch)
+
+    def _num_saved(self, state_dict: Mapping[str, Any]) -> int:
+        """Return how many of the first shards a state has; all where it has others."""
+        made, num_shards = blake2b(digest_size=8), len(self._keys)
+        for count, key in enumerate(self._keys, 1):
+            made.update(f"{'' if count == 1 else chr(10)}{self._sizes[key]} {key}".encode(errors="surrogateescape"))
+            if isinstance(state_dict, Mapping) and made.hexdigest() == state_dict.get("shards"):
+                return count
+        return num_shards
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in _OF_THIS_PROCESS}
@@ -276,12 +303,13 @@ class DistributedShardedDataset(EpochOrder, Described, Dataset[_Item_co]):
         self._entered: _Entered = _NOWHERE
 
     def _go_to(self, epoch: int) -> None:
-        order: list[str] = self._keys
+        keys: list[str] = self._keys[: self._begun.get(epoch)]
+        order: list[str] = keys
         if self.shuffle:
-            indices = permutation(len(self._keys), b"fkat_data shards", self.seed, epoch)
-            order = [self._keys[index] for index in indices.tolist()]
+            indices = permutation(len(keys), b"fkat_data shards", self.seed, epoch)
+            order = [keys[index] for index in indices.tolist()]
         with self._lock:  # another thread may be opening a shard of the epoch before
-            self._epoch, self._order = epoch, order
+            self._epoch, self._order, self.total_samples = epoch, order, self._total(keys)
             self._edges = [0, *accumulate(self._sizes[key] for key in order)]
             self._entered = _NOWHERE
 

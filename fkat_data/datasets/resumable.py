@@ -45,24 +45,29 @@ class ResumableSequentialSampler(Described, Sampler[int]):
     with ``sampler_index``. ``start_index=checkpoint["sampler_index"]`` does the same.
 
     Args:
-        data_source: An object with a fixed length.
+        data_source: An object with a length, which is read when a full pass begins.
         start_index: First index to yield, from 0 to the length. At the length, the first loop yields every index.
 
     Raises:
         ConfigurationError: An argument is invalid.
 
     Attributes:
-        data_length: The length of ``data_source``.
         start_index: The argument.
     """
 
     def __init__(self, data_source: Sized, start_index: int = 0) -> None:
         if not isinstance(data_source, Sized):
             raise ConfigurationError("data_source", data_source, "an object with a length")
-        self.data_length: int = len(data_source)
-        self.start_index: int = integer("start_index", start_index, minimum=0, maximum=self.data_length)
+        self._data_source = data_source
+        self._data_length = len(data_source)
+        self.start_index: int = integer("start_index", start_index, minimum=0, maximum=self._data_length)
         self._iterator: object = None
         self._go_to(self.start_index)
+
+    @property
+    def data_length(self) -> int:
+        """The length of ``data_source`` in the pass under way, or else in the next one."""
+        return self._data_length if self._index else len(self._data_source)
 
     @property
     def index(self) -> int:
@@ -93,20 +98,20 @@ class ResumableSequentialSampler(Described, Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         self._iterator = iterator = object()
-        self._start = self._index
-        return self._walk(iterator, self._index)
+        self._start, self._data_length = self._index, self.data_length
+        return self._walk(iterator, self._index, self._data_length)
 
-    def _walk(self, iterator: object, start: int) -> Iterator[int]:
-        for index in range(start, self.data_length):
+    def _walk(self, iterator: object, start: int, stop: int) -> Iterator[int]:
+        for index in range(start, stop):
             if self._iterator is not iterator:
                 raise StaleIteratorError("this iterator has ended: a newer iterator or load_state_dict() replaced it")
             # Before the yield: a state that the caller saves while it processes this index counts it as yielded.
-            self._index = index + 1 if index + 1 < self.data_length else 0
+            self._index = index + 1 if index + 1 < stop else 0
             self._reached = index
             yield index
         if self._iterator is iterator:
             self._start = self._index
-            self._reached = self.data_length
+            self._reached = stop
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position as plain values: ``version``, ``length`` and ``index``, the next index to yield."""
@@ -121,13 +126,15 @@ class ResumableSequentialSampler(Described, Sampler[int]):
         is_own = is_foreign(state_dict, "index")  # the attributes of a sampler of llm-pytorch: which index it made last
         foreign = [name for name in _FOREIGN_FIELDS if is_foreign(state_dict, name) and not is_own]
         field = next(iter(foreign), "index")
-        state = checked_state(state_dict, self.state_dict() if field == "index" else {}, "index")
-        index = saved_integer(field, state[field], minimum=0)
-        if index > self.data_length:
-            raise StateMismatchError(field, index, f"<at most {self.data_length}>", "there are fewer indices")
+        length = len(self._data_source)
+        present = {**self.state_dict(), "length": length} if field == "index" else {}
+        index = saved_integer(field, checked_state(state_dict, present, "index")[field], minimum=0)
+        if index > length:
+            raise StateMismatchError(field, index, f"<at most {length}>", "there are fewer indices")
         self._go_to(index)
         self._iterator = None
 
     def _go_to(self, index: int) -> None:
-        self._index = self._start = index if index < self.data_length else 0
+        self._data_length = len(self._data_source)
+        self._index = self._start = index if index < self._data_length else 0
         self._reached: int | None = None

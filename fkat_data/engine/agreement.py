@@ -206,6 +206,7 @@ def shared_facts(plan: Plan) -> dict[str, int | str | None]:
     if not isinstance(plan, ElasticShardPlan):
         return {"dp_size": None, "all shards": None}
     # In a very large job, some ranks' shards stand for all: lists that differ rarely differ in one shard alone.
+    plan = plan.with_growth(None)  # the present lists, which ranks may have read at different times
     some = {*range(0, plan.dp_size, max(1, plan.dp_size // _MOST_RANKS)), plan.dp_size - 1}
     digests = [plan.for_rank(plan.dp_size, dp_rank, 0).digest(0) for dp_rank in sorted(some)]
     return {"dp_size": plan.dp_size, "all shards": ",".join(map(str, digests))}

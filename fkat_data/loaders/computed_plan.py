@@ -3,7 +3,7 @@
 An epoch is one task: its payload is a ``SampleOrder``, which returns the indices of any batch by its number.
 """
 
-from collections.abc import Collection, Iterator, Sequence, Sized
+from collections.abc import Collection, Iterator, Mapping, Sequence, Sized
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -275,6 +275,7 @@ class ComputedPlan(IndexPlan):
         share: What this rank gets of the batches; None: there is one rank.
         reshards: Where the number of ranks has changed.
         dataset: What deals itself out to ranks; None: no dataset does.
+        begun: The samples of each epoch that was begun before files were appended.
         reads_into_batch: Whether the dataset reads its items into a microbatch, without code of a user's.
     """
 
@@ -286,11 +287,13 @@ class ComputedPlan(IndexPlan):
         share: RankShare | None = None,
         reshards: Sequence[Reshard] = (),
         dataset: PackedDataset | None = None,
+        begun: Mapping[int, int] | None = None,
         *,
         reads_into_batch: bool = False,
     ) -> None:
         self._reads_into_batch = reads_into_batch
         self._dataset = dataset
+        self._begun_lengths = begun or {}
         self._known_order: tuple[object, SampleOrder] | None = None
         self._sampler = sampler
         self._batch_sampler = batch_sampler
@@ -423,7 +426,7 @@ class ComputedPlan(IndexPlan):
             # The part of each of the ranks that the epoch began with.
             num_samples = len(self._dataset.for_rank(len(reshards[0].positions), 0))
         else:
-            num_samples = len(sampler)
+            num_samples = self._begun_lengths.get(epoch, len(sampler))
         shuffle = sampler if isinstance(sampler, EpochShuffle) else None
         if shuffle is not None and shuffle.replacement:
             expected = "False, with shuffle=True: pass sampler=RandomSampler(dataset, replacement=True)"

@@ -2,13 +2,15 @@
 
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 from torch.utils import data as torch_data
-from torch.utils.data import Subset
+from torch.utils.data import ConcatDataset, Subset
 
 from fkat_data.datasets.packed import PackedDataset
 from fkat_data.datasets.token_budget import TokenBudgetBatchSampler
+from fkat_data.datasets.views import MapDataset
 from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.errors.acceptance import Acceptance
 from fkat_data.loaders.computed_plan import (
@@ -21,7 +23,7 @@ from fkat_data.loaders.computed_plan import (
 from fkat_data.loaders.engine_settings import size_of_batches
 from fkat_data.loaders.loader_arguments import LoaderArguments, outermost_sampler, samplers_of
 from fkat_data.loaders.loader_plan import OTHER_LENGTH, IndexPlan, LoaderPlan
-from fkat_data.loaders.loader_state import LoaderState
+from fkat_data.loaders.loader_state import LoaderState, entries_of
 from fkat_data.loaders.rank_share import RankShare
 from fkat_data.loaders.rank_states import Layout
 from fkat_data.loaders.reshards import distributed_sampler_of, rank_in
@@ -30,8 +32,10 @@ from fkat_data.loaders.sampler_plan import SamplerPlan
 from fkat_data.loaders.sampler_states import FirstBatch, samplers_in, with_samplers_set
 from fkat_data.loaders.shortest_rank import ShortestRankOfJob
 from fkat_data.loaders.window_plan import WindowOrder, WindowPlan, order_of_windows
+from fkat_data.plan.growth import log_growth
 from fkat_data.plan.position import Reshard
 from fkat_data.runtime.mesh import MeshRanks
+from fkat_data.worker.fingerprints import has_appended
 from fkat_data.worker.stacked import reads_items_into_batch
 
 _MOST_VIEWS = 16  # a dataset may name itself
@@ -48,6 +52,13 @@ def seeded_order_below(dataset: object) -> Any:
             return dataset
         dataset = getattr(dataset, "dataset", None)
     return None
+
+
+def is_in_file_order(dataset: Any) -> bool:
+    """Return whether a dataset's samples are those of its files, one file after the other; of other views, nothing says it."""
+    if type(dataset) is ConcatDataset:
+        return all(map(is_in_file_order, cast("Any", dataset).datasets))
+    return is_in_file_order(dataset.dataset) if type(dataset) is MapDataset else hasattr(dataset, "file_digests")
 
 
 @contextmanager
@@ -94,7 +105,7 @@ class IndexSource(SampleSource):
             )
             order = loader.sampler, loader.batch_sampler
             return ComputedPlan(
-                *order, start.seed(), self.share, start.reshards, dataset, reads_into_batch=reads_into_batch
+                *order, start.seed(), self.share, start.reshards, dataset, self.begun, reads_into_batch=reads_into_batch
             )
         if any(each.exclusion is not None for each in start.reshards):
             hint = "go on with the order of the run that left them out: in order, or shuffle=True"
@@ -201,7 +212,33 @@ class IndexSource(SampleSource):
         if isinstance(dealing, TokenBudgetBatchSampler) and own.reshards:
             # What is left follows from its state alone.
             dealing.for_rank(dealing.dp_size, dealing.dp_rank).load_state_dict(own.sampler["samplers"][-1])
+        own = self._as_begun(loader, state_dict, own)
         return self._with_length(loader, own, acceptance) if "num_samples" in acceptance else own
+
+    def _as_begun(self, loader: LoaderArguments, state_dict: Any, own: LoaderState) -> LoaderState:
+        """Return a state of a dataset to which files were appended since with the samples of each epoch that was begun."""
+        saved, dataset = own.sampler.get("num_samples"), loader.dataset
+        if saved is None or not is_computed(loader.sampler, loader.batch_sampler) or not is_in_file_order(dataset):
+            return own
+        present = self._num_present(loader)
+        if present < saved or not has_appended(own.files, dataset):
+            return own
+        positions = [position for reshard in own.reshards for position in reshard.positions]
+        reached = [(position.epoch, position.step) for position in positions]
+        of_ranks = entries_of(state_dict) or [state_dict]
+        reached += [(each["epoch"], each["step"]) for each in of_ranks if each["sampler"].get("num_samples") == saved]
+        last = max(epoch - (step == 0) for epoch, step in (*reached, (own.epoch, own.step)))
+        log_growth("sample", present - saved, last)
+        own = replace(own, begun=dict.fromkeys(range(own.epoch, last + 1), saved))
+        return own if own.begun else own.with_sampler({**own.sampler, "num_samples": present})
+
+    def _num_present(self, loader: LoaderArguments) -> int:
+        return len(loader.sampler if loader.batch_sampler is None else loader.batch_sampler.sampler)
+
+    def go_to(self, loader: LoaderArguments, state: LoaderState) -> None:
+        """Keep what the epochs of a state have that were begun before files were appended."""
+        del loader
+        self.begun, self.begun_files = state.begun, state.files if state.begun else None
 
     def check_since_load(self, loader: LoaderArguments, state: LoaderState) -> None:
         """Check that nothing was set since a load that would cut the rest of the epoch in another way; see ``SampleSource``."""
@@ -217,9 +254,8 @@ class IndexSource(SampleSource):
         saved = state.sampler.get("num_samples")
         if saved is None or not is_computed(loader.sampler, loader.batch_sampler):
             return state
-        batches = loader.batch_sampler
-        present = len(loader.sampler if batches is None else batches.sampler)
-        price = None if present == saved else price_of_length(state, present)
+        present = self._num_present(loader)
+        price = None if present == saved or saved in state.begun.values() else price_of_length(state, present)
         if price is None:
             return state  # where it differs, the plan raises
         acceptance.settle(StateMismatchError("num_samples", saved, present, OTHER_LENGTH), price)
@@ -410,7 +446,9 @@ class IndexWindowSource(IndexSource):
 
     def _order(self, loader: LoaderArguments, seed: Callable[[], int]) -> WindowOrder:
         samplers = loader.sampler, loader.batch_sampler
-        return order_of_windows(*samplers, self.dealing(loader), loader.window_size, seed(), self.first_batch)
+        return order_of_windows(
+            *samplers, self.dealing(loader), loader.window_size, seed(), self.first_batch, self.begun
+        )
 
     def fingerprint(self, loader: LoaderArguments) -> dict[str, Any]:
         """Return what a state must have to be loaded."""

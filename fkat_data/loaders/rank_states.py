@@ -231,6 +231,10 @@ def _reshard(states: Sequence[LoaderState], num_ranks: int, layout: Layout) -> L
     if is_by_order and any(each.exclusion is not None for each in of_epoch(before, base.epoch)):
         hint = "finish the epoch with as many ranks: its dataset deals out what is left, and does not know of excluded steps"
         raise StateMismatchError("resplits", "<with excluded steps>", "<without>", hint)
+    lengths = {str(state.sampler.get("num_samples")) for state in of_ranks if state.step}
+    if len(lengths) > 1 and not is_by_order:
+        hint = f"go on with {num_ranks} ranks until all are in an epoch that has what was appended"
+        raise StateMismatchError("num_samples", sorted(lengths), "<one length>", hint)
     dealing = Dealing(base.batch_size or 1, (base.sharing or Sharing()).split_batches, is_by_order)
     reshards, epoch, step = reshard(before, positions, dealing)
     own = replace(base, epoch=epoch, step=step, sharing=None, is_gathered=False, reshards=())

@@ -8,6 +8,7 @@ from fkat_data.engine.agreement import Identity
 from fkat_data.errors import StateMismatchError
 from fkat_data.errors.acceptance import Acceptance
 from fkat_data.plan.commits import own_outstanding
+from fkat_data.plan.growth import Growth, log_growth, widest
 from fkat_data.plan.position import Position, ResumeState
 from fkat_data.plan.resharding import reshard
 from fkat_data.plan.shard_plan import ElasticShardPlan, Plan
@@ -32,6 +33,7 @@ def with_fingerprint(resume_state: ResumeState, plan: Plan, identity: Identity) 
         sampler=plan.plan_state(epoch),
         dp_size=plan.dp_size if is_elastic else None,
         reshards=plan.reshards if is_elastic else (),
+        growth=plan.growth_since(epoch) if is_elastic else None,
         batching=identity.batching or resume_state.batching,
     )
 
@@ -57,18 +59,62 @@ def resume(
         StateMismatchError: It is no state, or belongs to another plan, or to another number of ranks and cannot be
             split again: this sampler does not split, or a rank's state is missing.
     """
-    found = _resumed(state_dict, plan, identity, acceptance)
+    ranks = [_without_accepted(rank, acceptance) for rank in read(state_dict)]
+    growth = _growth_at(ranks, plan, identity)
+    has_steps = "step" in state_dict or "all_rank_steps" in state_dict
+    found = _resumed(ranks, plan.with_growth(growth), identity, acceptance, has_steps=has_steps)
     outstanding = own_outstanding(found.outstanding, num_dealt(plan), identity.dp_rank, is_manual=is_manual)
-    found = found._replace(outstanding=outstanding)
+    found = found._replace(outstanding=outstanding, growth=growth and growth.within(range(_last_begun(ranks) + 1)))
     return found._replace(accepted=acceptance.after(found.accepted, found.position.epoch, found.position.step))
 
 
-def _resumed(state_dict: Mapping[str, Any], plan: Plan, identity: Identity, acceptance: Acceptance) -> ResumeState:
-    ranks = [_without_accepted(rank, acceptance) for rank in read(state_dict)]
+def _growth_at(ranks: Sequence[ResumeState], plan: Plan, identity: Identity) -> Growth | None:
+    """Return what the epochs of a state have of a list that has grown; None: it has not, or has changed otherwise.
+
+    Raises:
+        StateMismatchError: It has grown, and the state does not say which epochs the other ranks have begun.
+    """
+    num_listed, saved_size, is_split = plan.num_listed, _saved_size(ranks), isinstance(plan, ElasticShardPlan)
+    if num_listed is None or (not is_split and (ranks[0].reshards or (ranks[0].dp_size or 1) > 1)):
+        return None
+    of_all = ranks if is_split else [_own_rank(ranks, identity.dp_rank)]
+    saved, first = widest(rank.growth for rank in of_all), of_all[0]
+    if saved is None and saved_size == 1 and not first.reshards and isinstance(first.num_shards, int):
+        saved = Growth(first.num_shards)  # the rank has the whole list
+    if saved is None or not 0 < saved.num_listed <= num_listed or saved == Growth(num_listed):
+        return None
+    epochs = [rank.position.epoch for rank in of_all]
+    last = _last_begun(of_all)
+    sizes = {**dict.fromkeys(range(min(epochs), max(last, *epochs) + 1), saved.num_listed), **saved.begun}
+    growth = Growth(num_listed, {epoch: size for epoch, size in sizes.items() if size < num_listed})
+    grown = plan.with_growth(growth)
+    for rank in of_all:
+        epoch, part = rank.position.epoch, grown
+        if isinstance(part, ElasticShardPlan):
+            part = part.for_rank(saved_size, rank.dp_rank or 0, epoch, rank.reshards)
+        if (part.num_tasks(epoch), part.digest(epoch)) != (rank.num_shards, rank.shards):
+            return None
+    if saved.num_listed < num_listed:
+        if is_split and {rank.dp_rank for rank in ranks} != set(range(saved_size)):
+            hint = "shards were appended, and other ranks may be in other epochs: merge_state_dicts makes one state of all local ones"
+            raise StateMismatchError("fingerprint.num_shards", first.num_shards, f"<of {num_listed} shards>", hint)
+        log_growth("shard", num_listed - saved.num_listed, last)
+    return growth
+
+
+def _last_begun(ranks: Sequence[ResumeState]) -> int:
+    """Return the last epoch that these ranks, or those before them, had something of; -1: none."""
+    positions = [position for rank in ranks for reshard in rank.reshards for position in reshard.positions]
+    positions += [rank.position for rank in ranks]
+    return max(position.epoch - (position[1:4] == (0, 0, 0)) for position in positions)
+
+
+def _resumed(
+    ranks: Sequence[ResumeState], plan: Plan, identity: Identity, acceptance: Acceptance, *, has_steps: bool
+) -> ResumeState:
     saved_size = _saved_size(ranks)
     if isinstance(plan, ElasticShardPlan):
         if saved_size != plan.dp_size:
-            has_steps = "step" in state_dict or "all_rank_steps" in state_dict
             return _reshard(ranks, saved_size, plan, identity, acceptance, has_steps=has_steps)
     elif ranks[0].reshards or (ranks[0].dp_size or 1) > 1:
         hint = "the present sampler does not split its shards: use DistributedDataParallelShardSampler, for 1 rank too"
@@ -198,6 +244,7 @@ def _check_dp_rank(plan: ElasticShardPlan, identity: Identity, epoch: int) -> No
     """Raise unless the loader and its sampler are of one rank: else two ranks would take one part."""
     if identity.dp_rank >= plan.dp_size:
         raise StateMismatchError("dp_size", f"<data-parallel rank {identity.dp_rank}>", plan.dp_size, _RANK_HINT)
+    plan = plan.with_growth(None)  # an epoch that was begun may have fewer shards than there are ranks
     own = plan.for_rank(plan.dp_size, identity.dp_rank, epoch).digest(epoch)
     if own != plan.own.digest(epoch):
         raise StateMismatchError("dp_rank", identity.dp_rank, "<another rank's shards>", _RANK_HINT)

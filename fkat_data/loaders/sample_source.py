@@ -1,7 +1,7 @@
 """Where the microbatches of a DataLoader come from: what each kind of dataset and order has to say to its session."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -68,6 +68,10 @@ class SampleSource(ABC):
         """Whether a state is of all ranks, which have samplers or datasets of their own."""
         self.mesh: MeshRanks | None = None
         """Which ranks get the same, as a device mesh says; None: each rank has data of its own."""
+        self.begun: Mapping[int, int] = {}
+        """The samples of each epoch that was begun before files were appended."""
+        self.begun_files: Sequence[int] | None = None
+        """What the files were then, in numbers."""
 
     @abstractmethod
     def plan(self, loader: LoaderArguments, start: EpochStart) -> LoaderPlan:
@@ -259,7 +263,7 @@ class SampleSource(ABC):
         return replace(
             state,
             dataset=state.dataset if drawn is None else drawn,
-            files=state.files if files is None else list(files),
+            files=state.files if files is None or state.epoch in state.begun else list(files),
             saved_by=state.saved_by if saver is None or saver == (0, 1) else list(saver),
             **self._dealing_fields(loader),
         )
@@ -280,9 +284,8 @@ class SampleSource(ABC):
         Raises:
             StateMismatchError: It cannot, the state does not say which order that is, or a file has changed since.
         """
-        check_files(
-            state.files if state.step else None, loader.dataset, acceptance, self._price_of_files(loader, state)
-        )
+        files = state.files if state.step and not state.begun else None
+        check_files(files, loader.dataset, acceptance, self._price_of_files(loader, state))
         ordered, is_drawn = self.ordered_dataset(loader), state.dataset is not None
         if is_drawn and ordered is not None:
             ordered.load_state_dict(state.dataset)

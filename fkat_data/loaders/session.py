@@ -270,6 +270,8 @@ class LoaderSession:
             sharing=None if share is None else share.sharing,
             dataset_order=order_of(loader.dataset),
             accepted=self._accepted,
+            begun=self.source.begun,
+            files=self.source.begun_files,
         )
 
     def state(self, loader: LoaderArguments) -> LoaderState:

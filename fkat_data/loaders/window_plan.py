@@ -94,9 +94,11 @@ class SampledWindows(WindowOrder):
         sampler: ``EpochShuffle`` or torch's ``SequentialSampler``; its length is read when an epoch begins.
         window_size: Samples of a window.
         seed: The loader's.
+        begun: The samples of each epoch that was begun before files were appended.
     """
 
-    def __init__(self, sampler: Any, window_size: int, seed: int) -> None:
+    def __init__(self, sampler: Any, window_size: int, seed: int, begun: Mapping[int, int]) -> None:
+        self._begun = begun
         self._sampler = sampler
         self._window_size = window_size
         self._seed = seed
@@ -105,8 +107,9 @@ class SampledWindows(WindowOrder):
 
     def order_fields(self, epoch: int, saved: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return the number of samples, and whether they are shuffled."""
-        del epoch, saved
-        return {"num_samples": len(self._sampler), "shuffle": isinstance(self._sampler, EpochShuffle)}
+        del saved
+        num_samples = self._begun.get(epoch, len(self._sampler))
+        return {"num_samples": num_samples, "shuffle": isinstance(self._sampler, EpochShuffle)}
 
     def samples(self, epoch: int, order_fields: Mapping[str, Any]) -> Callable[[int], list[int]]:
         """Return what gives the indices of a window."""
@@ -546,9 +549,15 @@ def check_windows(window_fn: Any, dataset: object, batch_sampler: object, on_sam
 
 
 def order_of_windows(
-    sampler: Any, batch_sampler: Any, dealing: object, window_size: int, seed: int, known: FirstBatch
+    sampler: Any,
+    batch_sampler: Any,
+    dealing: object,
+    window_size: int,
+    seed: int,
+    known: FirstBatch,
+    begun: Mapping[int, int],
 ) -> WindowOrder:
-    """Return a loader's order, cut into windows; ``known``: of its first iteration.
+    """Return a loader's order, cut into windows; ``known``: of its first iteration; ``begun``: as for ``SampledWindows``.
 
     Raises:
         ConfigurationError: It is of one rank, or has no length.
@@ -558,7 +567,7 @@ def order_of_windows(
         expected = f"an order of all ranks, {_WINDOWED}; deal_out(num_ranks, rank) gives ranks their windows"
         raise ConfigurationError("sampler", found, expected)
     if is_computed(sampler, batch_sampler):
-        return SampledWindows(sampler, window_size, seed)
+        return SampledWindows(sampler, window_size, seed, begun)
     if not isinstance(sampler, Sized):
         raise ConfigurationError("sampler", sampler, f"a sampler that has a length, {_WINDOWED}")
     return DrawnWindows(sampler, window_size, seed, known)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from fkat_data.errors.acceptance import AcceptedField
+from fkat_data.plan.growth import Growth
 
 
 class Position(NamedTuple):
@@ -144,6 +145,7 @@ class ResumeState(NamedTuple):
         accepted: What differed where the state, or one before it, was loaded, and was accepted.
         outstanding: What was delivered and not committed: the field of the saved state, or, where a loader goes on, this
             rank's part of it, a ``LoadedOutstanding`` of ``fkat_data.plan.commits``; None: nothing is said of it.
+        growth: How the list has grown since epochs that are under way were begun; None: it has not.
     """
 
     position: Position
@@ -160,6 +162,7 @@ class ResumeState(NamedTuple):
     shards: str | None = None
     accepted: tuple[AcceptedField, ...] = ()
     outstanding: Any = None
+    growth: Growth | None = None
 
 
 class ShardFingerprint(NamedTuple):

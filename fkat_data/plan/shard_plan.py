@@ -1,6 +1,7 @@
 """The plan of a rank: which shard comes at which index, according to a sampler."""
 
 import hashlib
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -10,6 +11,7 @@ from typing import Any, cast
 
 from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.errors.arguments import copied_state
+from fkat_data.plan.growth import Growth, num_listed_of, sampler_with
 from fkat_data.plan.position import Position, Reshard, ResumeState, Task, TaskOrigin
 from fkat_data.plan.resharding import first_step, of_epoch
 from fkat_data.samplers.base import ShardSampler, check_shard, check_shards, has_own_iteration, shard_identity
@@ -24,7 +26,7 @@ def shard_plan(sampler: Any) -> "Plan":
         ConfigurationError: ``sampler`` is not an iterable of shards, or its first epoch is empty.
     """
     if not _is_replayed(sampler):
-        return PureShardPlan(as_shard_sampler("shard_sampler", sampler).shards)
+        return PureShardPlan(as_shard_sampler("shard_sampler", sampler))
     # A sampler that is empty is refused before its first epoch; one whose length is not known is not.
     if hasattr(sampler, "__len__") and length_hint(sampler, 1) == 0:
         raise ConfigurationError("shard_sampler", sampler, "at least one shard")
@@ -49,6 +51,9 @@ class Plan(ABC):
     """Whether an update that comes with a microbatch is for ``record``; else it says which samples were left out."""
     num_skipped_samples: int = 0
     """Samples that were left out since the plan was made."""
+    _shard_sampler: Any = None  # whose list is known, if it has one
+    growth: Growth | None = None
+    """How the list has grown since epochs that are under way were begun; None: it has not."""
 
     @abstractmethod
     def payload(self, epoch: int, index: int) -> Any:
@@ -85,6 +90,16 @@ class Plan(ABC):
     def adopt(self, state: ResumeState) -> None:
         """Become the plan of a saved state."""
         self.load_plan_state(state.position.epoch, state.sampler)
+
+    @property
+    def num_listed(self) -> int | None:
+        """Shards of the list that its sampler has, to know whether it has grown; None: that is not known."""
+        return num_listed_of(self._shard_sampler)
+
+    def with_growth(self, growth: Growth | None) -> "Plan":
+        """Return the plan of a list that has grown: epochs that were begun are over its first shards."""
+        del growth
+        return self
 
     def renew(self, epoch: int, step: int) -> None:
         """Look again at what may have changed since the iteration before: another one begins.
@@ -151,19 +166,29 @@ class PureShardPlan(Plan):
     """The plan of a sampler whose order is a pure function of the epoch.
 
     Args:
-        shards: Returns an epoch's shards.
-        epoch: Epoch to read first, in the constructor.
+        sampler: Has ``shards(epoch)``.
+        epoch: Epoch to read first, in the constructor; None: none.
 
     Raises:
         ConfigurationError: That epoch has no shards.
     """
 
-    def __init__(self, shards: Callable[[int], Sequence[Shard]], epoch: int = 0) -> None:
-        self._shards_of = shards
+    def __init__(self, sampler: Any, epoch: int | None = 0) -> None:
+        self._shard_sampler = sampler
         self._epoch = -1
         self._shards: Sequence[Shard] = ()
         self._digest = ""
-        self._go_to(epoch)
+        if epoch is not None:
+            self._go_to(epoch)
+
+    def adopt(self, state: ResumeState) -> None:
+        """Become the plan of a saved state."""
+        self.growth = state.growth
+        self._shard_sampler, self._epoch = sampler_with(self._shard_sampler, state.growth), -1
+
+    def with_growth(self, growth: Growth | None) -> "PureShardPlan":
+        """Return the plan of a list that has grown: epochs that were begun are over its first shards."""
+        return PureShardPlan(sampler_with(self._shard_sampler, growth), None)
 
     def payload(self, epoch: int, index: int) -> Shard | None:
         """Return the shard at an index, or None past the epoch's end."""
@@ -188,7 +213,7 @@ class PureShardPlan(Plan):
     def _go_to(self, epoch: int) -> None:
         if epoch != self._epoch:
             self._epoch = -1  # an interruption may come between the next two lines
-            self._shards, self._digest = check_shards("shard_sampler", self._shards_of(epoch)), ""
+            self._shards, self._digest = check_shards("shard_sampler", self._shard_sampler.shards(epoch)), ""
             self._epoch = epoch
 
 
@@ -350,7 +375,7 @@ class ElasticShardPlan(Plan):
         dp_rank: int = 0,
         reshards: tuple[Reshard, ...] = (),
     ) -> None:
-        self._sampler = sampler
+        self._shard_sampler = sampler
         self.dp_size = dp_size
         self._dp_rank = dp_rank
         self.reshards: tuple[Reshard, ...] = reshards
@@ -369,13 +394,33 @@ class ElasticShardPlan(Plan):
         Raises:
             StateMismatchError: The epoch has fewer shards than ranks.
         """
-        sampler, own = self._of_rank(dp_size, dp_rank, epoch)
+        # What was begun may have fewer shards than there are ranks now.
+        sampler, own = self._of_rank(dp_size, dp_rank, None if of_epoch(reshards, epoch) else epoch)
         return ElasticShardPlan(sampler, own, dp_size, dp_rank, reshards)
 
     def adopt(self, state: ResumeState) -> None:
         """Become the plan of a saved state, after its reshards."""
         self._dp_rank, self.reshards = state.dp_rank or 0, state.reshards
+        self.growth = state.growth
+        self._shard_sampler = sampler_with(self._shard_sampler, state.growth)
+        self.own.adopt(state)
         self._epoch = -1
+
+    def growth_since(self, epoch: int) -> Growth | None:
+        """Return how long the list is, and how much of it the epochs from one on have that were begun before it grew.
+
+        None where this rank has the whole list, or it is not known.
+        """
+        if self.num_listed is None:
+            return None
+        found = (self.growth or Growth(self.num_listed)).within(range(epoch, sys.maxsize))
+        is_whole = not self.reshards and found == Growth(self.num_tasks(epoch) or 0)
+        return None if is_whole else found
+
+    def with_growth(self, growth: Growth | None) -> "ElasticShardPlan":
+        """Return the plan of a list that has grown: epochs that were begun are over its first shards."""
+        own, sampler = self.own.with_growth(growth), sampler_with(self._shard_sampler, growth)
+        return ElasticShardPlan(sampler, own, self.dp_size, self._dp_rank, self.reshards)
 
     def payload(self, epoch: int, index: int) -> Shard | None:
         """Return the shard at an index, or None past the epoch's end."""
@@ -429,10 +474,10 @@ class ElasticShardPlan(Plan):
         self._digest = ""
         self._epoch = epoch
 
-    def _of_rank(self, dp_size: int, dp_rank: int, epoch: int) -> tuple[ResplittableSampler, PureShardPlan]:
+    def _of_rank(self, dp_size: int, dp_rank: int, epoch: int | None) -> tuple[ResplittableSampler, PureShardPlan]:
         try:
-            sampler = self._sampler.for_rank(dp_size, dp_rank)
-            return sampler, PureShardPlan(sampler.shards, epoch)
+            sampler = self._shard_sampler.for_rank(dp_size, dp_rank)
+            return sampler, PureShardPlan(sampler, epoch)
         except ConfigurationError as error:
             raise StateMismatchError("dp_size", dp_size, self.dp_size, f"the shards have changed: {error}") from error
 

@@ -23,7 +23,8 @@ A *rank state* describes one rank, in plain values that JSON can hold. A *state*
         "resplits": (),                                # positions of the ranks whenever their number changed, see below
     }
 
-An item of ``resplits`` has the lists ``epochs``, ``indices``, ``microbatches`` and ``steps``, with an entry for each
+Where ranks share a list of shards, an item of ``resplits`` says how long it is: see ``fkat_data.plan.growth``. Each other
+item has the lists ``epochs``, ``indices``, ``microbatches`` and ``steps``, with an entry for each
 data-parallel rank at that time. Only reshards that matter to an epoch in progress are kept.
 
 torch.distributed.checkpoint takes mappings apart, and lists with tensors or mappings in them, and reads the parts that
@@ -46,6 +47,7 @@ from fkat_data.errors import StateMismatchError
 from fkat_data.errors.acceptance import Acceptance, accepted_field, accepted_in
 from fkat_data.errors.arguments import STATE_VERSION, check_version
 from fkat_data.plan.commits import OUTSTANDING, outstanding_field
+from fkat_data.plan.growth import LISTED, growth_in, growth_items, widest
 from fkat_data.plan.position import Position, Reshard, ResumeState
 from fkat_data.plan.resharding import of_epoch
 from fkat_data.runtime.modes import without_modes
@@ -112,7 +114,7 @@ def write_rank(resume_state: ResumeState) -> dict[str, Any]:
         state["sampler"] = resume_state.sampler
     if resume_state.dp_size is not None:
         state["fingerprint"]["dp_size"] = resume_state.dp_size
-        state["resplits"] = _resplits(resume_state.reshards)
+        state["resplits"] = [*_resplits(resume_state.reshards), *growth_items(resume_state.growth)]
     if resume_state.skipped:
         state["skipped"] = list(resume_state.skipped)
     if resume_state.num_left_out:
@@ -162,7 +164,10 @@ def merge(ranks: Sequence[ResumeState]) -> dict[str, Any]:
             "all_rank_files": tuple(rank.files for rank in ranks),
             "dp_size": dp_size,
         },
-        "resplits": tuple(_resplits(of_epoch(reshards, epoch) if is_whole else reshards)),
+        "resplits": (
+            *_resplits(of_epoch(reshards, epoch) if is_whole else reshards),
+            *growth_items(widest(rank.growth for rank in ranks)),
+        ),
         **outstanding_field([rank.outstanding for rank in ranks]),
         **accepted_field(sorted({each for rank in ranks for each in rank.accepted})),
     }
@@ -206,6 +211,7 @@ def read(state: Mapping[str, Any]) -> list[ResumeState]:
         for name in ("dp_ranks", "num_shards", "shards", "batchings", "files")
     )
     saved_dp_size, reshards, accepted = _dp_size(fingerprint), _reshards(state), accepted_in(state)
+    growth = growth_in(state.get("resplits"))
     if "version" not in state:
         # The system that this one follows subtracts its prefetched shards, also before the first one is delivered.
         indices = [max(-1, index) for index in _integers(indices, "all_rank_indices")]
@@ -222,7 +228,8 @@ def read(state: Mapping[str, Any]) -> list[ResumeState]:
             position, dp_rank, reshards, sampler, skipped, num_left_out, batchings[rank], found, seed
         )
         plan = {"dp_size": saved_dp_size, "num_shards": nums_shards[rank], "shards": digests[rank]}
-        ranks.append(resume_state._replace(**plan, accepted=accepted, outstanding=state.get(OUTSTANDING)))
+        found = resume_state._replace(**plan, accepted=accepted, outstanding=state.get(OUTSTANDING), growth=growth)
+        ranks.append(found)
     return ranks
 
 
@@ -257,6 +264,7 @@ def read_rank(state: Mapping[str, Any]) -> ResumeState:
         files=_files(fingerprint.get("files"), "fingerprint.files"),
         accepted=accepted_in(state),
         outstanding=state.get(OUTSTANDING),
+        growth=growth_in(state.get("resplits")),
     )
 
 
@@ -387,6 +395,8 @@ def _reshards(state: Mapping[str, Any]) -> tuple[Reshard, ...]:
     reshards: list[Reshard] = []
     for item in _items(state, "resplits", None):
         resplit = _mapping(item, "resplits")
+        if LISTED in resplit:
+            continue
         epochs = _items(resplit, "epochs", None)
         if not epochs:
             raise StateMismatchError("resplits", [], "<a position for each rank>", _NOT_A_STATE)

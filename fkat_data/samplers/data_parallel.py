@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Self
+from typing import Any, Self, cast
 
 from fkat_data.errors import ConfigurationError
 from fkat_data.errors.arguments import boolean, integer
@@ -87,6 +87,15 @@ class DistributedDataParallelShardSampler(ShardSampler):
         dp_rank = integer("dp_rank", dp_rank, minimum=0, maximum=dp_size - 1)
         # Splits no epoch yet: loading a state needs one epoch of many ranks.
         return self._with(_dp_size=dp_size, _dp_rank=dp_rank, _last=(-1, ()))
+
+    @property
+    def num_listed(self) -> int | None:
+        """Shards of the inner sampler's list; None if it does not say."""
+        return getattr(self._sampler, "num_listed", None)
+
+    def first(self, num_listed: int) -> Self:
+        """Return this sampler over the first shards of the list alone, at the start of epoch 0."""
+        return self._with(_sampler=cast("Any", self._sampler).first(num_listed), _last=(-1, ()))
 
     def shards(self, epoch: int) -> Sequence[Shard]:
         """Return this rank's shards of an epoch.

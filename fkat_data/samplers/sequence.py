@@ -32,6 +32,15 @@ class SequenceShardSampler(ShardSampler):
         """Return the given shards."""
         return self._shards
 
+    @property
+    def num_listed(self) -> int | None:
+        """Number of the given shards."""
+        return len(self._shards)
+
+    def first(self, num_listed: int) -> Self:
+        """Return this sampler over the first shards alone, at the start of epoch 0."""
+        return self._with(_shards=self._shards[:num_listed])
+
     def _repr_facts(self) -> Iterator[tuple[str, object]]:
         first: Any = self._shards[0]
         yield "num_shards", len(self._shards)
@@ -209,6 +218,15 @@ class ShuffledShardSampler(ShardSampler):
     def dp_rank(self) -> int | None:
         """Data-parallel rank of the inner sampler; None if the inner sampler has none."""
         return getattr(self._sampler, "dp_rank", None) if self.dp_size is not None else None
+
+    @property
+    def num_listed(self) -> int | None:
+        """Shards of the inner sampler's list; None if it does not say."""
+        return getattr(self._sampler, "num_listed", None)
+
+    def first(self, num_listed: int) -> Self:
+        """Return this sampler over the first shards of the list alone, at the start of epoch 0."""
+        return self._with(_sampler=cast("Any", self._sampler).first(num_listed), _last=None)
 
     def for_rank(self, dp_size: int, dp_rank: int) -> Self:
         """Return this sampler for rank ``dp_rank`` of ``dp_size``, at the start of epoch 0.

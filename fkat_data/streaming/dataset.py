@@ -42,7 +42,7 @@ from fkat_data.streaming.reading.open_shards import OpenShards
 from fkat_data.streaming.reading.pinned_commits import check_saved
 from fkat_data.streaming.reading.stream import Stream, given_streams
 from fkat_data.streaming.sample_access import SampleAccess, SampleMaker
-from fkat_data.worker.fingerprints import check_files
+from fkat_data.worker.fingerprints import check_files, has_appended
 
 _logger = logging.getLogger(__name__)
 
@@ -399,17 +399,20 @@ class StreamingDataset(Described, DatasetProperties, SampleAccess, IterableDatas
             ConfigurationError: Its position does not fit this world, or ``accept`` names another field.
         """
         acceptance = Acceptance(accept, self.acceptable_fields)
-        point = self._stream_state.epochs.resume_point(obj)
+        epochs = self._stream_state.epochs.as_begun(obj)
+        point = epochs.resume_point(obj)
         price = (
             f"samples keep their numbers: the {counted(point.sample_in_epoch, 'sample')} that all ranks had of epoch "
             f"{point.epoch} do not come again, and the rest is read from the present data; no number is lost or comes again"
         )
         check_saved(self._stream_state.catalog.commits, obj, acceptance, price)
-        check_files(obj.get("files") if point.sample_in_epoch else None, self._stream_state.catalog, acceptance, price)
+        files, catalog = obj.get("files") if point.sample_in_epoch else None, self._stream_state.catalog
+        check_files(None if epochs.begun and has_appended(files, catalog) else files, catalog, acceptance, price)
         skips = self._stream_state.skips.also(SampleSkips(obj.get("skip")))
         skips.check(self.num_samples)
         self._stream_state.accepted = acceptance.after(accepted_in(obj), point.epoch, point.sample_in_epoch)
         self._stream_state.skips = skips
+        self._stream_state.epochs = epochs if point.sample_in_epoch else replace(epochs, begun=None)
         self._stream_state.resume_point.go_to(point)
 
     def __getstate__(self) -> dict[str, Any]:

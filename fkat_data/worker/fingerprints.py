@@ -74,6 +74,27 @@ def check_files(saved: Sequence[int] | None, dataset: object, acceptance: Accept
             return
 
 
+def has_appended(saved: Sequence[int] | None, dataset: object) -> bool:
+    """Return whether files were appended to those that a state was saved with.
+
+    Args:
+        saved: The numbers in the state; None: it does not say what the files were.
+        dataset: The present dataset.
+    """
+    digests = [digest for part in _with_digests(dataset) for digest in part.file_digests()]
+    if not saved:
+        return False
+    for size in range(1, _files_a_number(len(digests)) + 1):
+        if size > 1 and _number_of(digests[:size]) != saved[0]:
+            continue
+        # How many files the last number is of, the state does not say.
+        first, last = (len(saved) - 1) * size + 1, min(len(saved) * size, len(digests) - 1)
+        lengths = (length for length in range(first, last + 1) if _files_a_number(length) == size)
+        if any(_numbers_of(digests[:length]) == [*saved] for length in lengths):
+            return True
+    return False
+
+
 def _with_digests(dataset: object) -> list[SupportsFileDigests]:
     """Return what knows the files, of each dataset that is joined."""
     for _ in range(_MOST_VIEWS):
@@ -96,11 +117,18 @@ def _files_a_number(num_files: int) -> int:
 
 
 def _numbers(below: Sequence[SupportsFileDigests]) -> list[int]:
-    digests = [digest for part in below for digest in part.file_digests()]
+    return _numbers_of([digest for part in below for digest in part.file_digests()])
+
+
+def _numbers_of(digests: list[int]) -> list[int]:
     size = _files_a_number(len(digests))
     if size <= 1:
         return digests
-    return [zlib.crc32(repr(digests[first : first + size]).encode()) for first in range(0, len(digests), size)]
+    return [_number_of(digests[first : first + size]) for first in range(0, len(digests), size)]
+
+
+def _number_of(digests: list[int]) -> int:
+    return zlib.crc32(repr(digests).encode())
 
 
 def fingerprint_of(product: object) -> ShardFingerprint:

@@ -62,7 +62,7 @@ def test_the_documented_form_is_what_is_written():
             "all_rank_files": (None, None),
             "dp_size": 2,
         },
-        "resplits": (),
+        "resplits": ({"listed": 6, "begun": []},),
     }
 
 
@@ -70,7 +70,10 @@ def test_the_documented_form_of_a_resplit_is_what_is_written():
     loader = at_state(a_rank(0, dp_size=3), merged(a_rank(0, 15), a_rank(1, 18)))
     state = loader.local_state_dict()
     assert state["fingerprint"]["dp_size"] == 3
-    assert state["resplits"] == [{"epochs": [1, 1], "indices": [-1, 0], "microbatches": [3, 2], "steps": [3, 6]}]
+    assert state["resplits"] == [
+        {"epochs": [1, 1], "indices": [-1, 0], "microbatches": [3, 2], "steps": [3, 6]},
+        {"listed": 6, "begun": []},
+    ]
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ CASES = {
     "another number of files": (
         "files",
         partial(loader, Numbers(40)),
-        partial(loader, Numbers(20) + Numbers(20, offset=20)),
+        partial(loader, Numbers(20, digest=2) + Numbers(20, offset=20)),
         None,
     ),
     "files, iterated": (
@@ -90,7 +90,7 @@ CASES = {
         None,
     ),
     "renamed shards": ("shards", of_shards, partial(of_shards, ["00", "01", "02", "03"]), None),
-    "more shards": ("num_shards", of_shards, partial(of_shards, [*FOUR, "4"]), None),
+    "more shards": ("num_shards", of_shards, partial(of_shards, ["00", *FOUR[1:], "4"]), None),
     "files of a shard": (
         "files",
         of_shards,

@@ -15,6 +15,7 @@ from torch.utils.data import get_worker_info
 
 from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.errors.arguments import check_version, integer, saved_integer
+from fkat_data.plan.growth import log_growth
 from fkat_data.streaming.epoch.shared_orders import shared_part
 from fkat_data.streaming.epoch.shared_resume import LARGEST_NUMBER, ResumePoint
 from fkat_data.streaming.epoch.world import World
@@ -250,6 +251,7 @@ class Epochs:
         replication: Number of consecutive ranks that read the same samples; None for 1.
         fixed_world: This process's world; None to ask torch.distributed and the environment.
         trainer_world: In a worker that torch's DataLoader spawned: the trainer's world; else None.
+        begun: An epoch that was begun before shards were appended, and the shards that the last stream has in it.
     """
 
     settings: OrderSettings
@@ -262,6 +264,7 @@ class Epochs:
     replication: int | None
     fixed_world: World | None
     trainer_world: World | None = None
+    begun: tuple[int, int] | None = None
 
     def check(self) -> None:
         """Check that every epoch can be planned, without planning its samples.
@@ -284,19 +287,24 @@ class Epochs:
 
     def shares(self, epoch: int) -> StreamShares:
         """Return each stream's share of an epoch."""
-        return joined_shares(self.phases(epoch), self._sizes)
+        return joined_shares(self.phases(epoch), self._sizes_in(epoch))
 
-    @property
-    def _sizes(self) -> list[int]:
-        return [int(sizes.sum()) for sizes in self.settings.shard_sizes]
+    def settings_in(self, epoch: int) -> OrderSettings:
+        """Return the settings that determine the order of an epoch."""
+        if self.begun is None or self.begun[0] != epoch:
+            return self.settings
+        *others, last = self.settings.shard_sizes
+        return replace(self.settings, shard_sizes=(*others, last[: self.begun[1]]))
+
+    def _sizes_in(self, epoch: int) -> list[int]:
+        return [int(sizes.sum()) for sizes in self.settings_in(epoch).shard_sizes]
 
     def phases(self, epoch: int) -> list[StreamShares]:
         """Return each stream's share of each phase of an epoch; an epoch with constant weights has one phase."""
+        sizes = self._sizes_in(epoch)
         if self.schedule is None:
-            return [shares_of(self.weights, self._sizes, self.epoch_size, self.shuffle_seed)]
-        return [
-            shares_of(weights, self._sizes, size, self.shuffle_seed) for size, weights in self.schedule.phases(epoch)
-        ]
+            return [shares_of(self.weights, sizes, self.epoch_size, self.shuffle_seed)]
+        return [shares_of(weights, sizes, size, self.shuffle_seed) for size, weights in self.schedule.phases(epoch)]
 
     def world(self) -> World:
         """Return this process's world, which counts replicated ranks as one."""
@@ -350,13 +358,14 @@ class Epochs:
             ConfigurationError: Weights change in the middle of a global batch, or the sizes and numbers of nodes do
                 not divide as the order requires.
         """
-        phases = [batching_of(self.settings, *phase, self.grid()) for phase in self._rest(point)]
+        settings = self.settings_in(point.epoch)
+        phases = [batching_of(settings, *phase, self.grid()) for phase in self._rest(point)]
         return phases[0] if len(phases) == 1 else JoinedBatches(phases)
 
     def plan(self, point: ResumePoint) -> EpochPlan:
         """Return the plan of the rest of an epoch from a resume point on."""
-        order_cache = self._order_cache()
-        phases = [plan_epoch(self.settings, *phase, self.grid(), order_cache) for phase in self._rest(point)]
+        order_cache, settings = self._order_cache(), self.settings_in(point.epoch)
+        phases = [plan_epoch(settings, *phase, self.grid(), order_cache) for phase in self._rest(point)]
         return phases[0] if len(phases) == 1 else JoinedPlan(phases)
 
     def ordered(self, epoch: int, shuffle_seed: int, num_canonical_nodes: int) -> list[OrderedSamples]:
@@ -367,7 +376,7 @@ class Epochs:
             (shares, EpochStart(epoch_of_phase(epoch, number), 0, shuffle_seed, num_canonical_nodes))
             for number, shares in phases
         ]
-        return [ordered_samples(self.settings, shares, start, order_cache) for shares, start in starts]
+        return [ordered_samples(self.settings_in(epoch), shares, start, order_cache) for shares, start in starts]
 
     def resampled(self, epoch: int, shuffle_seed: int, stream: int | None) -> tuple[_Integers, _Integers]:
         """Return the sizes of an epoch's shuffle units, and their samples' numbers, phase by phase.
@@ -379,7 +388,7 @@ class Epochs:
         """
         found = [
             selected_samples(
-                self.settings, shares, EpochStart(epoch_of_phase(epoch, number), 0, shuffle_seed, 1), stream
+                self.settings_in(epoch), shares, EpochStart(epoch_of_phase(epoch, number), 0, shuffle_seed, 1), stream
             )
             for number, shares in enumerate(self.phases(epoch))
         ]
@@ -393,6 +402,7 @@ class Epochs:
     def _rest(self, point: ResumePoint) -> list[tuple[StreamShares, EpochStart]]:
         """Return the remaining phases of an epoch: the streams' shares, and where each phase starts or resumes."""
         phases, grid, left = self.phases(point.epoch), self.grid(), point.sample_in_epoch
+        settings = self.settings_in(point.epoch)
         complete = self.with_defaults(point)
         self._check_grid(complete.initial_grid, grid)
         rest: list[tuple[StreamShares, EpochStart]] = []
@@ -407,7 +417,7 @@ class Epochs:
                 is_exact=True,
             )
             if number < len(phases) - 1:
-                whole = batching_of(self.settings, shares, beginning, grid)
+                whole = batching_of(settings, shares, beginning, grid)
                 read = whole.num_rank_samples(whole.num_even_batches) * grid.num_ranks
                 if read == 0 or read % grid.global_batch_size or shares.epoch_size % grid.global_batch_size:
                     size = sum(shares.epoch_size for shares in phases)
@@ -425,12 +435,12 @@ class Epochs:
             left = 0
         return rest
 
-    def fingerprint(self) -> dict[str, Any]:
-        """Return the settings that determine the order and that the reference's state lacks."""
-        settings = self.settings
+    def fingerprint(self, epoch: int = 0) -> dict[str, Any]:
+        """Return the settings that determine the order of an epoch and that the reference's state lacks."""
+        settings = self.settings_in(epoch)
         found: dict[str, Any] = {
             "shards": _digest(settings, self.weights),
-            "epoch_size": self.shares(0).epoch_size,
+            "epoch_size": self.shares(epoch).epoch_size,
             "sampling_method": settings.sampling_method,
             "sampling_granularity": settings.sampling_granularity,
             "batching_method": settings.batching_method,
@@ -457,10 +467,28 @@ class Epochs:
         }
         if point.initial_grid is not None:
             state["initial_grid"] = asdict(point.initial_grid)
-        state["fingerprint"] = self.fingerprint()
+        state["fingerprint"] = self.fingerprint(point.epoch)
         if self.schedule is not None:
             state["weight_schedule"] = tuple(self.schedule.plain())
         return state
+
+    def as_begun(self, state_dict: Mapping[str, Any]) -> "Epochs":
+        """Return the same where a state's epoch has only the shards that the last stream had then.
+
+        Numbers of samples stay what they were where it alone has grown. A schedule counts samples by epochs of one size.
+        """
+        point, saved, found = resume_point_of(state_dict), state_dict.get("fingerprint"), replace(self, begun=None)
+        digest: object = cast("Mapping[str, Any]", saved).get("shards") if isinstance(saved, Mapping) else None
+        is_fixed = self.schedule is not None and self.epoch_size is None
+        if digest is None or is_fixed or digest == _digest(self.settings, self.weights):
+            return found
+        num_shards = len(self.settings.shard_sizes[-1])
+        for count in reversed(range(1, num_shards)):
+            before = replace(self, begun=(point.epoch, count))
+            if _digest(before.settings_in(point.epoch), self.weights) == digest:
+                log_growth("shard", num_shards - count, point.epoch - (not point.sample_in_epoch))
+                return before
+        return found
 
     def resume_point(self, state_dict: Mapping[str, Any]) -> ResumePoint:
         """Return the resume point in a state dict.
@@ -471,7 +499,7 @@ class Epochs:
         """
         point = resume_point_of(state_dict)
         if "fingerprint" in state_dict:
-            check_fingerprint(state_dict["fingerprint"], self.fingerprint())
+            check_fingerprint(state_dict["fingerprint"], self.fingerprint(point.epoch))
         if self.schedule is not None and "weight_schedule" in state_dict:
             self.schedule.check_past(state_dict["weight_schedule"], point.epoch, point.sample_in_epoch)
         if self.batch_size is not None:
