@@ -5,6 +5,7 @@ import logging
 import shutil
 from collections import Counter
 from functools import cache, partial
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -200,6 +201,57 @@ def test_ranks_deliver_each_sample_of_an_epoch_once_whatever_files_were_appended
     while min(loader.epoch for loader in job.loaders) < _NUM_EPOCHS:
         job.run(1)
     job.check(min(loader.epoch for loader in job.loaders))
+
+
+def ranks_of_files(num_files, num_ranks, state=None, **options):
+    loaders = []
+    for rank in range(num_ranks):
+        loader = DataLoader(Files([5] * num_files), 2, shuffle=True, seed=3, **options)
+        if num_ranks > 1:
+            loader.deal_out(num_ranks, rank)
+        if state is not None:
+            loader.load_state_dict(state)
+        loaders.append(loader)
+    return loaders
+
+
+def samples_in(batches):
+    return [number for batch in batches for number in batch.tolist()]
+
+
+@given(
+    st.integers(0, 3), st.integers(0, 3), st.sets(st.integers(0, 19), max_size=6), st.integers(5, 8), st.integers(1, 3)
+)
+def test_what_was_left_out_before_files_were_appended_is_in_no_later_epoch(before, since, out, num_files, num_ranks):
+    (loader,) = ranks_of_files(4, 1)
+    iterator = iter(loader)
+    had = samples_in(islice(iterator, before))
+    loader.exclude(out)
+    had += samples_in(islice(iterator, since))
+    state = json.loads(json.dumps(loader.state_dict()))
+    loaders = ranks_of_files(num_files, num_ranks, state)
+    rest = [number for loader in loaders for number in samples_in(loader)]
+    # Where nothing was delivered, the epoch has not begun, and has all.
+    of_first = 20 if before + since else 5 * num_files
+    assert {*had, *rest} == {*range(of_first)} - (out - {*had[: 2 * before]})
+    assert {number for loader in loaders for number in samples_in(loader)} == {*range(5 * num_files)} - out
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=7), st.integers(5, 8), st.integers(1, 3))
+def test_what_was_not_committed_before_files_were_appended_comes_again(commits, num_files, num_ranks):
+    (loader,) = ranks_of_files(4, 1, commit="manual")
+    used = []
+    for batch, is_used in zip(loader, commits, strict=False):
+        if is_used:
+            loader.commit(loader.ticket)
+            used += batch.tolist()
+    state = json.loads(json.dumps(loader.state_dict()))
+    for loader in ranks_of_files(num_files, num_ranks, state, commit="manual"):
+        for batch in loader:
+            loader.commit(loader.ticket)
+            used += batch.tolist()
+    assert {*used} == {*range(20)}
+    assert len(used) - 20 < 2 * num_ranks  # the last round may be filled up
 
 
 @pytest.fixture(scope="module")
