@@ -3,6 +3,7 @@
 import re
 import zlib
 from collections.abc import Sequence
+from operator import eq
 from typing import Any, Protocol, cast, runtime_checkable
 
 from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, IterableDataset
@@ -85,12 +86,12 @@ def has_appended(saved: Sequence[int] | None, dataset: object) -> bool:
     if not saved:
         return False
     for size in range(1, _files_a_number(len(digests)) + 1):
-        if size > 1 and _number_of(digests[:size]) != saved[0]:
-            continue
-        # How many files the last number is of, the state does not say.
-        first, last = (len(saved) - 1) * size + 1, min(len(saved) * size, len(digests) - 1)
-        lengths = (length for length in range(first, last + 1) if _files_a_number(length) == size)
-        if any(_numbers_of(digests[:length]) == [*saved] for length in lengths):
+        # Of how many files the last number is, the state does not say.
+        first, most = (len(saved) - 1) * size, _MOST_NUMBERS * size
+        ends = range(max(first, most - _MOST_NUMBERS) + 1, min(first + size, most, len(digests) - 1) + 1)
+        others = (_number_of(digests[index : index + size], size) for index in range(0, first, size))
+        last = (_number_of(digests[first:end], size) for end in ends)
+        if ends and all(map(eq, saved, others)) and saved[-1] in last:
             return True
     return False
 
@@ -117,18 +118,16 @@ def _files_a_number(num_files: int) -> int:
 
 
 def _numbers(below: Sequence[SupportsFileDigests]) -> list[int]:
-    return _numbers_of([digest for part in below for digest in part.file_digests()])
+    digests = [digest for part in below for digest in part.file_digests()]
+    return _numbers_of(digests, _files_a_number(len(digests)))
 
 
-def _numbers_of(digests: list[int]) -> list[int]:
-    size = _files_a_number(len(digests))
-    if size <= 1:
-        return digests
-    return [_number_of(digests[first : first + size]) for first in range(0, len(digests), size)]
+def _numbers_of(digests: list[int], size: int) -> list[int]:
+    return [_number_of(digests[first : first + size], size) for first in range(0, len(digests), size or 1)]
 
 
-def _number_of(digests: list[int]) -> int:
-    return zlib.crc32(repr(digests).encode())
+def _number_of(digests: list[int], size: int) -> int:
+    return digests[0] if size == 1 else zlib.crc32(repr(digests).encode())
 
 
 def fingerprint_of(product: object) -> ShardFingerprint:

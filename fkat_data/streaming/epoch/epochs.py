@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from logging import getLogger
@@ -44,6 +45,8 @@ _Integers = npt.NDArray[np.int64]
 _VERSION = 1
 #: The samples of a round that ranks of another number, who are not known, may have filled up.
 _MOST_IN_ROUND = 1 << 20
+#: The sizes of shards that are hashed to find how many there were: a few seconds.
+_MOST_HASHED = 1 << 28
 _REQUIRED = ("epoch", "sample_in_epoch", "num_canonical_nodes", "shuffle_seed")
 
 
@@ -483,12 +486,29 @@ class Epochs:
         if digest is None or is_fixed or digest == _digest(self.settings, self.weights):
             return found
         num_shards = len(self.settings.shard_sizes[-1])
-        for count in reversed(range(1, num_shards)):
+        for count in self._beginnings(point.epoch, cast("Mapping[str, Any]", saved).get("epoch_size")):
             before = replace(self, begun=(point.epoch, count))
             if _digest(before.settings_in(point.epoch), self.weights) == digest:
                 log_growth("shard", num_shards - count, point.epoch - (not point.sample_in_epoch))
                 return before
         return found
+
+    def _beginnings(self, epoch: int, epoch_size: object) -> Sequence[int]:
+        """Return how many shards the last stream may have had in an epoch of this size, the largest number first."""
+
+        def size_with(num_shards: int) -> int:
+            try:
+                return replace(self, begun=(epoch, num_shards)).shares(epoch).epoch_size
+            except ConfigurationError:  # there are too few shards for the weights
+                return -1
+
+        if not isinstance(epoch_size, int):
+            return []
+        counts = range(1, len(self.settings.shard_sizes[-1]))
+        first, last = bisect_left(counts, epoch_size, key=size_with), bisect_right(counts, epoch_size, key=size_with)
+        # Where numbers of samples are given, all have one size.
+        most = _MOST_HASHED // sum(map(len, self.settings.shard_sizes)) + 1
+        return counts[max(first, last - most) : last][::-1]
 
     def resume_point(self, state_dict: Mapping[str, Any]) -> ResumePoint:
         """Return the resume point in a state dict.

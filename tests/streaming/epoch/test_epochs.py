@@ -205,3 +205,43 @@ def test_a_grid_that_is_none_is_refused(grid):
         epochs.resume_point({**state, "initial_grid": grid})
     with pytest.raises(StateMismatchError, match="global_batch_size"):
         epochs.resume_point({**state, "initial_grid": {"num_nodes": 2, "ranks_per_node": 2, "batch_size": 5}})
+
+
+@given(
+    sizes=st.lists(st.sampled_from([0, 1, 7, 20]), min_size=2, max_size=12),
+    kind=st.sampled_from([None, "repeat", "choose", "proportion"]),
+    is_given=st.booleans(),
+    data=st.data(),
+)
+def test_shards_that_were_appended_are_told_apart_from_those_of_then(sizes, kind, is_given, data):
+    weights = [StreamWeight(kind, kind and value) for value in (2, 9 if kind == "choose" else 1.5)]
+    epoch_size = 40 if is_given and kind in (None, "proportion") else None
+
+    def made(last):
+        order = OrderSettings(shard_sizes=(np.array([20]), np.array(last)))
+        return epochs_in(Grid(1, 1, 4), order, weights, None, 1, epoch_size)
+
+    count = data.draw(st.integers(1, len(sizes)))
+    assume(sum(sizes[:count]))
+    then, now = made(sizes[:count]), made(sizes)
+    state = stopped(then, ResumePoint(2), 1)
+    found = now.as_begun(state)
+    assert found.begun == (None if count == len(sizes) else (2, count))
+    assert found.fingerprint(2) == then.fingerprint(2)
+    changed = [*sizes]
+    changed[data.draw(st.integers(0, count - 1))] += 1
+    assert made(changed).as_begun(state).begun is None
+
+
+@pytest.mark.long
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("epoch_size", [None, 1000], ids=["all samples", "a given number of samples"])
+def test_a_state_of_other_shards_is_refused_at_once_however_many_there_are(epoch_size):
+    sizes = 10 + np.arange(200_000) % 7
+    then, now = (
+        epochs_in(Grid(1, 1, 10), OrderSettings(shard_sizes=(each,)), [StreamWeight()], None, 1, epoch_size)
+        for each in (sizes[:150_000] + 1, sizes)
+    )
+    state = then.state(then.with_defaults(ResumePoint(1, 10)))
+    with pytest.raises(StateMismatchError, match="shards"):
+        now.as_begun(state).resume_point(state)
