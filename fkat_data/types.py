@@ -116,6 +116,25 @@ class ResplittableSampler(Protocol):
 
 
 @runtime_checkable
+class GrowingSampler(Protocol):
+    """A shard sampler over a list to which shards may be appended between two runs."""
+
+    @property
+    def num_listed(self) -> int | None:
+        """Number of shards in the list; None if it is not known."""
+        ...
+
+    def first(self, num_listed: int) -> Self:
+        """Return this sampler over the first shards of the list alone, at the start of epoch 0."""
+        ...
+
+
+def num_listed_of(sampler: object) -> int | None:
+    """Return the number of shards in a sampler's list; None: it has none, or does not know its first ones."""
+    return sampler.num_listed if isinstance(sampler, GrowingSampler) else None
+
+
+@runtime_checkable
 class RandomAccess(Protocol):
     """A shard's microbatches, each of which can be made without those before it.
 

@@ -35,7 +35,7 @@ from fkat_data.loaders.window_plan import WindowOrder, WindowPlan, order_of_wind
 from fkat_data.plan.growth import log_growth
 from fkat_data.plan.position import Reshard
 from fkat_data.runtime.mesh import MeshRanks
-from fkat_data.worker.fingerprints import has_appended
+from fkat_data.worker.fingerprints import SupportsFileDigests, has_appended
 from fkat_data.worker.stacked import reads_items_into_batch
 
 _MOST_VIEWS = 16  # a dataset may name itself
@@ -58,7 +58,9 @@ def is_in_file_order(dataset: Any) -> bool:
     """Return whether a dataset's samples are those of its files, one file after the other; of other views, nothing says it."""
     if type(dataset) is ConcatDataset:
         return all(map(is_in_file_order, cast("Any", dataset).datasets))
-    return is_in_file_order(dataset.dataset) if type(dataset) is MapDataset else hasattr(dataset, "file_digests")
+    if type(dataset) is MapDataset:
+        return is_in_file_order(dataset.dataset)
+    return isinstance(dataset, SupportsFileDigests)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from fkat_data.errors import StateMismatchError
 from fkat_data.errors.arguments import saved_integer
 from fkat_data.errors.wording import counted
 from fkat_data.runtime.interruption import genuine
-from fkat_data.types import Shard
+from fkat_data.types import Shard, num_listed_of
 
 _logger = logging.getLogger(__name__)
 LISTED = "listed"
@@ -98,6 +98,15 @@ class GrownSampler:
         begun = {epoch: each.for_rank(dp_size, dp_rank) for epoch, each in self._begun.items()}
         return GrownSampler(self.present.for_rank(dp_size, dp_rank), begun)
 
+    @property
+    def num_listed(self) -> int | None:
+        """Number of shards in the present list."""
+        return num_listed_of(self.present)
+
+    def first(self, num_listed: int) -> Any:
+        """Return the sampler over the first shards of the present list alone."""
+        return self.present.first(num_listed)
+
 
 def sampler_with(sampler: Any, growth: Growth | None) -> Any:
     """Return a sampler, over the present list or one that has grown, of a list that has grown so; None: it has not."""
@@ -106,8 +115,3 @@ def sampler_with(sampler: Any, growth: Growth | None) -> Any:
         return present
     before = {size: present.first(size) for size in set(growth.begun.values())}
     return GrownSampler(present, {epoch: before[size] for epoch, size in growth.begun.items()})
-
-
-def num_listed_of(sampler: Any) -> int | None:
-    """Return the shards of a sampler's present list; None: it has none, or does not know its first ones."""
-    return getattr(sampler.present if isinstance(sampler, GrownSampler) else sampler, "num_listed", None)

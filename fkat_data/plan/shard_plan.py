@@ -11,12 +11,12 @@ from typing import Any, cast
 
 from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.errors.arguments import copied_state
-from fkat_data.plan.growth import Growth, num_listed_of, sampler_with
+from fkat_data.plan.growth import Growth, sampler_with
 from fkat_data.plan.position import Position, Reshard, ResumeState, Task, TaskOrigin
 from fkat_data.plan.resharding import first_step, of_epoch
 from fkat_data.samplers.base import ShardSampler, check_shard, check_shards, has_own_iteration, shard_identity
 from fkat_data.samplers.sequence import as_shard_sampler
-from fkat_data.types import ResplittableSampler, Shard, Stateful
+from fkat_data.types import ResplittableSampler, Shard, Stateful, num_listed_of
 
 
 def shard_plan(sampler: Any) -> "Plan":

@@ -8,7 +8,7 @@ from fkat_data.errors import ConfigurationError
 from fkat_data.errors.arguments import boolean, integer
 from fkat_data.samplers.base import ShardSampler
 from fkat_data.samplers.sequence import as_shard_sampler, merge_uris
-from fkat_data.types import Shard
+from fkat_data.types import Shard, num_listed_of
 
 _logger = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class DistributedDataParallelShardSampler(ShardSampler):
     @property
     def num_listed(self) -> int | None:
         """Shards of the inner sampler's list; None if it does not say."""
-        return getattr(self._sampler, "num_listed", None)
+        return num_listed_of(self._sampler)
 
     def first(self, num_listed: int) -> Self:
         """Return this sampler over the first shards of the list alone, at the start of epoch 0."""

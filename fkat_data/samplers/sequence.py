@@ -12,7 +12,7 @@ from fkat_data.errors.wording import redacted_location
 from fkat_data.runtime.interruption import genuine
 from fkat_data.samplers.base import ShardSampler, check_shards, has_own_iteration, is_empty_list, uris_of
 from fkat_data.seeding import preserved_generators, seed_global_generators
-from fkat_data.types import ResplittableSampler, Shard
+from fkat_data.types import ResplittableSampler, Shard, num_listed_of
 
 
 class SequenceShardSampler(ShardSampler):
@@ -222,7 +222,7 @@ class ShuffledShardSampler(ShardSampler):
     @property
     def num_listed(self) -> int | None:
         """Shards of the inner sampler's list; None if it does not say."""
-        return getattr(self._sampler, "num_listed", None)
+        return num_listed_of(self._sampler)
 
     def first(self, num_listed: int) -> Self:
         """Return this sampler over the first shards of the list alone, at the start of epoch 0."""
