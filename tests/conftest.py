@@ -56,9 +56,10 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     if config.getoption("lane") == "whole":  # for the processes of pytest-xdist, too
         os.environ.setdefault("WALK_SEED", str(random.randrange(10**6)))
-    # How long an example takes on a busy machine says nothing.
-    settings.register_profile("no deadline", deadline=None)
-    settings.load_profile("no deadline")
+    # How long an example takes on a busy machine says nothing. A run that fails has to speak of the change, not of what it
+    # has drawn: only the lane `whole`, and a given seed, draw others than the run before.
+    settings.register_profile("tests", deadline=None, derandomize="WALK_SEED" not in os.environ)
+    settings.load_profile("tests")
     config.pluginmanager.register(LaneSelection(config.getoption("lane")), "lanes")
 
 
@@ -220,13 +221,13 @@ def share_of_examples(pytestconfig):
 
 @pytest.fixture(scope="session")
 def some(pytestconfig):
-    """Return a function that draws some of the cases of a sweep, others in each run; in lane `whole`, it takes all."""
-    lane = pytestconfig.getoption("lane")
+    """Return a function that draws some of the cases of a sweep, by ``WALK_SEED``; in lane `whole`, it takes all."""
+    lane, seed = pytestconfig.getoption("lane"), int(os.environ.get("WALK_SEED", "0"))
 
     def drawn(cases, fewest=4):
         cases = list(cases)
         number = max(min(fewest, len(cases)), round(EXAMPLES[lane] * len(cases)))
-        return [cases[place] for place in sorted(random.Random().sample(range(len(cases)), number))]
+        return [cases[place] for place in sorted(random.Random(seed).sample(range(len(cases)), number))]
 
     return drawn
 
