@@ -10,7 +10,7 @@ from fkat_data.errors.acceptance import Acceptance
 from fkat_data.plan.commits import own_outstanding
 from fkat_data.plan.growth import Growth, log_growth, widest
 from fkat_data.plan.position import Position, ResumeState
-from fkat_data.plan.resharding import reshard
+from fkat_data.plan.resharding import of_epoch, reshard
 from fkat_data.plan.shard_plan import ElasticShardPlan, Plan
 from fkat_data.plan.state import is_reported, read, verify
 from fkat_data.runtime.distributed import rank_and_world_size
@@ -79,7 +79,8 @@ def _growth_at(ranks: Sequence[ResumeState], plan: Plan, identity: Identity) -> 
         return None
     of_all = ranks if is_split else [_own_rank(ranks, identity.dp_rank)]
     saved, first = widest(rank.growth for rank in of_all), of_all[0]
-    if saved is None and saved_size == 1 and not first.reshards and isinstance(first.num_shards, int):
+    is_whole = saved_size == 1 and not of_epoch(first.reshards, first.position.epoch)
+    if saved is None and is_whole and isinstance(first.num_shards, int):
         saved = Growth(first.num_shards)  # the rank has the whole list
     if saved is None or not 0 < saved.num_listed <= num_listed or saved == Growth(num_listed):
         return None

@@ -414,7 +414,7 @@ class ElasticShardPlan(Plan):
         if self.num_listed is None:
             return None
         found = (self.growth or Growth(self.num_listed)).within(range(epoch, sys.maxsize))
-        is_whole = not self.reshards and found == Growth(self.num_tasks(epoch) or 0)
+        is_whole = not of_epoch(self.reshards, epoch) and found == Growth(self.num_tasks(epoch) or 0)
         return None if is_whole else found
 
     def with_growth(self, growth: Growth | None) -> "ElasticShardPlan":

@@ -160,8 +160,11 @@ class IndexJob:
     def run(self, count):
         """Let all ranks deliver some microbatches, in step."""
         for _ in range(count):
+            slowest = min(loader.epoch for loader in self.loaders)
             for loader in self.loaders:
                 if loader not in self._iterators:
+                    if loader.epoch > slowest:
+                        continue  # it had nothing of the epoch that others are in
                     self._iterators[loader] = loader.epoch, iter(loader)
                 epoch, iterator = self._iterators[loader]
                 batch = next(iterator, None)
@@ -489,6 +492,23 @@ def test_a_stream_that_is_not_the_last_one_must_stay(streams, is_first):
 @pytest.mark.parametrize("make", [partial(of_shards, ["0", "1", "2"]), partial(of_files, 3)])
 def test_a_loader_whose_list_has_not_grown_has_no_field_of_it(make):
     assert "listed" not in json.dumps(saved_after(make(), 1))
+
+
+def test_one_rank_in_the_epoch_after_a_change_of_ranks_says_nothing_of_its_list():
+    ranks = ShardJob(4, 2, is_shuffled=False, drop_last=False)
+    ranks.run(0, 1)
+    ranks.resume(ranks.save(), 4, 1)
+    ranks.finish(1)
+    ranks.run(0, 1)  # the end of epoch 0
+    ranks.run(0, 1)
+    state, local = ranks.save(), json.loads(json.dumps(ranks.loaders[0].local_state_dict()))
+    assert not [*state["resplits"]]
+    for each, size in [(state, 4), (state, 6), (local, 4), (local, 6)]:
+        resumed = split([str(shard) for shard in range(size)], num_ranks=1)
+        resumed.load_state_dict(each)
+        rest = [microbatch for shard in range(4) for microbatch in microbatches_of(str(shard))][1:]
+        assert [*resumed] == rest
+        assert [*resumed] == [microbatch for shard in range(size) for microbatch in microbatches_of(str(shard))]
 
 
 @pytest.mark.parametrize(
