@@ -43,6 +43,9 @@ from fkat_data.worker.worker import Worker
 if TYPE_CHECKING:  # Windows has no worker processes
     from fkat_data.worker.process.shared_workers import SharedWorkers
 
+#: Tasks behind the caller's position: two moves to the device are under way, and one microbatch may be taken back.
+_NUM_PASSED_TASKS = 3
+
 
 class HungStartError(Exception):
     """All workers are to be replaced: they hang at their start, or another rank's make for this one no longer."""
@@ -254,8 +257,8 @@ class Prefetcher:
         self._shortages = Shortages(release, sum(group.size for group in groups))
         self._sampler_error: Exception | None = None
         self._lengths = lengths
-        # Of the task begun last, by epoch and index; and of those that other ranks had begun before a reshard.
-        self._fingerprint: tuple[tuple[int, int], ShardFingerprint | None] = ((-1, -1), None)
+        # Of the tasks begun last, by epoch and index; and of those that other ranks had begun before a reshard.
+        self._fingerprints: tuple[tuple[tuple[int, int], ShardFingerprint | None], ...] = ()
         self._fingerprint_of_origins: ShardFingerprint | None = None
         self._is_stale = False  # the tasks are those of before a load
 
@@ -309,20 +312,25 @@ class Prefetcher:
     def fingerprint(self, position: Position) -> ShardFingerprint | None:
         """Return what a begun task's worker has reported of its payload; None: nothing."""
         self._keep_fingerprint()
-        return self._fingerprint[1] if position.microbatch and self._fingerprint[0] == position[:2] else None
+        return self._kept_fingerprint(position[:2]) if position.microbatch else None
 
     def load_fingerprint(self, position: Position, fingerprint: ShardFingerprint | None) -> None:
         """Remember what was reported of the task at a loaded position, or of all that other ranks had begun."""
         self._is_stale = True
-        self._fingerprint = position[:2], fingerprint
+        self._fingerprints = ((position[:2], fingerprint),)
         self._fingerprint_of_origins = None if position.microbatch else fingerprint
 
     def _keep_fingerprint(self) -> None:
-        if self._work and not self._is_stale and not self._is_interleaved:
+        if self._work and self._work[0].next_index and not self._is_stale and not self._is_interleaved:
             task = self._work[0].task
             fingerprint = self._work[0].group.fingerprint(task.task_id) or self._startup.fingerprint(task.task_id)
             if fingerprint is not None:
-                self._fingerprint = (task.epoch, task.task_index), fingerprint
+                key = task.epoch, task.task_index
+                others = [each for each in self._fingerprints if each[0] != key]
+                self._fingerprints = (*others[-_NUM_PASSED_TASKS:], (key, fingerprint))
+
+    def _kept_fingerprint(self, key: tuple[int, int]) -> ShardFingerprint | None:
+        return next((fingerprint for kept, fingerprint in self._fingerprints if kept == key), None)
 
     def leave(self, position: Position) -> None:
         """Leave an epoch at a position; to be called before another one is started."""
@@ -506,6 +514,7 @@ class Prefetcher:
 
     def _end(self, work: InFlightTask, num_microbatches: int, *, is_whole: bool = True) -> Position:
         """Go on to the next task; return the position behind the one that ended."""
+        self._keep_fingerprint()
         self._work.remove(work)
         ended = work.task
         self._num_extra = max(0, self._num_extra - 1)
@@ -542,7 +551,7 @@ class Prefetcher:
         if payload is None:
             return
         origin = self._plan.origin(epoch, index)
-        fingerprint = self._fingerprint[1] if first_microbatch and self._fingerprint[0] == (epoch, index) else None
+        fingerprint = self._kept_fingerprint((epoch, index)) if first_microbatch else None
         left_out = self._position.left_out if first_microbatch else ()
         if origin is not None:
             first_microbatch += origin.first_microbatch

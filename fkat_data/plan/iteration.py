@@ -45,13 +45,13 @@ class Cursor:
         # Where a load has put it, by identity: as long as nothing was delivered, an iteration begins there.
         self._loaded: tuple[Position, ...] = ()
         self._next: Position = START
-        # The position before the last microbatch, and after it; None: an iteration has begun since.
-        self._last: tuple[Position, Position | None] | None = None
+        # The position before the last microbatch, and where the caller is as long as it can be taken back.
+        self._last: tuple[Position, ...] = ()
 
     @property
     def before_last(self) -> Position | None:
         """The position of the last microbatch that was delivered; None: none was."""
-        return None if self._last is None else self._last[0]
+        return self._last[0] if self._last else None
 
     def load(self, position: Position) -> None:
         """Go to a saved position; the next iteration begins there."""
@@ -75,7 +75,7 @@ class Cursor:
 
     def start(self, position: Position) -> None:
         """Start an iteration at its first position."""
-        self._last = None if self._last is None else (self._last[0], None)
+        self._last = self._last[:1]
         self.position = position
 
     def advance(self, position: Position) -> None:
@@ -94,11 +94,15 @@ class Cursor:
             raise
 
     def take_back(self) -> bool:
-        """Count the last microbatch as not delivered; return False if the position has moved since."""
-        if self._last is None or self.position is not self._last[1]:
+        """Count the last microbatch as not delivered; return False if an iteration has begun or a load come since."""
+        if not self._can_take_back:
             return False
         self.position = self._last[0]
         return True
+
+    @property
+    def _can_take_back(self) -> bool:
+        return any(self.position is each for each in self._last[1:])
 
     def pass_epoch(self) -> None:
         """Count the rest of the epoch as delivered."""
@@ -107,7 +111,9 @@ class Cursor:
     def pass_task(self, position: Position) -> None:
         """Count the current task as delivered, because it has no more microbatches; the position after it is this."""
         if self.is_loaded:
-            self._loaded = (*self._loaded, position)
+            self._loaded = (self.position, position)
+        if self._can_take_back:
+            self._last = (self._last[0], self.position, position)
         self.position = position
 
 

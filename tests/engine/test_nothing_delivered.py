@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 from loader_examples import make
+from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from fkat_data import DataLoader, ShardedDataLoader
@@ -201,6 +202,66 @@ def test_an_iteration_that_begins_ends_what_can_be_taken_back():
         assert (loader.epoch, loader.step) == (1, 0)
         next(iterator)
         assert loader.take_back()
+
+
+class Failing(Dataset):
+    """Of shard "bad", the first sample cannot be read until it is repaired; "empty" has none."""
+
+    is_broken = True
+
+    def __init__(self, shard):
+        self.shard = shard
+
+    def __len__(self):
+        return 0 if self.shard == "empty" else 3
+
+    def __getitem__(self, index):
+        if self.shard == "bad" and self.is_broken:
+            raise OSError("cannot be read")
+        return f"{self.shard} {index}"
+
+
+def failing_factory(shard):
+    return TorchDataLoader(Failing(shard), 2)
+
+
+@pytest.mark.parametrize("num_before", [1, 2])
+@pytest.mark.parametrize("num_empty", [0, 1, 3])
+def test_behind_a_call_that_raised_the_microbatch_before_it_can_be_taken_back(num_before, num_empty, monkeypatch):
+    shards = ["good", *["empty"] * num_empty, "bad"]
+    loader, whole = (ShardedDataLoader(3, shards, failing_factory, multiprocessing=False) for _ in range(2))
+    iterator = iter(loader)
+    found = [next(iterator) for _ in range(num_before)]
+    before = {}
+    if num_before == 2:
+        with pytest.raises(OSError, match="cannot be read"):
+            next(iterator)
+        other = iter(whole)
+        next(other)
+        before = whole.local_state_dict()
+    assert loader.take_back()
+    assert not loader.take_back()
+    assert loader.step == num_before - 1
+    if before:
+        assert loader.local_state_dict() == before
+    monkeypatch.setattr(Failing, "is_broken", False)
+    assert next(iterator) == found[-1]
+    assert len([*iterator]) == 4 - num_before
+
+
+@pytest.mark.parametrize("order", [["a"], ["a", "b"], ["a", "empty", "empty", "b"]])
+@pytest.mark.parametrize("is_seen_between", [False, True])
+def test_the_state_behind_a_microbatch_that_was_taken_back_says_how_its_shard_is_batched(order, is_seen_between):
+    loader, other = (ShardedDataLoader(3, order, failing_factory, multiprocessing=False) for _ in range(2))
+    iterator, before = iter(loader), iter(other)
+    for _ in range(2):
+        next(iterator)
+        if is_seen_between:
+            loader.local_state_dict()
+    next(before)
+    assert loader.take_back()
+    assert loader.local_state_dict() == other.local_state_dict()
+    assert loader.local_state_dict()["fingerprint"]["batching"] is not None
 
 
 def of_indices(count):

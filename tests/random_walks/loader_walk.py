@@ -48,6 +48,7 @@ class Walk:
         self.states = []
         self.may_fail = False
         self.killed_in = None
+        self.raised_at = None
         self.save()
 
     def end(self):
@@ -63,8 +64,10 @@ class Walk:
 
     def check_state(self):
         """Compare the state with that of a run that nothing disturbs, at the same place."""
-        found = self.face.runs[0].states.get((self.loader.epoch, self.loader.step)) if self.face.has_one_state else None
-        if found is not None:
+        place = self.loader.epoch, self.loader.step
+        found = self.face.runs[0].states.get(place) if self.face.has_one_state else None
+        # A call that raised may have passed shards without a microbatch, which the state of before is in front of.
+        if found is not None and place != self.raised_at:
             self.note("loader.state_dict()")
             expect(plain_state(self.loader.state_dict()), found, "the state")
 
@@ -395,6 +398,7 @@ class Walk:
             self.iterator = None
         elif ended is not None:
             self.note("    next(iterator)  # raises")
+            self.raised_at = self.loader.epoch, self.loader.step
             self.model.fail()
         return ended is FailedError
 
