@@ -298,23 +298,20 @@ class IndexedFiles(InOrder, DatasetOfFiles, Dataset[Any]):
         """Return a sample's file, or part of one, and its row there, in words."""
 
 
-def counted(
-    kind: str,
-    paths: Locations,
-    storage_options: Mapping[str, Any] | None,
-    num_samples: Callable[[str, Mapping[str, Any]], int],
-) -> list[CountedFile]:
-    """Return files that can be counted without a dataset.
+def counter(kind: str, num_samples: Callable[..., int]) -> Callable[..., list[CountedFile]]:
+    """Return the ``counted_files`` of datasets: a function of their arguments, of files that are counted without a dataset.
 
     Args:
         kind: What is counted in them, and how.
-        paths: The files.
-        storage_options: Options for fsspec, for files that are not local.
-        num_samples: Counts the samples of a file, with these options.
-
-    Raises:
-        ConfigurationError: ``paths`` is empty.
+        num_samples: Counts the samples of a file, given its path, the options for fsspec, and the dataset's other named
+            arguments.
     """
-    options = dict(storage_options or {})
-    found = locations_of("paths", paths)
-    return [CountedFile(path, kind, options, partial(num_samples, path, options)) for path in found]
+
+    def counted_files(
+        paths: Locations, *_: Any, storage_options: Mapping[str, Any] | None = None, **others: Any
+    ) -> list[CountedFile]:
+        options = dict(storage_options or {})
+        found = locations_of("paths", paths)
+        return [CountedFile(path, kind, options, partial(num_samples, path, options, **others)) for path in found]
+
+    return counted_files

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
 
-from fkat_data.datasets.item_index import DatasetOfFiles, IndexedFiles, counted
+from fkat_data.datasets.item_index import DatasetOfFiles, IndexedFiles, counter
 from fkat_data.errors import arguments
 from fkat_data.files.counted_file import CountedFile
 from fkat_data.files.lines import LineIndex, lines_of, parsed
@@ -29,24 +29,13 @@ class _JsonFiles(DatasetOfFiles):
         self._files = [TextFile(path, self.storage_options) for path in self.paths]
 
 
-def _counted_files(
-    paths: Locations,
-    *,
-    storage_options: Mapping[str, Any] | None = None,
-    max_line_bytes: int = _MAX_LINE_BYTES,
-) -> list[CountedFile]:
-    """Return the files, to be counted without a dataset; takes the arguments of the constructor.
+def _num_lines(path: str, storage_options: Mapping[str, Any], *, max_line_bytes: int = _MAX_LINE_BYTES) -> int:
+    saved = LineIndex.saved(path, storage_options)
+    index = saved[0] if saved else LineIndex.of(path, TextFile(path, storage_options).chunks(), max_line_bytes)
+    return index.num_lines
 
-    Raises:
-        ConfigurationError: ``paths`` is empty.
-    """
 
-    def num_lines(path: str, options: Mapping[str, Any]) -> int:
-        saved = LineIndex.saved(path, options)
-        index = saved[0] if saved else LineIndex.of(path, TextFile(path, options).chunks(), max_line_bytes)
-        return index.num_lines
-
-    return counted("json lines", paths, storage_options, num_lines)
+_counted_files = counter("json lines", _num_lines)
 
 
 class JsonDataset(_JsonFiles, IndexedFiles):

@@ -15,8 +15,8 @@ from fkat_data.datasets.item_index import (
     MOST_OPEN_IN_STORES,
     DatasetOfFiles,
     IndexedFiles,
-    counted,
     counted_from_starts,
+    counter,
     in_parts,
 )
 from fkat_data.errors import FkatDataError, ShardError, arguments
@@ -44,7 +44,6 @@ from fkat_data.runtime.machine import required
 
 # pyarrow ships no types: required() returns Any.
 _arrow = required("pyarrow", "parquet")
-_parquet = required("pyarrow.parquet", "parquet")
 
 # An open file holds a descriptor and its footer.
 _MAX_OPEN_FILES = 32
@@ -54,8 +53,6 @@ _NUM_THREADS = 16
 _MOST_FETCHED_BYTES = 64 << 20
 _LEAST_AHEAD_BYTES, _AHEAD_BYTES, _MOST_AHEAD_BYTES = 2 << 20, 16 << 20, 256 << 20
 _NUM_PARTS_AHEAD, _MOST_GROUPS_TOGETHER = 4, 16
-#: The length of the footer, and the magic bytes after it.
-_TAIL_BYTES = 8
 #: The index of a row that is read alone.
 _ALONE: npt.NDArray[np.int64] = np.zeros(1, np.int64)
 
@@ -70,20 +67,11 @@ class _ParquetFiles(DatasetOfFiles):
         self.columns: list[str] | None = None if columns is None else names_of("columns", columns)
 
 
-def _counted_files(
-    paths: Locations,
-    columns: Sequence[str] | None = None,
-    *,
-    storage_options: Mapping[str, Any] | None = None,
-    **options: Any,
-) -> list[CountedFile]:
-    """Return the files, to be counted without a dataset; takes the arguments of the constructor.
+def _num_rows(path: str, storage_options: Mapping[str, Any], **_: Any) -> int:
+    return sum(WholeFile(path, storage_options).num_rows)
 
-    Raises:
-        ConfigurationError: ``paths`` is empty.
-    """
-    del columns, options
-    return counted("parquet", paths, storage_options, lambda path, opening: sum(WholeFile(path, opening).num_rows))
+
+_counted_files = counter("parquet", _num_rows)
 
 
 class ParquetDataset(_ParquetFiles, IndexedFiles):
@@ -297,8 +285,7 @@ class IterableParquetDataset(_ParquetFiles, IterableDataset[dict[str, Any]]):
         self._extensions = ExtensionCheck()
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        for path, group_index, first, rows in self._groups_in_turn():
-            del path, group_index, first
+        for *_, rows in self._groups_in_turn():
             yield from rows
 
     def located_samples(self) -> Iterator[tuple[dict[str, Any], tuple[str, int, int]]]:

@@ -3,11 +3,11 @@
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
-from fkat_data.datasets.item_index import MOST_OPEN_IN_STORES, IndexedFiles, counted
+from fkat_data.datasets.item_index import MOST_OPEN_IN_STORES, IndexedFiles, counter
 from fkat_data.errors import ConfigurationError, arguments
 from fkat_data.files.counted_file import CountedFile
 from fkat_data.files.lru_cache import LruCache
@@ -17,6 +17,10 @@ from fkat_data.files.tar import DECODERS, KEY, UNSAFE, URL, DecoderName, TarInde
 from fkat_data.storage.file_identity import FileIdentity
 
 _MAX_OPEN_FILES = 32
+
+
+def _num_samples(path: str, storage_options: Mapping[str, Any], **_: Any) -> int:
+    return len(_index_of(path, storage_options)[0].keys)
 
 
 class TarDataset(IndexedFiles):
@@ -49,6 +53,9 @@ class TarDataset(IndexedFiles):
         ShardCorruptError: A file is not a tar file, is torn, or contradicts itself.
     """
 
+    # In the class itself: a subclass may have other samples.
+    counted_files: ClassVar[Callable[..., list[CountedFile]]] = staticmethod(counter("tar", _num_samples))
+
     def __init__(
         self,
         paths: Locations,
@@ -77,23 +84,6 @@ class TarDataset(IndexedFiles):
             _check_safe(self.paths[0], {name: self._decoders[name] for name in self.columns if name in self._decoders})
         # _ends[f]: samples up to and including file f.
         self._ends = np.cumsum([len(index.keys) for index in self._indices], dtype=np.int64)
-
-    @classmethod
-    def counted_files(
-        cls,
-        paths: Locations,
-        columns: Sequence[str] | None = None,
-        *,
-        storage_options: Mapping[str, Any] | None = None,
-        **options: Any,
-    ) -> list[CountedFile]:
-        """Return the files, to be counted without a dataset; takes the arguments of the constructor.
-
-        Raises:
-            ConfigurationError: ``paths`` is empty.
-        """
-        del columns, options
-        return counted("tar", paths, storage_options, lambda path, opening: len(_index_of(path, opening)[0].keys))
 
     def _location(self, part: int, row: int) -> str:
         return f"row {row}, {self._indices[part].keys[row]!r}, of {shown_path(self.paths[part])}"
