@@ -30,6 +30,7 @@ its message alone, ``type(error)(str(error))``, as programs do that send errors 
 
 import signal
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from fkat_data.errors.wording import made_from_text, shard_name
@@ -69,7 +70,6 @@ class ConfigurationError(FkatDataError, ValueError):
         self.argument = argument
         self.value: _Shown = _shown(value)
         self.expected = expected
-        super().__init__(argument, self.value, expected)
 
     def __str__(self) -> str:
         return f"{self.argument} = {self.value}: expected {self.expected}"
@@ -95,7 +95,6 @@ class StateMismatchError(FkatDataError, ValueError):
         self.saved: _Shown = _shown(saved)
         self.present: _Shown = _shown(present)
         self.hint = hint
-        super().__init__(field, self.saved, self.present, hint)
 
     def __str__(self) -> str:
         text = f"state field {self.field!r}: saved {self.saved}, expected {self.present}"
@@ -103,6 +102,7 @@ class StateMismatchError(FkatDataError, ValueError):
 
 
 @made_from_text
+@dataclass(eq=False, repr=False)
 class RankMismatchError(FkatDataError, RuntimeError):
     """Ranks of one job disagree on a value that must be equal.
 
@@ -111,10 +111,8 @@ class RankMismatchError(FkatDataError, RuntimeError):
         found: The value of each rank.
     """
 
-    def __init__(self, field: str, found: str) -> None:
-        self.field = field
-        self.found = found
-        super().__init__(field, found)
+    field: str
+    found: str
 
     def __str__(self) -> str:
         return f"ranks disagree on {self.field}: {self.found}"
@@ -125,6 +123,7 @@ class StaleIteratorError(FkatDataError, RuntimeError):
 
 
 @made_from_text
+@dataclass(eq=False, repr=False)
 class OutstandingError(FkatDataError, RuntimeError):
     """Microbatches that were delivered, and neither committed nor released, forbid to deliver the next one.
 
@@ -135,12 +134,10 @@ class OutstandingError(FkatDataError, RuntimeError):
         limit: What they exceed, in words.
     """
 
-    def __init__(self, num_outstanding: int, epoch: int, step: int, limit: str) -> None:
-        self.num_outstanding = num_outstanding
-        self.epoch = epoch
-        self.step = step
-        self.limit = limit
-        super().__init__(num_outstanding, epoch, step, limit)
+    num_outstanding: int
+    epoch: int
+    step: int
+    limit: str
 
     def __str__(self) -> str:
         return (
@@ -154,6 +151,7 @@ class WorkerError(FkatDataError, RuntimeError):
 
 
 @made_from_text
+@dataclass(eq=False, repr=False)
 class WorkerDiedError(WorkerError):
     """A worker's process died.
 
@@ -168,26 +166,14 @@ class WorkerDiedError(WorkerError):
         num_restarts: Dead workers that were replaced in this epoch before.
     """
 
-    def __init__(
-        self,
-        pid: int,
-        exit_code: int | None,
-        shard: Any,
-        epoch: int,
-        microbatch_index: int,
-        last_words: str = "",
-        host: str = "",
-        num_restarts: int = 0,
-    ) -> None:
-        self.pid = pid
-        self.exit_code = exit_code
-        self.shard = shard
-        self.epoch = epoch
-        self.microbatch_index = microbatch_index
-        self.last_words = last_words
-        self.host = host
-        self.num_restarts = num_restarts
-        super().__init__(pid, exit_code, shard, epoch, microbatch_index, last_words, host, num_restarts)
+    pid: int
+    exit_code: int | None
+    shard: Any
+    epoch: int
+    microbatch_index: int
+    last_words: str = ""
+    host: str = ""
+    num_restarts: int = 0
 
     def __str__(self) -> str:
         text = (
@@ -202,6 +188,7 @@ class WorkerDiedError(WorkerError):
 
 
 @made_from_text
+@dataclass(eq=False, repr=False)
 class WorkerStalledError(WorkerError):
     """A worker sent nothing for ``stall_timeout_s`` while the trainer waited, and was killed.
 
@@ -215,17 +202,13 @@ class WorkerStalledError(WorkerError):
         host: Name of the worker's machine.
     """
 
-    def __init__(
-        self, pid: int, waited_s: float, shard: Any, epoch: int, microbatch_index: int, stack: str, host: str = ""
-    ) -> None:
-        self.pid = pid
-        self.waited_s = waited_s
-        self.shard = shard
-        self.epoch = epoch
-        self.microbatch_index = microbatch_index
-        self.stack = stack
-        self.host = host
-        super().__init__(pid, waited_s, shard, epoch, microbatch_index, stack, host)
+    pid: int
+    waited_s: float
+    shard: Any
+    epoch: int
+    microbatch_index: int
+    stack: str
+    host: str = ""
 
     def __str__(self) -> str:
         return (
@@ -236,6 +219,7 @@ class WorkerStalledError(WorkerError):
 
 
 @made_from_text
+@dataclass(eq=False, repr=False)
 class ReplayMismatchError(WorkerError):
     """The replacement of a dead worker produced different data than the dead worker.
 
@@ -247,11 +231,9 @@ class ReplayMismatchError(WorkerError):
         microbatch_index: Microbatch that differed when it was produced again.
     """
 
-    def __init__(self, shard: Any, epoch: int, microbatch_index: int) -> None:
-        self.shard = shard
-        self.epoch = epoch
-        self.microbatch_index = microbatch_index
-        super().__init__(shard, epoch, microbatch_index)
+    shard: Any
+    epoch: int
+    microbatch_index: int
 
     def __str__(self) -> str:
         return (
@@ -281,6 +263,7 @@ def _name_of(number: int) -> str:
 
 
 @made_from_text
+@dataclass(eq=False, repr=False)
 class MemoryLimitError(FkatDataError, MemoryError):
     """The next microbatch would exceed the limit of shared memory.
 
@@ -291,12 +274,10 @@ class MemoryLimitError(FkatDataError, MemoryError):
         reason: What holds it, and what would help.
     """
 
-    def __init__(self, limit_bytes: int, needed_bytes: int, held_bytes: int, reason: str) -> None:
-        self.limit_bytes = limit_bytes
-        self.needed_bytes = needed_bytes
-        self.held_bytes = held_bytes
-        self.reason = reason
-        super().__init__(limit_bytes, needed_bytes, held_bytes, reason)
+    limit_bytes: int
+    needed_bytes: int
+    held_bytes: int
+    reason: str
 
     def __str__(self) -> str:
         needed = f"needs {self.needed_bytes:,} bytes of shared memory"
@@ -348,7 +329,6 @@ class ShardCorruptError(ShardError):
         self.expected = expected
         # Keeps only the text: the value itself may be large, or not picklable.
         self.found: _Shown | None = None if field is None else _shown(found)
-        self.args: tuple[Any, ...] = (shard, reason, field, expected, self.found)
 
     @classmethod
     def of_field(cls, file: object, field: str, expected: str, found: object) -> "ShardCorruptError":
@@ -379,7 +359,6 @@ class DownloadError(ShardError):
         attempts = "1 attempt" if len(self.causes) == 1 else f"{len(self.causes)} attempts"
         lines = [f"  {number}. {text} ({spent_s:.1f} s)" for number, (text, spent_s) in enumerate(self.causes, start=1)]
         super().__init__(shard, "\n".join([f"download failed after {attempts}:", *lines]))
-        self.args: tuple[Any, ...] = (shard, self.causes, is_refused)
 
     @property
     def num_attempts(self) -> int:
@@ -388,6 +367,7 @@ class DownloadError(ShardError):
 
 
 @made_from_text
+@dataclass(eq=False, repr=False)
 class CacheFullError(FkatDataError):
     """The cache's disk is full or the user's quota is used up, and evicting files did not help.
 
@@ -398,12 +378,10 @@ class CacheFullError(FkatDataError):
         reason: Message of the operating system.
     """
 
-    def __init__(self, path: str, needed_bytes: int, free_bytes: int, reason: str) -> None:
-        self.path = path
-        self.needed_bytes = needed_bytes
-        self.free_bytes = free_bytes
-        self.reason = reason
-        super().__init__(path, needed_bytes, free_bytes, reason)
+    path: str
+    needed_bytes: int
+    free_bytes: int
+    reason: str
 
     def __str__(self) -> str:
         return (
@@ -426,13 +404,13 @@ class SampleError(FkatDataError, ValueError):
         self.column = column
         self.value: _Shown = _shown(value)
         self.expected = expected
-        super().__init__(column, self.value, expected)
 
     def __str__(self) -> str:
         return f"column {self.column!r}, value {self.value}: expected {self.expected}"
 
 
 @made_from_text
+@dataclass(eq=False, repr=False)
 class SkippedSamplesError(FkatDataError, RuntimeError):
     """More samples of an epoch raised than ``max_skipped_samples`` lets a loader leave out.
 
@@ -443,12 +421,10 @@ class SkippedSamplesError(FkatDataError, RuntimeError):
         last: What the last one of them raised.
     """
 
-    def __init__(self, epoch: int, num_skipped: int, limit: int, last: str) -> None:
-        self.epoch = epoch
-        self.num_skipped = num_skipped
-        self.limit = limit
-        self.last = last
-        super().__init__(epoch, num_skipped, limit, last)
+    epoch: int
+    num_skipped: int
+    limit: int
+    last: str
 
     def __str__(self) -> str:
         return (

@@ -18,7 +18,7 @@ def made_from_text(kind: type[_Error]) -> type[_Error]:
     """Let one string stand for all arguments of an exception: it is the message, and every field is None.
 
     Args:
-        kind: The class, whose ``__init__`` needs two arguments or more.
+        kind: The class, whose ``__init__`` needs two arguments or more, and keeps each in an attribute of its name.
     """
     init: Any = kind.__init__
     names = list(inspect.signature(init).parameters)[1:]
@@ -27,6 +27,8 @@ def made_from_text(kind: type[_Error]) -> type[_Error]:
     def made(self: BaseException, *args: Any, **named: Any) -> None:
         if not _is_text(args) or named:
             init(self, *args, **named)
+            # What it is pickled with, whatever way the arguments were passed.
+            self.args = tuple(getattr(self, name) for name in names)
             return
         super(kind, self).__init__(*args)
         vars(self).update(dict.fromkeys(names))

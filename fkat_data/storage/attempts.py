@@ -29,6 +29,7 @@ class ChangedError(ContentError):
 
 
 @made_from_text
+@dataclass(eq=False, repr=False)
 class StatusError(TransferError):
     """A server answered with an error.
 
@@ -38,11 +39,9 @@ class StatusError(TransferError):
         retry_after: The Retry-After header; "" if the answer has none.
     """
 
-    def __init__(self, status: int, reason: str, retry_after: str = "") -> None:
-        self.status = status
-        self.reason = reason
-        self.retry_after = retry_after
-        super().__init__(status, reason, retry_after)
+    status: int
+    reason: str
+    retry_after: str = ""
 
     def __str__(self) -> str:
         return f"status {self.status} {self.reason}".rstrip()
