@@ -53,7 +53,11 @@ def shared_part(
         # A file of before a failure of the power, when it was not synced, may look whole and be empty.
         path = _folder() / f"{key}-{boot_text().strip()}{_SUFFIX}"
         deadline_s = time.monotonic() + _WAIT_S + _WAIT_PER_SAMPLE_S * size
-        lock = _opened(path, size * np.dtype(dtype).itemsize, dtype, make, deadline_s)
+
+        def parts() -> Iterator[memoryview]:
+            return (np.ascontiguousarray(samples, dtype).data for samples in make())
+
+        lock = _opened(path, size * np.dtype(dtype).itemsize, parts, deadline_s)
         return SharedPart(lock, path, size, dtype)
     except genuine(OSError) as error:
         _logger.warning("each process computes the order of its epoch alone, because sharing it failed: %s", error)
@@ -92,13 +96,7 @@ def _release(samples: list[_Integers], lock: LockFile, path: Path) -> None:
     _remove_unused(path)
 
 
-def _opened(
-    path: Path,
-    size_bytes: int,
-    dtype: type[np.signedinteger[Any]],
-    make: Callable[[], Iterator[_Integers]],
-    deadline_s: float,
-) -> LockFile:
+def _opened(path: Path, size_bytes: int, parts: Callable[[], Iterator[memoryview]], deadline_s: float) -> LockFile:
     """Return the whole file, with a shared lock; make it unless another process has."""
     for pause_s in pauses():
         lock = LockFile(path)
@@ -106,7 +104,7 @@ def _opened(
             is_alone = lock.try_lock()
             if is_alone and lock.is_there and not _is_whole(lock, size_bytes):
                 _remove_others(path)
-                _fill(lock, path, size_bytes, dtype, make)
+                _fill(lock, path, size_bytes, parts)
             if lock.try_lock(shared=True) and _is_whole(lock, size_bytes):
                 return lock
         except BaseException:
@@ -123,18 +121,12 @@ def _is_whole(lock: LockFile, size_bytes: int) -> bool:
     return os.pread(lock.descriptor, len(_TRAILER) + 1, size_bytes) == _TRAILER
 
 
-def _fill(
-    lock: LockFile,
-    path: Path,
-    size_bytes: int,
-    dtype: type[np.signedinteger[Any]],
-    make: Callable[[], Iterator[_Integers]],
-) -> None:
+def _fill(lock: LockFile, path: Path, size_bytes: int, parts: Callable[[], Iterator[memoryview]]) -> None:
     os.ftruncate(lock.descriptor, 0)
     try:
         allocate(lock.descriptor, size_bytes + len(_TRAILER))
         with open(lock.descriptor, "wb", closefd=False) as file:
-            file.writelines(np.ascontiguousarray(samples, dtype).data for samples in make())
+            file.writelines(parts())
             file.write(_TRAILER)
     except BaseException:
         with suppress(OSError):
