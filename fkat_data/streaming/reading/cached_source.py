@@ -12,15 +12,15 @@ from fkat_data.errors import ConfigurationError, DownloadError, ShardCorruptErro
 from fkat_data.files.index import INDEX_NAME, parse_index, read_index
 from fkat_data.files.shard import FileInfo, ShardEntry, is_part
 from fkat_data.files.stored import decompress_into, directory_key
-from fkat_data.files.token_shards import TokenWindowing
 from fkat_data.runtime.interruption import genuine
 from fkat_data.streaming.cache.cache_budget import CacheBudget
 from fkat_data.streaming.cache.cache_directory import suppress_unwritable
 from fkat_data.streaming.cache.paths import BOOKKEEPING
 from fkat_data.streaming.reading.dataset_index import DatasetIndex, FoundIndex, GeneratedIndex, digest_of
-from fkat_data.streaming.reading.file_pattern import NO_DATASET, FilePattern
+from fkat_data.streaming.reading.file_pattern import NO_DATASET
 from fkat_data.streaming.reading.pinned_commits import PinnedCommit
 from fkat_data.streaming.reading.shard_source import Evictable, ShardCache, ShardSource, names_of
+from fkat_data.streaming.reading.stream import Stream
 from fkat_data.streaming.store.store import Store
 
 
@@ -76,44 +76,29 @@ class CachedSource(ShardSource):
     """A stream's shards in a store, and the cache of all their files in a directory of this node.
 
     Args:
-        store: The store.
+        stream: The stream.
+        store: The store of its remote.
         directory: The directory of the cache, one of the budget's.
         budget: What that directory and others may take.
         evictable: Collects the files that may be evicted.
-        validate_hash: The hash of the index to compare files with; None: compare their sizes alone.
-        keep_zip: Whether compressed files stay after they are decompressed.
-        remote: The store as a directory of this machine; None: it is none.
-        pattern: Which files of the store the stream consists of; None: those of its index, and all if it has none.
-        columns: The columns to read of files that have no index; None: all.
-        windowing: How tokens become samples; None for files of other formats.
     """
 
     def __init__(
-        self,
-        store: Store,
-        directory: Path,
-        budget: CacheBudget,
-        evictable: Evictable,
-        *,
-        validate_hash: str | None,
-        keep_zip: bool,
-        remote: Path | None = None,
-        pattern: FilePattern | None = None,
-        columns: tuple[str, ...] | None = None,
-        windowing: TokenWindowing | None = None,
+        self, stream: Stream, store: Store, directory: Path, budget: CacheBudget, evictable: Evictable
     ) -> None:
         self._made = ShardCache(directory, budget, evictable)
         self._index_of_store = DatasetIndex(store)
-        super().__init__(self._made.files.directory, [], validate_hash, self._index_of_store, self._made)
+        super().__init__(self._made.files.directory, [], stream.validate_hash, self._index_of_store, self._made)
         self._store = store
         self._given = directory
-        self._keep_zip = keep_zip
+        self._keep_zip = bool(stream.keep_zip)
+        remote, pattern = stream.remote_directory, stream.file_pattern
         self._remote = None if remote is None else remote.absolute()
         self._is_writable = budget.directory(directory).is_writable
         self._pattern = "" if pattern is None else pattern.text
         self._is_listed = pattern is not None
         path = self.directory / BOOKKEEPING / "generated_index.json"
-        self._generated = GeneratedIndex(store, pattern or FilePattern(""), columns, path, windowing)
+        self._generated = GeneratedIndex(stream, store, path)
 
     @property
     def location(self) -> str:

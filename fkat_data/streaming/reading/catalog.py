@@ -19,14 +19,15 @@ from fkat_data.files.stored import directory_key
 from fkat_data.files.tar import with_decoders
 from fkat_data.files.token_shards import WindowsOfPart, check_windowing
 from fkat_data.runtime.interruption import genuine, suppress
+from fkat_data.storage.location import user_cache_file
 from fkat_data.storage.patterns import wildcard_at
 from fkat_data.streaming.cache.cache_budget import CacheBudget
 from fkat_data.streaming.cache.cache_directory import make_safe
 from fkat_data.streaming.order.spans import Spanner
 from fkat_data.streaming.reading.cached_source import CachedSource, shared_file
-from fkat_data.streaming.reading.dataset_index import DatasetIndex, GeneratedIndex, cached_index_path
+from fkat_data.streaming.reading.dataset_index import DatasetIndex, GeneratedIndex
 from fkat_data.streaming.reading.decompressed_source import DecompressedSource, folder_of
-from fkat_data.streaming.reading.file_pattern import NO_DATASET, FilePattern, no_stream, split_name
+from fkat_data.streaming.reading.file_pattern import NO_DATASET, no_stream, split_name
 from fkat_data.streaming.reading.pinned_commits import PinnedCommit
 from fkat_data.streaming.reading.shard_source import Evictable, ShardSource, names_of
 from fkat_data.streaming.reading.stream import Stream
@@ -185,18 +186,7 @@ def _cached(stream: Stream, directory: Path) -> _Planned:
         num_retries=stream.download_retry or 0,
         timeout_s=stream.download_timeout or 0,
     )
-    made = partial(
-        CachedSource,
-        store,
-        directory,
-        validate_hash=stream.validate_hash,
-        keep_zip=bool(stream.keep_zip),
-        remote=stream.remote_directory,
-        pattern=stream.file_pattern,
-        columns=stream.columns,
-        windowing=stream.tokens,
-    )
-    return _Planned(directory, made)
+    return _Planned(directory, partial(CachedSource, stream, store, directory))
 
 
 def _in_place(stream: Stream) -> ShardSource | _Planned:
@@ -208,8 +198,7 @@ def _in_place(stream: Stream) -> ShardSource | _Planned:
     pattern = stream.file_pattern
     if pattern is not None or not (directory / INDEX_NAME).exists():
         location = f"{directory.absolute()}/{pattern.text if pattern else ''}"
-        path = cached_index_path(location)
-        generated = GeneratedIndex(store, pattern or FilePattern(""), stream.columns, path, stream.tokens)
+        generated = GeneratedIndex(stream, store, user_cache_file("indices", location))
         try:
             return ShardSource(directory, generated.read().entries(is_in_place=True), stream.validate_hash)
         except ShardNotFoundError:

@@ -20,8 +20,9 @@ from fkat_data.runtime.background import BackgroundCall, in_parallel
 from fkat_data.runtime.interruption import suppress
 from fkat_data.storage.file_identity import FileIdentity
 from fkat_data.storage.folders import say_partitions
-from fkat_data.storage.location import load_cached, save_cached, user_cache_file
+from fkat_data.storage.location import load_cached, save_cached
 from fkat_data.streaming.reading.file_pattern import FilePattern
+from fkat_data.streaming.reading.stream import Stream
 from fkat_data.streaming.store.client import ListedFile, moment_of
 from fkat_data.streaming.store.directory_client import version_of
 from fkat_data.streaming.store.store import Store, reason_against
@@ -268,25 +269,16 @@ class GeneratedIndex:
     directory, describes the files that are new or have changed, and no other.
 
     Args:
+        stream: Says which files it consists of, which of their columns to read, and how tokens become samples.
         store: The directory.
-        pattern: Which of its files.
-        columns: The columns to read; None: all.
         path: Where the descriptions are cached. A missing, torn or unwritable file is no error.
-        windowing: How tokens become samples; None for files of other formats.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        pattern: FilePattern,
-        columns: tuple[str, ...] | None,
-        path: Path,
-        windowing: TokenWindowing | None = None,
-    ) -> None:
-        self._windowing = windowing
+    def __init__(self, stream: Stream, store: Store, path: Path) -> None:
+        self._windowing = stream.tokens
         self._store = store
-        self._pattern = pattern
-        self._columns = columns
+        self._pattern = stream.file_pattern or FilePattern("")
+        self._columns = stream.columns
         self._path = path
 
     def read(self, lock: Callable[[], AbstractContextManager[Any]] = nullcontext) -> Generated:
@@ -398,15 +390,6 @@ class GeneratedIndex:
         except ShardCorruptError as error:
             raise (_located(error, self._url) if error.shard == file.name else error) from error
         return DescribedFile(file.name, file.size_bytes, file.version, stored.version, description)
-
-
-def cached_index_path(location: str) -> Path:
-    """Return where the index of files that are read in place is cached: below the user's directory of caches.
-
-    Args:
-        location: What identifies the files.
-    """
-    return user_cache_file("indices", location)
 
 
 class _StoredFile:
