@@ -161,9 +161,7 @@ class StreamingDataset(Described, DatasetProperties, SampleAccess, IterableDatas
         world: World | None = None,
         transform: Callable[[Any], Any] | None = None,
     ) -> None:
-        self.predownload: int | None = (
-            None if predownload is None else arguments.integer("predownload", predownload, minimum=0)
-        )
+        self.predownload: int | None = _number("predownload", predownload, minimum=0)
         self.cache_limit: int | None = size_bytes_of("cache_limit", cache_limit) if cache_limit else None
         self.allow_unsafe_types: bool = arguments.boolean("allow_unsafe_types", allow_unsafe_types)
         skips = SampleSkips(skip)
@@ -246,9 +244,8 @@ class StreamingDataset(Described, DatasetProperties, SampleAccess, IterableDatas
     @next_epoch.setter
     def next_epoch(self, epoch: int) -> None:
         arguments.integer("next_epoch", epoch, minimum=0, maximum=LAST_EPOCH)
-        self._stream_state.resume_point.go_to(
-            replace(self._stream_state.resume_point.next(), epoch=epoch, sample_in_epoch=0)
-        )
+        resume_point = self._stream_state.resume_point
+        resume_point.go_to(replace(resume_point.next(), epoch=epoch, sample_in_epoch=0))
 
     @property
     def batch_size(self) -> int | None:
@@ -262,14 +259,11 @@ class StreamingDataset(Described, DatasetProperties, SampleAccess, IterableDatas
         self._stream_state.epochs = epochs
 
     def _repr_facts(self) -> Iterator[tuple[str, object]]:
-        yield "num_samples", self._stream_state.catalog.num_samples
-        yield "num_shards", len(self._stream_state.catalog.entries)
-        yield "num_streams", len(self.streams)
-        yield "batch_size", self._stream_state.epochs.batch_size
-        yield (
-            "shuffle",
-            self._stream_state.epochs.settings.shuffle_algo if self._stream_state.epochs.settings.shuffle else False,
-        )
+        yield "num_samples", self.num_samples
+        yield "num_shards", self.num_shards
+        yield "num_streams", self.num_streams
+        yield "batch_size", self.batch_size
+        yield "shuffle", self.shuffle_algo if self.shuffle else False
 
     def __len__(self) -> int:
         """Return the number of samples that a rank gets in a whole epoch."""
@@ -361,9 +355,8 @@ class StreamingDataset(Described, DatasetProperties, SampleAccess, IterableDatas
         Raises:
             ConfigurationError: The epoch has fewer global batches.
         """
-        return coverage_of(
-            self._stream_state.epochs, self._stream_state.catalog, self._stream_state.skips, epoch, num_steps
-        )
+        state = self._stream_state
+        return coverage_of(state.epochs, state.catalog, state.skips, epoch, num_steps)
 
     def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, Any]:
         """Return the trainer's position as plain values; ``StreamingDataLoader.state_dict`` supplies the arguments.
@@ -428,8 +421,8 @@ def has_own_iter(dataset: StreamingDataset) -> bool:
     return type(dataset).__iter__ is not _OWN_ITER
 
 
-def _number(argument: str, value: int | None) -> int | None:
-    return None if value is None else arguments.integer(argument, value, minimum=1)
+def _number(argument: str, value: int | None, *, minimum: int = 1) -> int | None:
+    return None if value is None else arguments.integer(argument, value, minimum=minimum)
 
 
 def _schedule(given: Any, weights: Sequence[StreamWeight], epoch_size: int) -> WeightSchedule | None:

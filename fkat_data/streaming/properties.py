@@ -29,10 +29,9 @@ class DatasetProperties:
 
     def _present_point(self) -> ResumePoint:
         """Return where the present iteration began, with every setting filled in; before one, what was loaded."""
-        point = self._stream_state.resume_point.current()
-        return (
-            self._stream_state.resume_point.next() if point is None else self._stream_state.epochs.with_defaults(point)
-        )
+        state = self._stream_state
+        point = state.resume_point.current()
+        return state.resume_point.next() if point is None else state.epochs.with_defaults(point)
 
     def resample_streams(self, epoch: int, stream_id: int | None = None) -> tuple[_Integers, _Integers]:
         """Return the samples that an epoch takes of all streams, or of one, before they are shuffled.
@@ -56,11 +55,8 @@ class DatasetProperties:
     @property
     def cache_usage(self) -> int:
         """Bytes that the streams' directories on this node take, counted now; 0 if all data are read in place."""
-        return (
-            0
-            if self._stream_state.catalog.cache_budget is None
-            else self._stream_state.catalog.cache_budget.usage_bytes
-        )
+        budget = self._stream_state.catalog.cache_budget
+        return 0 if budget is None else budget.usage_bytes
 
     def prepare_shard(self, shard_id: int, blocking: bool = True) -> None:
         """Fetch a shard unless it is cached.
@@ -73,10 +69,8 @@ class DatasetProperties:
             ConfigurationError: The shard does not exist, or does not fit the cache.
             Exception: Why the shard could not be fetched.
         """
-        shard = self._shard(shard_id)
-        self._stream_state.catalog.source_of(shard).fetch(
-            self._stream_state.catalog.entries[shard], wait=arguments.boolean("blocking", blocking)
-        )
+        shard, catalog = self._shard(shard_id), self._stream_state.catalog
+        catalog.source_of(shard).fetch(catalog.entries[shard], wait=arguments.boolean("blocking", blocking))
 
     def evict_shard(self, shard_id: int) -> int:
         """Remove a shard from this node if it can be fetched again; return the size of its files in bytes.
@@ -90,8 +84,8 @@ class DatasetProperties:
             ConfigurationError: The shard does not exist.
             OSError: A file cannot be removed.
         """
-        shard = self._shard(shard_id)
-        return self._stream_state.catalog.source_of(shard).evict(self._stream_state.catalog.entries[shard])
+        shard, catalog = self._shard(shard_id), self._stream_state.catalog
+        return catalog.source_of(shard).evict(catalog.entries[shard])
 
     def evict_coldest_shard(self) -> int:
         """Remove the least recently used file; return its size in bytes, 0 if there is none.
@@ -99,14 +93,13 @@ class DatasetProperties:
         Raises:
             OSError: The file cannot be removed.
         """
-        return (
-            0 if self._stream_state.catalog.cache_budget is None else self._stream_state.catalog.cache_budget.evict(1)
-        )
+        budget = self._stream_state.catalog.cache_budget
+        return 0 if budget is None else budget.evict(1)
 
     def _shard(self, shard: object) -> int:
         number = arguments.integer("shard_id", shard, minimum=0)
-        if number >= len(self._stream_state.catalog.entries):
-            raise ConfigurationError("shard_id", number, f"one of the {len(self._stream_state.catalog.entries)} shards")
+        if number >= self.num_shards:
+            raise ConfigurationError("shard_id", number, f"one of the {self.num_shards} shards")
         return number
 
     @property
