@@ -227,10 +227,7 @@ def _group(group: Any, num_leaves: list[int], padding: int, end: int) -> list[in
     edges: list[int] = [group.num_rows]
     leaf = 0
     for count in num_leaves:
-        spans: list[tuple[int, int]] = []
-        for index in range(leaf, leaf + count):
-            chunk = group.column(index)
-            spans.append(chunk_span(chunk))
+        spans = [chunk_span(group.column(index)) for index in range(leaf, leaf + count)]
         stop = max(stop for _, stop in spans)
         edges += [min(start for start, _ in spans), max(stop, min(stop + padding, end))]
         leaf += count
@@ -243,18 +240,15 @@ def _column(name: str, described: Sequence[Any], of_all: SampleType) -> Column:
     return Column(name, text, size_bytes) if own == of_all else Column(name, encoding_of(of_all))
 
 
-def _joined(ranges: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield ranges, with those that are close to each other as one."""
-    first, last = -1, -1
+def _joined(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return ranges, with those that are close to each other as one."""
+    joined: list[tuple[int, int]] = []
     for start, stop in ranges:
-        if first >= 0 and start - last <= _LARGEST_GAP_BYTES:
-            last = max(last, stop)
-            continue
-        if first >= 0:
-            yield first, last
-        first, last = start, stop
-    if first >= 0:
-        yield first, last
+        if joined and start - joined[-1][1] <= _LARGEST_GAP_BYTES:
+            joined[-1] = joined[-1][0], max(joined[-1][1], stop)
+        else:
+            joined.append((start, stop))
+    return joined
 
 
 def _digest(ranges: tuple[tuple[int, int], ...]) -> str:

@@ -121,6 +121,18 @@ def check_size(path: Path, info: FileInfo) -> None:
         raise ShardCorruptError.of_field(path, "size in bytes", f"{info.bytes}, as in the index", found)
 
 
+def hash_in_index(info: FileInfo, algorithm: str, shown: object) -> str:
+    """Return the hash that the index has of a file.
+
+    Raises:
+        ConfigurationError: It has none by this algorithm.
+    """
+    if algorithm not in info.hashes:
+        known = ", ".join(info.hashes) or "none"
+        raise ConfigurationError("validate_hash", algorithm, f"a hash that the index has for {shown} ({known})")
+    return info.hashes[algorithm]
+
+
 def validate_file(path: Path, info: FileInfo, algorithm: str | None = None) -> None:
     """Check that a file has the size and the hash in the index.
 
@@ -138,9 +150,7 @@ def validate_file(path: Path, info: FileInfo, algorithm: str | None = None) -> N
     if algorithm is None:
         return
     made = new_hash(algorithm)
-    if algorithm not in info.hashes:
-        known = ", ".join(info.hashes) or "none"
-        raise ConfigurationError("validate_hash", algorithm, f"a hash that the index has for {path} ({known})")
+    digest = hash_in_index(info, algorithm, path)
     try:
         with path.open("rb", buffering=0) as file:
             while chunk := file.read(_CHUNK_BYTES):
@@ -150,8 +160,8 @@ def validate_file(path: Path, info: FileInfo, algorithm: str | None = None) -> N
         raise ShardNotFoundError(str(path), "no such file") from error
     except genuine(OSError) as error:
         raise named(error, str(path)) from None
-    if made.hexdigest() != info.hashes[algorithm]:
-        expected = f"{info.hashes[algorithm]}, as in the index"
+    if made.hexdigest() != digest:
+        expected = f"{digest}, as in the index"
         raise ShardCorruptError.of_field(path, algorithm, expected, made.hexdigest())
 
 

@@ -15,7 +15,7 @@ from fkat_data.errors.wording import add_note, redacted_location
 from fkat_data.files.formats import LISTED_SUFFIXES, check_safe
 from fkat_data.files.index import INDEX_NAME
 from fkat_data.files.shard import ShardEntry
-from fkat_data.files.stored import directory_key
+from fkat_data.files.stored import directory_key, hash_in_index
 from fkat_data.files.tar import with_decoders
 from fkat_data.files.token_shards import WindowsOfPart, check_windowing
 from fkat_data.runtime.interruption import genuine, suppress
@@ -408,11 +408,7 @@ def _check_hashes(entries: Sequence[ShardEntry], algorithm: str | None) -> None:
         return
     for entry in entries:
         for info in (info for pair in entry.files for info in pair if info is not None):
-            if algorithm not in info.hashes:
-                known = ", ".join(info.hashes) or "none"
-                raise ConfigurationError(
-                    "validate_hash", algorithm, f"a hash that the index has for {info.basename} ({known})"
-                )
+            hash_in_index(info, algorithm, info.basename)
 
 
 def _with_columns(entries: Sequence[ShardEntry], columns: tuple[str, ...]) -> list[ShardEntry]:

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError, arguments
 from fkat_data.files.shard import FileInfo, Origin
+from fkat_data.files.stored import hash_in_index
 from fkat_data.runtime.interruption import genuine
 from fkat_data.runtime.registry import Registry
 from fkat_data.storage.attempts import ContentError, FinalError, Redaction, TransferError, with_attempts
@@ -103,16 +104,13 @@ class Store:
         if info is None:
             self._transferred(name, target, size_bytes=None, most_bytes=_LARGEST_INDEX_BYTES)
             return
-        if algorithm is not None and algorithm not in info.hashes:
-            known = ", ".join(info.hashes) or "none"
-            raise ConfigurationError("validate_hash", algorithm, f"a hash that the index has for {name} ({known})")
         self._transferred(
             name,
             target,
             size_bytes=info.bytes,
             most_bytes=info.bytes,
             algorithm=algorithm,
-            digest="" if algorithm is None else info.hashes[algorithm],
+            digest="" if algorithm is None else hash_in_index(info, algorithm, name),
         )
 
     def read(self, name: str, limit_bytes: int) -> tuple[bytes, str]:
@@ -129,8 +127,8 @@ class Store:
         version = self._transferred(name, buffer, size_bytes=None, most_bytes=limit_bytes)
         return buffer.getvalue(), version
 
-    def download_part(self, origin: Origin, target: BinaryIO) -> None:
-        """Write the ranges of a file to ``target``, one after another, and all of the version that ``origin`` states.
+    def download_part(self, origin: Origin, target: BinaryIO) -> str:
+        """Write ranges of a file to ``target``, one after another, all of the version that ``origin`` states; return that.
 
         Args:
             origin: The file and its ranges.
@@ -139,7 +137,14 @@ class Store:
         Raises:
             Exception: What ``download`` raises, within the same time; a ``DownloadError`` if the file was replaced.
         """
-        self._transfer_ranges(origin, target)
+        return self._transferred(
+            origin.name,
+            target,
+            size_bytes=origin.size_bytes,
+            most_bytes=origin.size_bytes,
+            ranges=origin.ranges,
+            version=origin.version,
+        )
 
     def read_range(self, name: str, start: int, stop: int, *, size_bytes: int, version: str) -> tuple[bytes, str]:
         """Return a range of a file, and the version of the file.
@@ -155,7 +160,7 @@ class Store:
             Exception: What ``download_part`` raises.
         """
         buffer = io.BytesIO()
-        found = self._transfer_ranges(Origin(name, size_bytes, version, ((start, stop),)), buffer)
+        found = self.download_part(Origin(name, size_bytes, version, ((start, stop),)), buffer)
         return buffer.getvalue(), found
 
     def listing(self, prefix: str = "", enters: Callable[[str], bool] | None = None) -> list[ListedFile]:
@@ -214,16 +219,6 @@ class Store:
         client = self._clients.pop(os.getpid(), None)
         if client is not None:
             client.close()
-
-    def _transfer_ranges(self, origin: Origin, target: BinaryIO) -> str:
-        return self._transferred(
-            origin.name,
-            target,
-            size_bytes=origin.size_bytes,
-            most_bytes=origin.size_bytes,
-            ranges=origin.ranges,
-            version=origin.version,
-        )
 
     def _transferred(self, name: str, target: BinaryIO, **wanted: Any) -> str:
         """Attempt a transfer, which the first attempt makes, until it is complete; return the version."""
