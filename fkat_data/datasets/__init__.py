@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from fkat_data.datasets.equal_cost import attention_cost
     from fkat_data.datasets.json_lines import IterableJsonDataset, JsonDataset
     from fkat_data.datasets.lengths import count_parallel, read_lengths, write_lengths
-    from fkat_data.datasets.packed import Fragment, PackedDataset
-    from fkat_data.datasets.packed_rows import collate_packed
+    from fkat_data.datasets.packed import PackedDataset
+    from fkat_data.datasets.packed_rows import Fragment, collate_packed
     from fkat_data.datasets.padding import PaddingCollate, PaddingSide1D, pad_stack_1d
     from fkat_data.datasets.parquet import IterableParquetDataset, ParquetDataset
     from fkat_data.datasets.rank_loads import PlanReport, plan_report
@@ -73,8 +73,8 @@ _MODULES = {
     "attention_cost": "equal_cost",
     **dict.fromkeys(("IterableJsonDataset", "JsonDataset"), "json_lines"),
     **dict.fromkeys(("count_parallel", "read_lengths", "write_lengths"), "lengths"),
-    **dict.fromkeys(("Fragment", "PackedDataset"), "packed"),
-    "collate_packed": "packed_rows",
+    "PackedDataset": "packed",
+    **dict.fromkeys(("Fragment", "collate_packed"), "packed_rows"),
     **dict.fromkeys(("PaddingCollate", "PaddingSide1D", "pad_stack_1d"), "padding"),
     **dict.fromkeys(("IterableParquetDataset", "ParquetDataset"), "parquet"),
     **dict.fromkeys(("PlanReport", "plan_report"), "rank_loads"),

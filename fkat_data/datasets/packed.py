@@ -18,7 +18,7 @@ from fkat_data.datasets.dealt_order import Windows, split_largest
 from fkat_data.datasets.equal_cost import Cost, CostBalance, balance_of, check_cost
 from fkat_data.datasets.item_index import EpochOrder, counted_from_start, is_map_style, items_at
 from fkat_data.datasets.lengths import as_lengths
-from fkat_data.datasets.packed_rows import fields_of, packed_sequence, padding_of
+from fkat_data.datasets.packed_rows import TOO_LONG, Fragment, fields_of, packed_sequence, padding_of
 from fkat_data.datasets.rank_loads import RankLoad
 from fkat_data.datasets.resumable import base_state, load_base_state
 from fkat_data.errors import ConfigurationError
@@ -34,21 +34,6 @@ _PLANS_KEPT = 4
 _HORIZONS_KEPT = 2
 # From this many windows on, counting what all give together is faster than planning each.
 _COUNTED_TOGETHER = 128
-_TOO_LONG = ("raise", "skip", "split", "truncate")
-
-
-class Fragment(NamedTuple):
-    """A document, or a part of one, in a packed sequence.
-
-    Attributes:
-        document: Index of the document in the base dataset.
-        start: Index of the fragment's first token in the document.
-        length: Number of tokens in the fragment.
-    """
-
-    document: int
-    start: int
-    length: int
 
 
 class SequencePart(NamedTuple):
@@ -176,7 +161,7 @@ class PackedDataset(EpochOrder, Described, Dataset[dict[str, torch.Tensor]]):
         self._base = base_dataset
         self._sequence_length = integer("sequence_length", sequence_length, minimum=1)
         self._padding = padding_of(fields, padding, pad_value)
-        self._too_long = choice("too_long", too_long, _TOO_LONG)
+        self._too_long = choice("too_long", too_long, TOO_LONG)
         if lengths is None and not callable(getattr(base_dataset, "sort_key", None)):
             expected = "one integer for each document, or documents whose sort_key(index) returns their length"
             raise ConfigurationError("lengths", lengths, expected)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from numbers import Real
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -11,6 +11,23 @@ import torch
 from fkat_data.datasets.padding import filled
 from fkat_data.errors import ConfigurationError
 from fkat_data.runtime.interruption import genuine
+
+TOO_LONG = ("raise", "skip", "split", "truncate")
+"""What ``too_long`` of a packing may be."""
+
+
+class Fragment(NamedTuple):
+    """A document, or a part of one, in a packed sequence.
+
+    Attributes:
+        document: Index of the document in the base dataset.
+        start: Index of the fragment's first token in the document.
+        length: Number of tokens in the fragment.
+    """
+
+    document: int
+    start: int
+    length: int
 
 
 def padding_of(

@@ -2,19 +2,18 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 
 from fkat_data.datasets.best_fit import best_fit
-from fkat_data.datasets.packed_rows import fields_of, packed_sequence, padding_of
+from fkat_data.datasets.packed_rows import TOO_LONG, Fragment, fields_of, packed_sequence, padding_of
 from fkat_data.errors import ConfigurationError
 from fkat_data.errors.arguments import choice, integer
 from fkat_data.errors.wording import Described
 from fkat_data.worker.windows import version_of
 
 _METHODS = ("best_fit", "concatenate")
-_TOO_LONG = ("raise", "skip", "split", "truncate")
 
 
 class Filter:
@@ -40,12 +39,6 @@ class Filter:
     def __call__(self, samples: list[Any]) -> list[Any]:
         """Return the samples that stay, in order."""
         return [sample for sample in samples if self._keep(sample)]
-
-
-class _Part(NamedTuple):
-    document: int
-    start: int
-    length: int
 
 
 class Pack(Described):
@@ -86,7 +79,7 @@ class Pack(Described):
             most = self._sequence_length if method == "best_fit" else None
             integer("max_document_length", max_document_length, minimum=1, maximum=most)
         default = "raise" if method == "best_fit" else "split"
-        self._too_long = default if too_long is None else choice("too_long", too_long, _TOO_LONG)
+        self._too_long = default if too_long is None else choice("too_long", too_long, TOO_LONG)
         self._padding = padding_of(fields, padding)
         self._fields = list(self._padding)
 
@@ -127,8 +120,8 @@ class Pack(Described):
             raise ConfigurationError("samples", f"shapes {shapes} at position {index} of the window", expected)
         return document
 
-    def _parts(self, lengths: list[int]) -> list[_Part]:
-        most, parts = self._max_document_length or self._sequence_length, list[_Part]()
+    def _parts(self, lengths: list[int]) -> list[Fragment]:
+        most, parts = self._max_document_length or self._sequence_length, list[Fragment]()
         # Joined documents are cut where a sequence ends, and nowhere else unless the caller says so.
         is_whole = self._method == "concatenate" and self._max_document_length is None
         for index, length in enumerate(lengths):
@@ -140,26 +133,26 @@ class Pack(Described):
                 continue
             kept = min(length, most) if self._too_long == "truncate" else length
             size = max(1, kept) if is_whole else most
-            parts += [_Part(index, start, min(size, kept - start)) for start in range(0, kept, size)]
+            parts += [Fragment(index, start, min(size, kept - start)) for start in range(0, kept, size)]
         return parts
 
-    def _fitted(self, parts: list[_Part]) -> list[list[_Part]]:
+    def _fitted(self, parts: list[Fragment]) -> list[list[Fragment]]:
         bins = best_fit([part.length for part in parts], self._sequence_length)
         return [[parts[index] for index in indices] for indices in sorted(map(sorted, bins))]
 
-    def _joined(self, parts: list[_Part]) -> list[list[_Part]]:
+    def _joined(self, parts: list[Fragment]) -> list[list[Fragment]]:
         size = self._sequence_length
         ends = [*accumulate(part.length for part in parts)]
-        sequences: list[list[_Part]] = [[] for _ in range(-(-ends[-1] // size))] if ends else []
+        sequences: list[list[Fragment]] = [[] for _ in range(-(-ends[-1] // size))] if ends else []
         for part, end in zip(parts, ends, strict=True):
             begin = offset = end - part.length
             while offset < end:
                 stop = min(end, (offset // size + 1) * size)
-                sequences[offset // size].append(_Part(part.document, part.start + offset - begin, stop - offset))
+                sequences[offset // size].append(Fragment(part.document, part.start + offset - begin, stop - offset))
                 offset = stop
         return sequences
 
-    def _sequence(self, documents: list[dict[str, torch.Tensor]], parts: list[_Part]) -> dict[str, torch.Tensor]:
+    def _sequence(self, documents: list[dict[str, torch.Tensor]], parts: list[Fragment]) -> dict[str, torch.Tensor]:
         values = {
             field: [documents[part.document][field][part.start : part.start + part.length] for part in parts]
             for field in self._fields
