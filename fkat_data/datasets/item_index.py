@@ -4,7 +4,6 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import starmap
 from typing import Any, cast
 
 import numpy as np
@@ -83,6 +82,10 @@ def in_parts(
     for part in cast("list[int]", np.unique(part_of_item).tolist()):
         positions = np.flatnonzero(part_of_item == part)
         yield part, positions, items[positions] - ends[part - 1] if part else items[positions]
+
+
+def _listed(rows: npt.NDArray[np.int64]) -> list[int]:
+    return rows.tolist()
 
 
 def is_map_style(dataset: object) -> bool:
@@ -220,9 +223,7 @@ class IndexedFiles(InOrder, DatasetOfFiles, Dataset[Any]):
         # What is wrong is raised where the samples are read.
         with suppress(Exception), reading():
             numbers = counted_from_starts(indices, len(self), "sample")
-            self._begin(
-                [(number, cast("list[int]", rows.tolist())) for number, _, rows in in_parts(numbers, self._ends)]
-            )
+            self._begin([(number, _listed(rows)) for number, _, rows in in_parts(numbers, self._ends)])
 
     def _begin(self, parts: Sequence[tuple[int, list[int]]]) -> None:
         """Ask stores for some rows of files, and do not wait for them."""
@@ -258,12 +259,19 @@ class IndexedFiles(InOrder, DatasetOfFiles, Dataset[Any]):
         """
         raise NotImplementedError
 
-    def _readers(self, parts: Sequence[tuple[int, list[int]]]) -> Iterable[ReadRange]:
-        """Return what reads the bytes of some rows of files; those of remote ones are fetched at the same time."""
+    def _in_files(
+        self, numbers: npt.NDArray[np.int64]
+    ) -> Iterator[tuple[int, npt.NDArray[np.int64], list[int], ReadRange]]:
+        """Yield the files that samples are in: which of the samples are in it, their rows there, and what reads them.
+
+        Those of remote files are fetched at the same time.
+        """
+        parts = [(number, positions, _listed(rows)) for number, positions, rows in in_parts(numbers, self._ends)]
         if self._has_remote and len(parts) > 1:
             with reading():
-                self._begin(parts)
-        return starmap(self._reader, parts)  # one at a time: few files are open
+                self._begin([(number, rows) for number, _, rows in parts])
+        for number, positions, rows in parts:  # one at a time: few files are open
+            yield number, positions, rows, self._reader(number, rows)
 
     def _read_one(self, index: int) -> Any:
         """Return the sample at a number from 0 on that is in range."""
@@ -276,12 +284,7 @@ class IndexedFiles(InOrder, DatasetOfFiles, Dataset[Any]):
         """Return the samples at ``indices``; see ``__getitems__``."""
         numbers = counted_from_starts(indices, len(self), "sample")
         found: list[Any] = [None] * len(numbers)
-        parts = [
-            (number, positions, cast("list[int]", rows.tolist()))
-            for number, positions, rows in in_parts(numbers, self._ends)
-        ]
-        readers = self._readers([(file_number, rows) for file_number, _, rows in parts])
-        for (file_number, positions, rows), read in zip(parts, readers, strict=True):
+        for file_number, positions, rows, read in self._in_files(numbers):
             samples = self._samples(file_number, rows, read)
             for position, sample in zip(positions.tolist(), samples, strict=True):
                 found[position] = sample

@@ -4,7 +4,7 @@ import zlib
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,6 @@ from fkat_data.datasets.item_index import (
     IndexedFiles,
     counted_from_start,
     counted_from_starts,
-    in_parts,
 )
 from fkat_data.errors import ConfigurationError, ShardCorruptError, arguments
 from fkat_data.files.lru_cache import LruCache
@@ -229,9 +228,7 @@ class TokenWindows(_TokenFiles):
     def stack_into(self, indices: Sequence[int], out: npt.NDArray[np.int64]) -> None:
         """Read windows into the rows of an array, shape (len(indices), window_size); raise as ``__getitems__``."""
         numbers = counted_from_starts(indices, len(self), "sample")
-        parts = [(number, at, cast("list[int]", rows.tolist())) for number, at, rows in in_parts(numbers, self._ends)]
-        readers = self._readers([(number, rows) for number, _, rows in parts])
-        for (number, positions, rows), read in zip(parts, readers, strict=True):
+        for number, positions, rows, read in self._in_files(numbers):
             starts = [row * self.stride for row in rows]
             if len(starts) == len(out):
                 self._read_windows(number, starts, self.window_size, read, out)
