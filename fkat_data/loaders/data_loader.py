@@ -480,9 +480,11 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
             ConfigurationError: The dataset has no such sample, or nothing says what a step has; see ``samples_of``.
             RankMismatchError: Ranks call it at different steps, or with other samples.
         """
-        found = sorted({arguments.integer("samples", sample, minimum=0) for sample in samples})
-        if found:
-            self._session.exclude(self, Exclusion(tuple(found)))
+
+        def exclusion() -> Exclusion:
+            return Exclusion(tuple(sorted({arguments.integer("samples", sample, minimum=0) for sample in samples})))
+
+        self._session.exclude(self, exclusion)
 
     def exclude_steps(self, first: int, last: int) -> None:
         """Leave steps of the epoch under way out, as ``samples_of`` says them now; later steps move up. Otherwise as ``exclude``.
@@ -495,8 +497,12 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
             ConfigurationError: A step was delivered, or nothing says what a step has; see ``samples_of``.
             RankMismatchError: Ranks call it at different steps, or with other ones.
         """
-        arguments.integer("first", first, minimum=0)
-        self._session.exclude(self, Exclusion(steps=(first, arguments.integer("last", last, minimum=first))))
+
+        def exclusion() -> Exclusion:
+            arguments.integer("first", first, minimum=0)
+            return Exclusion(steps=(first, arguments.integer("last", last, minimum=first)))
+
+        self._session.exclude(self, exclusion)
 
     def statistics(self) -> LoaderStatistics:
         """Return what was done since the first iteration, or the newest loaded state; cheap enough for every step."""

@@ -35,7 +35,7 @@ from fkat_data.observe.statistics import DataLoaderStatistics, LoaderStatistics
 from fkat_data.plan.commits import CommitLedger, TicketedRank, own_outstanding
 from fkat_data.plan.position import Exclusion, Position, Reshard, ResumeState
 from fkat_data.plan.resharding import kept_in_state
-from fkat_data.runtime.distributed import check_agreed, gather
+from fkat_data.runtime.distributed import agreed, gather
 from fkat_data.runtime.lifetime import WeakTable, on_collected
 from fkat_data.runtime.machine import can_start_workers
 from fkat_data.runtime.mesh import MeshRanks
@@ -425,7 +425,7 @@ class LoaderSession:
         plan = self._present_plan(loader)
         return self.source.made_at(loader, plan, arguments.integer("step", step, minimum=0), epoch)
 
-    def exclude(self, loader: LoaderArguments, exclusion: Exclusion) -> None:
+    def exclude(self, loader: LoaderArguments, exclusion_of: Callable[[], Exclusion]) -> None:
         """Leave samples out from the next microbatch on; see ``DataLoader.exclude``.
 
         Raises:
@@ -434,13 +434,22 @@ class LoaderSession:
         """
         self._follow_ranks(loader)
         running, (epoch, step) = self.running, self.position(loader)
-        if self.framework_loop is not None and step:
-            expected = "between two epochs: accelerate's loop is a microbatch ahead of the program's"
-            raise ConfigurationError("exclude", f"<at step {step}>", expected)
-        if exclusion.steps is not None and exclusion.steps[0] < step:
-            raise ConfigurationError("first", exclusion.steps[0], f"at least {step}, the next step of epoch {epoch}")
-        if self.source.has_ranks_in_step(loader):
-            check_agreed("exclude()", epoch, step, exclusion)
+
+        def check() -> Exclusion:
+            if self.framework_loop is not None and step:
+                expected = "between two epochs: accelerate's loop is a microbatch ahead of the program's"
+                raise ConfigurationError("exclude", f"<at step {step}>", expected)
+            exclusion = exclusion_of()
+            if exclusion.steps is not None and exclusion.steps[0] < step:
+                raise ConfigurationError(
+                    "first", exclusion.steps[0], f"at least {step}, the next step of epoch {epoch}"
+                )
+            return exclusion
+
+        is_collective = self.source.has_ranks_in_step(loader)
+        exclusion = agreed("exclude()", epoch, step, check) if is_collective else check()
+        if not exclusion.samples and exclusion.steps is None:
+            return
         plan = self._present_plan(loader)
         if running is not None:
             running.engine.make_again()

@@ -15,7 +15,7 @@ from fkat_data.mixing.strategies import OnExhausted, SamplerStrategy, Schedule, 
 from fkat_data.observe.statistics import LoaderStatistics
 from fkat_data.plan.iteration import Closing, EpochIterator, Iterations
 from fkat_data.plan.state import unsealed
-from fkat_data.runtime.distributed import check_agreed, gather, rank_and_world_size
+from fkat_data.runtime.distributed import agreed, gather, rank_and_world_size
 from fkat_data.runtime.interruption import genuine, is_interruption
 from fkat_data.types import Microbatch, Stateful, with_present_weights
 
@@ -157,15 +157,8 @@ class DictDataLoader(Described, Closing):
         """
         self._settle()
         schedule = self._schedule
-        # Each rank says what it was asked, and only then refuses that: else the others would wait for it.
-        try:
-            asked = schedule.with_weights(weights)
-        except ConfigurationError as error:
-            asked = error
-        check_agreed("set_weights()", schedule.epoch, schedule.draw, str(asked))
-        if isinstance(asked, ConfigurationError):
-            raise asked
-        schedule.change(asked)
+        strategy = agreed("set_weights()", schedule.epoch, schedule.draw, lambda: schedule.with_weights(weights))
+        schedule.change(strategy)
 
     def with_present_weights(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
         """Return an earlier state of this loader, with the weights that were set since and count from later draws on.

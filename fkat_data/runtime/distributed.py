@@ -2,20 +2,21 @@
 
 import logging
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from fkat_data.errors import RankMismatchError
+from fkat_data.errors import ConfigurationError, RankMismatchError
 from fkat_data.runtime.interruption import genuine, suppress
 from fkat_data.runtime.machine import call_in_forks
 from fkat_data.runtime.modes import without_modes
 
 _log = logging.getLogger(__name__)
+Asked = TypeVar("Asked")
 
 _COUNT = "fkat_data/calls/{}"
 _CLAIM = "fkat_data/reported/{}"
@@ -134,19 +135,30 @@ def gather(
     return [each for _, each in found]
 
 
-def check_agreed(call: str, epoch: int, step: int, asked: object) -> None:
-    """Check that all ranks call something at one position, with the same arguments. A collective, as ``gather``.
+def agreed(call: str, epoch: int, step: int, check: Callable[[], Asked]) -> Asked:
+    """Return what all ranks ask for by a call at one position. A collective, as ``gather``.
 
     Args:
         call: The call.
         epoch: This rank's epoch.
         step: Its step there.
-        asked: Its arguments.
+        check: Returns what this rank asks for, or refuses it.
 
     Raises:
-        RankMismatchError: They do not.
+        RankMismatchError: They ask for something else, or at other positions, or only some refuse.
+        ConfigurationError: All refuse it.
     """
-    of_ranks = gather((epoch, step, asked), call=call)
+    try:
+        asked = check()
+    except ConfigurationError as refusal:
+        _compare(call, epoch, step, refusal)  # else the others would wait
+        raise
+    _compare(call, epoch, step, asked)
+    return asked
+
+
+def _compare(call: str, epoch: int, step: int, asked: object) -> None:
+    of_ranks = gather((epoch, step, str(asked)), call=call)
     if any(found != of_ranks[0] for found in of_ranks):
         places = (f"step {at[1]} of epoch {at[0]}, {at[2]} on rank {rank}" for rank, at in enumerate(of_ranks))
         raise RankMismatchError(f"{call}, which all make at the same step", "; ".join(places))

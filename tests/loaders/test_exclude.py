@@ -5,6 +5,7 @@ Models are plain lists: an order, and what is left of it without what was left o
 
 import copy
 import json
+import re
 from itertools import chain, islice
 from random import Random
 
@@ -16,7 +17,7 @@ from streaming_examples import worlds, write
 from torch.utils.data import DistributedSampler, IterableDataset
 from walks import begun, saved
 
-from fkat_data import ConfigurationError, DataLoader, StateMismatchError
+from fkat_data import ConfigurationError, DataLoader, RankMismatchError, StateMismatchError
 from fkat_data.datasets import JsonDataset, PackedDataset
 from fkat_data.mixing import DictDataLoader, RoundRobin
 from fkat_data.streaming import StreamingDataLoader, StreamingDataset
@@ -313,6 +314,29 @@ def test_all_that_is_left_may_be_left_out():
     loader.exclude(range(2, 6))
     assert list(iterator) == []
     assert list(loader) == [[0, 1]]
+
+
+@pytest.mark.parametrize("others", ["Exclusion(samples=(3,), steps=None)", "Exclusion(samples=(), steps=None)"])
+def test_what_one_rank_alone_refuses_or_asks_for_is_an_error_of_all(monkeypatch, others):
+    loader = made(20, 2, 2, 0)
+    next(iter(loader))
+    state = loader.local_state_dict()
+    monkeypatch.setattr("fkat_data.runtime.distributed.gather", lambda own, call: [own, (*own[:2], others)])
+    asked = re.escape(others)
+    for call, own in [
+        (lambda: loader.exclude([-1]), "samples = -1"),
+        (lambda: loader.exclude([5]), r"samples=\(5,\)"),
+        (lambda: loader.exclude_steps(0, 4), "first = 0: expected at least 1"),
+        (lambda: loader.exclude_steps(4, 3), "last = 3"),
+    ]:
+        with pytest.raises(RankMismatchError, match=f"{own}.* on rank 0; .*{asked} on rank 1"):
+            call()
+        assert loader.local_state_dict() == state
+    monkeypatch.setattr("fkat_data.runtime.distributed.gather", lambda own, call: [own, own])
+    with pytest.raises(ConfigurationError, match="samples = -1"):
+        loader.exclude([-1])
+    loader.exclude([])
+    assert loader.local_state_dict() == state
 
 
 def test_ranks_that_differ_are_refused(monkeypatch):

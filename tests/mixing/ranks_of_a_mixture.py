@@ -41,16 +41,27 @@ def without_end(loader):
 
 def check_that_ranks_agree(loader, rank):
     """What one rank does otherwise is an error of all ranks, which names both and changes nothing."""
-    before = loader.strategy
-    for other, said in (
-        (lambda: loader.set_weights({"a": 1, "b": 2}), "'b': 2.0}, seed=3) on rank 1"),
-        (lambda: loader.set_weights({"a": 1, "b": -1}), "weights['b']"),
-        (loader.state_dict, "rank 1 has called state_dict()"),
+
+    def reweight():
+        loader.set_weights({"a": 1, "b": 1})
+
+    def leave_out():
+        source.exclude([3])
+
+    before, source = loader.strategy, DataLoader(range(100), 1, seed=1)
+    source.deal_out(dist.get_world_size(), rank)
+    position = source.local_state_dict()
+    for call, other, said in (
+        (reweight, lambda: loader.set_weights({"a": 1, "b": 2}), "'b': 2.0}, seed=3) on rank 1"),
+        (reweight, lambda: loader.set_weights({"a": 1, "b": -1}), "weights['b']"),
+        (reweight, loader.state_dict, "rank 1 has called state_dict()"),
+        (leave_out, lambda: source.exclude([-1]), "samples = -1"),
+        (leave_out, lambda: source.exclude_steps(3, 2), "last = 2"),
     ):
         try:
-            other() if rank == 1 else loader.set_weights({"a": 1, "b": 1})
+            other() if rank == 1 else call()
         except RankMismatchError as error:
-            if said not in str(error) or loader.strategy is not before:
+            if said not in str(error) or loader.strategy is not before or source.local_state_dict() != position:
                 raise
         else:
             raise AssertionError("ranks have called something else")
