@@ -308,7 +308,6 @@ class SampleSkips:
         Raises:
             SkippedSamplesError: They are too many.
         """
-        del num_made
         self._leave_out(task, update)
 
     def end_task(self, task: Task, trailer: bytes) -> None:

@@ -309,7 +309,6 @@ class ComputedPlan(IndexPlan):
 
     def renew(self, epoch: int, step: int) -> None:
         """Read again what an order depends on when the next iteration begins."""
-        del epoch, step
         self._epoch, self._begun, self._known_order = -1, None, None
 
     def payload(self, epoch: int, index: int) -> Any:
@@ -329,7 +328,6 @@ class ComputedPlan(IndexPlan):
 
     def state_at(self, epoch: int, step: int) -> dict[str, Any]:
         """Return what the order of the rest of an epoch depends on."""
-        del step
         arguments = self._arguments(epoch)
         return {"num_samples": arguments.num_samples, "shuffle": arguments.shuffle is not None}
 

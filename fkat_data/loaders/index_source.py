@@ -126,7 +126,6 @@ class IndexSource(SampleSource):
 
     def can_share_startup(self, loader: LoaderArguments) -> bool:
         """Return whether a microbatch is a batch of indices, which any process makes."""
-        del loader
         return not self.is_cut_by_workers
 
     def rank(self, loader: LoaderArguments) -> int:
@@ -180,7 +179,6 @@ class IndexSource(SampleSource):
         Raises:
             ConfigurationError: The ranks cannot split a batch.
         """
-        del begun
         if self.has_ranks(loader):
             self.is_collective = True
             return None
@@ -239,7 +237,6 @@ class IndexSource(SampleSource):
 
     def go_to(self, loader: LoaderArguments, state: LoaderState) -> None:
         """Keep what the epochs of a state have that were begun before files were appended."""
-        del loader
         self.begun, self.begun_files = state.begun, state.files if state.begun else None
 
     def check_since_load(self, loader: LoaderArguments, state: LoaderState) -> None:
@@ -390,7 +387,6 @@ class IndexSource(SampleSource):
         self, loader: LoaderArguments, start: EpochStart, own: LoaderState, running: LoaderPlan | None, epoch: int
     ) -> LoaderState:
         """Return the state at an epoch's start; see ``SampleSource``."""
-        del running
         return start_of_order(own, epoch, self._index_plan(loader, start).state_at(epoch, 0))
 
     def successor_state(
@@ -408,7 +404,6 @@ class IndexSource(SampleSource):
 
     def has_torchs_length(self, loader: LoaderArguments, reshards: tuple[Reshard, ...], *, is_fresh: bool) -> bool:
         """Return whether torch's class knows the microbatches of the next epoch."""
-        del loader
         return is_fresh and not self.share and not reshards
 
     def num_batches(
@@ -465,14 +460,12 @@ class IndexWindowSource(IndexSource):
 
     def has_torchs_length(self, loader: LoaderArguments, reshards: tuple[Reshard, ...], *, is_fresh: bool) -> bool:
         """Return False: how many rows windows have is not known."""
-        del loader, reshards, is_fresh
         return False
 
     def num_batches(
         self, loader: LoaderArguments, start: EpochStart, running: LoaderPlan | None, epoch: int, step: int
     ) -> int:
         """Raise TypeError: how many rows windows have is not known."""
-        del running, step
         return self._index_plan(loader, start).num_batches(epoch)
 
 

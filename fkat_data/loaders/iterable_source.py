@@ -46,7 +46,6 @@ class IterableSource(SampleSource):
 
     def _strand_fields(self, loader: LoaderArguments, state: LoaderState | None) -> dict[str, Any]:
         """Return what a state says of the strands of all ranks; nothing where the dataset does not count them."""
-        del loader, state
         return {}
 
     def _ends_of(self, loader: LoaderArguments) -> Callable[[], ShortestRank | None] | None:
@@ -75,7 +74,6 @@ class IterableSource(SampleSource):
         Raises:
             ConfigurationError: Nothing says which samples are this rank's.
         """
-        del share, begun
         if not self._has_rank(loader):
             raise ConfigurationError(
                 "dp_rank",
@@ -114,7 +112,6 @@ class IterableSource(SampleSource):
         self, loader: LoaderArguments, start: EpochStart, own: LoaderState, running: LoaderPlan | None, epoch: int
     ) -> LoaderState:
         """Return the state at an epoch's start; see ``SampleSource``."""
-        del loader, start
         # As the next epoch does: from where the dataset was at the start of the one under way.
         begun = own if running is None else running.epoch_again(own)
         snapshots = None if begun.step else [strand["snapshot"] for strand in begun.strands]
@@ -122,7 +119,6 @@ class IterableSource(SampleSource):
 
     def has_torchs_length(self, loader: LoaderArguments, reshards: tuple[Reshard, ...], *, is_fresh: bool) -> bool:
         """Return True where the dataset says it; how many rows windows have is not known."""
-        del loader, reshards, is_fresh
         return self._ends is None
 
 
@@ -138,7 +134,6 @@ class CountedIterableSource(IterableSource):
         return max(self._ranks.num_ranks, super()._num_ranks)
 
     def _has_rank(self, loader: LoaderArguments) -> bool:
-        del loader
         return True
 
     def _strand_fields(self, loader: LoaderArguments, state: LoaderState | None) -> dict[str, Any]:
@@ -154,7 +149,6 @@ class CountedIterableSource(IterableSource):
 
     def rank(self, loader: LoaderArguments) -> int:
         """Return the rank that ``deal_out`` was called with."""
-        del loader
         return self._ranks.rank
 
     def deal_out(self, loader: LoaderArguments, share: RankShare, *, begun: str | None) -> RankShare | None:
@@ -163,7 +157,6 @@ class CountedIterableSource(IterableSource):
         Raises:
             ConfigurationError: The loader was iterated or loaded before.
         """
-        del loader
         if self._ranks == (share.num_ranks, share.rank):
             return None
         if begun is not None:
@@ -183,4 +176,3 @@ class CountedIterableSource(IterableSource):
 
     def saver(self, loader: LoaderArguments) -> tuple[int, int | None] | None:
         """Return None: a state says by itself which strands it has."""
-        del loader

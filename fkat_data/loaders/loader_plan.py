@@ -62,7 +62,6 @@ class LoaderPlan(Plan):
         Args:
             position: Where the iteration before was left.
         """
-        del position
         return None
 
     def epoch_and_step(self, position: Position) -> tuple[int, int]:
@@ -71,7 +70,6 @@ class LoaderPlan(Plan):
 
     def made_of(self, position: Position) -> list[Provenance]:
         """Return what the microbatch at a position that was delivered is made of, without locations; none: it is not known."""
-        del position
         return []
 
     def exclude(self, position: Position, exclusion: Exclusion) -> tuple[Reshard, ...]:
@@ -83,7 +81,6 @@ class LoaderPlan(Plan):
         Raises:
             ConfigurationError: The plan cannot be computed without them, or does not know them.
         """
-        del position, exclusion
         raise _unknown_order(self.in_words)
 
     def made_at(self, epoch: int, step: int) -> dict[int, list[Any]]:
@@ -92,7 +89,6 @@ class LoaderPlan(Plan):
         Raises:
             ConfigurationError: The plan cannot be computed.
         """
-        del epoch, step
         raise _unknown_order(self.in_words)
 
     @abstractmethod
@@ -121,7 +117,6 @@ class LoaderPlan(Plan):
         Args:
             position: Where the iteration before was left.
         """
-        del position
 
     def epoch_again(self, state: LoaderState) -> LoaderState:
         """Return the start of a state's epoch, in the same order; the state itself where that start is not known."""
@@ -129,7 +124,6 @@ class LoaderPlan(Plan):
 
     def num_tasks(self, epoch: int) -> int | None:
         """Return None: nothing asks for it."""
-        del epoch
 
 
 def _unknown_order(found: str) -> ConfigurationError:
@@ -239,7 +233,6 @@ class IndexPlan(LoaderPlan):
 
     def first_microbatch(self, state: LoaderState) -> int:
         """Return where a saved position is in the plan's first task: at its beginning, if each part is a task."""
-        del state
         return 0
 
     def read_state(self, state: LoaderState) -> ResumeState:

@@ -90,12 +90,10 @@ class SampleSource(ABC):
 
     def can_share_startup(self, loader: LoaderArguments) -> bool:
         """Return whether the caller's process may make microbatches until a worker has begun."""
-        del loader
         return False
 
     def own_seed(self, loader: LoaderArguments, drawn: int | None) -> int | None:
         """Return the seed of a loader that was given none: that which was drawn, if any, or the dataset's."""
-        del loader
         return drawn
 
     def shipped_dataset(self, loader: LoaderArguments) -> Any:
@@ -117,11 +115,9 @@ class SampleSource(ABC):
 
     def follow_ranks(self, loader: LoaderArguments) -> None:
         """Learn this process's rank, if torch.distributed is initialised by now: no iteration has begun."""
-        del loader
 
     def ordered_dataset(self, loader: LoaderArguments) -> Any:
         """Return the dataset that decides on the order by a seed and an epoch; None: none does."""
-        del loader
 
     def check_begin(self, loader: LoaderArguments, state: LoaderState | None) -> None:
         """Check, before the first iteration, that ranks share one order, and that a loaded state is of the same kind.
@@ -130,7 +126,6 @@ class SampleSource(ABC):
             ConfigurationError: A rank's dataset drew an order of its own.
             StateMismatchError: The order is of another kind.
         """
-        del loader, state
 
     def check_since_load(self, loader: LoaderArguments, state: LoaderState) -> None:
         """Check that nothing was set since a state was loaded that would cut the rest of its epoch in another way.
@@ -147,7 +142,6 @@ class SampleSource(ABC):
 
     def has_ranks(self, loader: LoaderArguments) -> bool:
         """Return whether a sampler or the dataset knows which samples are this rank's."""
-        del loader
         return False
 
     @property
@@ -161,7 +155,6 @@ class SampleSource(ABC):
         Raises:
             ConfigurationError: A sampler or the dataset is another rank's.
         """
-        del loader
         self.mesh = mesh
 
     def has_ranks_in_step(self, loader: LoaderArguments) -> bool:
@@ -183,11 +176,9 @@ class SampleSource(ABC):
 
     def parts_refusal(self, loader: LoaderArguments) -> str | None:
         """Return why accelerate must not make a loader for each of several ranks of this one's parts; None: it may."""
-        del loader
 
     def num_in_last_round(self, loader: LoaderArguments, start: EpochStart, epoch: int) -> int:
         """Return the samples of an epoch's last batches on all ranks, without those that fill them up; 0: all are."""
-        del loader, start, epoch
         return 0
 
     def loaded_state(
@@ -243,14 +234,12 @@ class SampleSource(ABC):
 
     def layout(self, loader: LoaderArguments) -> Layout | None:
         """Return the ranks that the samples are dealt out to; None: nothing says what another rank has."""
-        del loader
 
     def saver(self, loader: LoaderArguments) -> tuple[int, int | None] | None:
         """Return this rank, and of how many, if no other one can go on with its state: 0 of 1 where it has no rank.
 
         None where the state says by itself which ranks can load it.
         """
-        del loader
 
     def drawn_order(self, loader: LoaderArguments) -> dict[str, Any] | None:
         """Return the state of a dataset that drew the seed of its order; None: of any other."""
@@ -270,7 +259,6 @@ class SampleSource(ABC):
 
     def _dealing_fields(self, loader: LoaderArguments) -> dict[str, int]:
         """Return what a ``LoaderState`` says of the ranks that a dataset or a batch sampler deals itself out to."""
-        del loader
         return {}
 
     def adopt_order(self, loader: LoaderArguments, state: LoaderState, acceptance: Acceptance) -> None:
@@ -313,30 +301,24 @@ class SampleSource(ABC):
         Returns:
             The state, with what is left for the plan that begins with it.
         """
-        del loader
         return state
 
     def go_to(self, loader: LoaderArguments, state: LoaderState) -> None:
         """Put the dataset, if it has a position of its own, where a state says."""
-        del loader, state
 
     def for_engine(self, loader: LoaderArguments, state: LoaderState) -> LoaderState:
         """Return what of a loaded state the plan of a new engine reads."""
-        del loader
         return state
 
     def after_load(self, loader: LoaderArguments, state: LoaderState) -> None:
         """Tell samplers that Lightning has brought which epoch a loaded state has begun."""
-        del loader, state
 
     def is_over(self, loader: LoaderArguments, start: EpochStart) -> bool:
         """Return whether the loaded state has nothing left of its epoch, where that is known before it is begun."""
-        del loader, start
         return False
 
     def is_free_of_states(self, loader: LoaderArguments, start: EpochStart) -> bool:
         """Return whether an epoch's order depends on nothing but the seed, the epoch, and ``set_epoch()``."""
-        del loader, start
         return False
 
     def check_jump(self, loader: LoaderArguments, start: EpochStart, epoch: int, *, is_running: bool) -> None:
@@ -345,7 +327,6 @@ class SampleSource(ABC):
         Raises:
             ConfigurationError: Its order depends on a seed that is not known, or on the epochs before.
         """
-        del loader, start, epoch, is_running
 
     @abstractmethod
     def start_of(
@@ -365,23 +346,19 @@ class SampleSource(ABC):
         self, loader: LoaderArguments, start: EpochStart, own: LoaderState, epoch: int
     ) -> LoaderState | None:
         """Return where a loader begins that Lightning makes of another one, in whose next epoch; None: as any new one."""
-        del loader, start, own, epoch
 
     def current_state(self, loader: LoaderArguments, start: EpochStart, state: LoaderState) -> LoaderState:
         """Return a loaded state at an epoch's start as the samplers are now: a program may have set them since."""
-        del loader, start
         return state
 
     def has_torchs_length(self, loader: LoaderArguments, reshards: tuple[Reshard, ...], *, is_fresh: bool) -> bool:
         """Return whether torch's class knows the microbatches of the next epoch."""
-        del loader, reshards, is_fresh
         return False
 
     def num_batches(
         self, loader: LoaderArguments, start: EpochStart, running: LoaderPlan | None, epoch: int, step: int
     ) -> int:
         """Return the microbatches of an epoch that is not under way; raise TypeError where that is not known."""
-        del step
         return (running or self.plan(loader, start)).num_batches(epoch)
 
     def made_at(
@@ -407,11 +384,9 @@ class SampleSource(ABC):
         return number, step, found
 
     def _made_in(self, loader: LoaderArguments, plan: LoaderPlan, epoch: int, step: int) -> dict[int, list[Any]]:
-        del loader
         return plan.made_at(epoch, step)
 
     def _num_steps(self, loader: LoaderArguments, plan: LoaderPlan, epoch: int) -> int:
-        del loader
         return plan.num_batches(epoch)
 
     def copied_state(
@@ -424,7 +399,6 @@ class SampleSource(ABC):
             own: The loader's present state.
             position: The position of its engine.
         """
-        del position
         return plan.epoch_again(own), {}
 
 

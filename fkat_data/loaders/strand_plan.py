@@ -70,7 +70,6 @@ class StrandPlan(LoaderPlan):
 
     def origin(self, epoch: int, index: int) -> TaskOrigin:
         """Return what says where random streams come from: a strand has its own, whichever rank takes it over."""
-        del epoch
         if not self._of_ranks:
             return TaskOrigin(self._dp_rank, index, 0)
         first_rank, number = divmod(self._of_ranks["strand_numbers"][index], self._of_ranks["strands_per_rank"])
@@ -129,7 +128,6 @@ class StrandPlan(LoaderPlan):
         Raises:
             TypeError: A strand's end is not known before it comes.
         """
-        del epoch
         raise TypeError("the number of an iterable dataset's microbatches is not known")
 
     def saved(self, position: Position) -> dict[str, Any]:
@@ -170,7 +168,6 @@ class StrandPlan(LoaderPlan):
 
     def load_plan_state(self, epoch: int, state: Mapping[str, Any] | None) -> None:
         """Remember the saved states of the dataset."""
-        del epoch
         strands: Sequence[dict[str, Any]] = () if state is None else state["strands"]
         num_again = 0
         for snapshots, saved in zip(self._snapshots, strands, strict=state is not None):

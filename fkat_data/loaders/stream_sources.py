@@ -66,7 +66,6 @@ class StreamBatchSource(SampleSource):
 
     def own_seed(self, loader: LoaderArguments, drawn: int | None) -> int | None:
         """Return the stream's seed."""
-        del drawn
         return _stream_of(loader).seed
 
     def shipped_dataset(self, loader: LoaderArguments) -> Any:
@@ -82,16 +81,13 @@ class StreamBatchSource(SampleSource):
 
     def has_ranks_in_step(self, loader: LoaderArguments) -> bool:
         """Return True: a stream's ranks have one order."""
-        del loader
         return True
 
     def deal_out(self, loader: LoaderArguments, share: RankShare, *, begun: str | None) -> RankShare | None:
         """Return None: a stream knows its ranks."""
-        del loader, share, begun
 
     def parts_refusal(self, loader: LoaderArguments) -> str | None:
         """Return why accelerate must not make a loader for each of several ranks of this one's parts."""
-        del loader
         return _REFUSAL
 
     def own_part(self, loader: LoaderArguments, state_dict: Any, acceptance: Acceptance) -> LoaderState:
@@ -118,21 +114,18 @@ class StreamBatchSource(SampleSource):
 
     def is_free_of_states(self, loader: LoaderArguments, start: EpochStart) -> bool:
         """Return True: any epoch can come next."""
-        del loader, start
         return True
 
     def start_of(
         self, loader: LoaderArguments, start: EpochStart, own: LoaderState, running: LoaderPlan | None, epoch: int
     ) -> LoaderState | None:
         """Tell the stream which epoch comes next; return None."""
-        del start, own, running
         _stream_of(loader).next_epoch = epoch
 
     def copied_state(
         self, plan: LoaderPlan, own: LoaderState, position: Any
     ) -> tuple[LoaderState | None, dict[str, Any]]:
         """Return that a copy of a loader that is iterated has another dataset, which begins the epoch under way."""
-        del own
         return None, {"dataset": cast("Any", plan).copied_dataset(position)}
 
 
@@ -152,7 +145,6 @@ class StreamWindowSource(IndexWindowSource):
         self._order(loader, lambda: 0)
 
     def _order(self, loader: LoaderArguments, seed: Callable[[], int]) -> WindowOrder:
-        del seed
         return _stream_of(loader).windows(loader.window_size, is_read_here=not loader.num_workers)
 
     def fingerprint(self, loader: LoaderArguments) -> dict[str, Any]:
@@ -179,20 +171,16 @@ class StreamWindowSource(IndexWindowSource):
 
     def ordered_dataset(self, loader: LoaderArguments) -> Any:
         """Return None: the seed of a stream's order is in the plan's part of a state."""
-        del loader
 
     def _check_kind(self, loader: LoaderArguments, state: LoaderState) -> None:
         """Return: a stream has one kind of order."""
 
     def deal_out(self, loader: LoaderArguments, share: RankShare, *, begun: str | None) -> RankShare | None:
         """Return None: a stream knows its ranks."""
-        del loader, share, begun
 
     def parts_refusal(self, loader: LoaderArguments) -> str | None:
         """Return why accelerate must not make a loader for each of several ranks of this one's parts."""
-        del loader
         return _REFUSAL
 
     def saver(self, loader: LoaderArguments) -> tuple[int, int | None] | None:
         """Return None: a state is of any rank's."""
-        del loader

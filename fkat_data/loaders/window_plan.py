@@ -54,7 +54,6 @@ class WindowOrder(ABC):
 
     def renew(self, epoch: int, step: int) -> None:
         """Begin again when the next iteration begins; the caller has ``step`` microbatches of the epoch."""
-        del epoch, step
 
     @abstractmethod
     def order_fields(self, epoch: int, saved: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -67,7 +66,6 @@ class WindowOrder(ABC):
 
     def drawn(self, epoch: int, num_windows: int) -> dict[str, Any]:
         """Return what a state says besides, where ``num_windows`` windows of the epoch were begun."""
-        del epoch, num_windows
         return {}
 
     @abstractmethod
@@ -84,7 +82,6 @@ class WindowOrder(ABC):
 
     def finish(self, epoch: int, order_fields: Mapping[str, Any]) -> None:
         """Come to the epoch's end. Any number of calls."""
-        del epoch, order_fields
 
 
 class SampledWindows(WindowOrder):
@@ -107,7 +104,6 @@ class SampledWindows(WindowOrder):
 
     def order_fields(self, epoch: int, saved: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return the number of samples, and whether they are shuffled."""
-        del saved
         num_samples = self._begun.get(epoch, len(self._sampler))
         return {"num_samples": num_samples, "shuffle": isinstance(self._sampler, EpochShuffle)}
 
@@ -329,18 +325,15 @@ class WindowPlan(IndexPlan):
 
     def saved_payload(self, payload: Window, number: int) -> list[Any]:
         """Return a window as plain values."""
-        del number
         return [*map(plain_indices, payload)]
 
     def loaded_payload(self, saved: Any, number: int) -> Window:
         """Return a window."""
-        del number
         epoch, window, indices, first_row, is_last, left_out, is_begun = saved
         return Window(epoch, window, indices, first_row, is_last, tuple(left_out), is_begun)
 
     def record(self, task: Task, num_made: int, update: bytes) -> None:
         """Remember the position behind a microbatch."""
-        del num_made
         row, num_behind, skipped = read_update(update)
         self._leave_out(task, skipped)
         self._num_handed_out += 1
@@ -509,12 +502,10 @@ class WindowPlan(IndexPlan):
 
     def is_over(self, state: LoaderState) -> bool:
         """Return False: whether rows are left shows when the windows that are left are made."""
-        del state
         return False
 
     def num_in_last_round(self, epoch: int) -> int:
         """Return 0: it is not known."""
-        del epoch
         return 0
 
     def num_batches(self, epoch: int) -> int:
@@ -523,7 +514,6 @@ class WindowPlan(IndexPlan):
         Raises:
             TypeError: How many rows there are shows when they are made.
         """
-        del epoch
         raise TypeError(f"the number of microbatches is not known before the epoch's rows are made, {_WINDOWED}")
 
 

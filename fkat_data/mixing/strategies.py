@@ -177,7 +177,6 @@ class RoundRobin(SamplerStrategy):
 
     def source(self, epoch: int, draw: int, among: Collection[str]) -> str | None:
         """Return the source of a draw, or None if that source has run out."""
-        del epoch
         name = self._names[draw % len(self._names)]
         return name if name in among else None
 
@@ -219,7 +218,6 @@ class Frequency(SamplerStrategy):
 
     def source(self, epoch: int, draw: int, among: Collection[str]) -> str | None:
         """Return the source of a draw, or None if that source has run out."""
-        del epoch
         name, _ = self._freq[bisect_right(self._bounds, draw % self._bounds[-1])]
         return name if name in among else None
 

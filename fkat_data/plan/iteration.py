@@ -267,12 +267,10 @@ class Closing:
 
     def teardown(self, *args: Any) -> None:
         """Close the loader; the name that some trainers call."""
-        del args
         self.close()
 
     def on_exception(self, exception: BaseException) -> None:
         """Close the loader; the name that some trainers call."""
-        del exception
         self.close()
 
     def __enter__(self) -> Self:

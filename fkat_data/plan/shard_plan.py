@@ -65,27 +65,22 @@ class Plan(ABC):
 
     def origin(self, epoch: int, index: int) -> TaskOrigin | None:
         """Return where the random numbers of the task at an index come from; None: from this rank and the index."""
-        del epoch, index
         return None
 
     def first_step(self, epoch: int) -> int:
         """Return the step at which this rank's part of an epoch begins."""
-        del epoch
         return 0
 
     def digest(self, epoch: int) -> str | None:
         """Return 16 hexadecimal digits that identify the epoch's order, or None if it is not known in advance."""
-        del epoch
         return None
 
     def plan_state(self, epoch: int) -> dict[str, Any] | None:
         """Return the state that a new process needs to reproduce the epoch's order, or None if it needs none."""
-        del epoch
         return None
 
     def load_plan_state(self, epoch: int, state: dict[str, Any] | None) -> None:
         """Restore what ``plan_state`` returned for an epoch."""
-        del epoch, state
 
     def adopt(self, state: ResumeState) -> None:
         """Become the plan of a saved state."""
@@ -98,7 +93,6 @@ class Plan(ABC):
 
     def with_growth(self, growth: Growth | None) -> "Plan":
         """Return the plan of a list that has grown: epochs that were begun are over its first shards."""
-        del growth
         return self
 
     def renew(self, epoch: int, step: int) -> None:
@@ -108,7 +102,6 @@ class Plan(ABC):
             epoch: The epoch of the caller's position.
             step: Microbatches of it that the caller has.
         """
-        del epoch, step
 
     def begin_at(self, position: Position) -> Position:
         """Return where tasks begin for a position: an iteration begins there, or is begun again."""
@@ -121,16 +114,13 @@ class Plan(ABC):
             Index and first microbatch of each, in turn; each has the group of workers of that index. None: one task
             follows the other.
         """
-        del position
         return None
 
     def leave(self, position: Position) -> None:
         """Forget what was read of an epoch behind a position, because the epoch was left there."""
-        del position
 
     def wrapped_take(self, take: Callable[[], Any], engine: Any) -> Callable[[], Any]:
         """Return a function to call instead of ``take``, which returns an engine's next microbatch."""
-        del engine
         return take
 
     def tasks_of(self, task: Task, position: Position) -> tuple[Task, ...]:
@@ -145,21 +135,17 @@ class Plan(ABC):
 
     def saved_payload(self, payload: Any, number: int) -> Any:
         """Return what a task's payload says of its microbatch ``number``, as plain values."""
-        del number
         return payload
 
     def loaded_payload(self, saved: Any, number: int) -> Any:
         """Return a payload that has the microbatch ``number`` of what ``saved_payload`` returned, on any rank."""
-        del number
         return saved
 
     def record(self, task: Task, num_made: int, update: bytes) -> None:
         """Take what a task gave with its microbatch before ``num_made``, which the caller does not have yet."""
-        del task, num_made, update
 
     def end_task(self, task: Task, trailer: bytes) -> None:
         """Take what a task gave behind its last microbatch, before the caller has that one."""
-        del task, trailer
 
 
 class PureShardPlan(Plan):

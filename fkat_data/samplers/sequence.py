@@ -28,7 +28,7 @@ class SequenceShardSampler(ShardSampler):
     def __init__(self, shards: Iterable[Shard]) -> None:
         self._shards = tuple(check_shards("shards", shards))
 
-    def shards(self, epoch: int) -> Sequence[Shard]:  # noqa: ARG002  the same in each epoch
+    def shards(self, epoch: int) -> Sequence[Shard]:
         """Return the given shards."""
         return self._shards
 

@@ -81,12 +81,10 @@ class DataModule(Flavoured, LightningDataModule):
 
     def teardown(self, stage: str) -> None:
         """Close the loaders."""
-        del stage
         self.close()
 
     def on_exception(self, exception: BaseException) -> None:
         """Close the loaders."""
-        del exception
         self.close()
 
 

@@ -60,7 +60,6 @@ class ExactResume(Flavoured, Callback):
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Stand between the Trainer and its loaders."""
-        del pl_module, stage
         self._state, self._gradients = None, {}
         self._initial_states, self._has_trained = InitialStates(), False
         for loop in _loops(trainer):
@@ -68,7 +67,6 @@ class ExactResume(Flavoured, Callback):
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Read where to go on; the loaders may be made already, or not yet."""
-        del pl_module
         if trainer.state.fn != "fit":
             return
         saved: dict[str, Any] = checkpoint.get("callbacks", {}).get(self.state_key) or {}
@@ -96,7 +94,6 @@ class ExactResume(Flavoured, Callback):
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Forget the checkpoint: what it says is in training."""
-        del pl_module, batch, batch_idx
         feed = _train_feed(trainer)
         if self._state is not None and feed is not None:
             restore_accumulation(trainer)
@@ -106,7 +103,6 @@ class ExactResume(Flavoured, Callback):
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """Accumulate as before the checkpoint: one that is saved in this validation has the gradients as well."""
-        del pl_module
         if self._state is not None:
             restore_accumulation(trainer)
 
@@ -132,12 +128,10 @@ class ExactResume(Flavoured, Callback):
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Leave the Trainer as it was."""
-        del pl_module, exception
         _leave(trainer)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Leave the Trainer as it was, and the loaders of evaluations where they began."""
-        del pl_module
         if stage == "fit" and not self._has_trained:
             self._begin_again(trainer)
         for loop in _loops(trainer):

@@ -41,13 +41,11 @@ class StatisticsCallback(Flavoured, Callback):
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin to count."""
-        del pl_module
         self._begun = dict(self._statistics(trainer))
         self._before = dict(self._begun)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Log the numbers since the last time, every ``log_every_n_steps`` steps."""
-        del pl_module, outputs, batch
         if (batch_idx + 1) % max(1, trainer.log_every_n_steps) or not trainer.loggers:
             return
         metrics: dict[str, float] = {}
@@ -63,7 +61,6 @@ class StatisticsCallback(Flavoured, Callback):
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Log the verdict on the epoch."""
-        del pl_module
         for name, present in self._statistics(trainer):
             text = str(_since(present, self._begun.get(name)).verdict)
             if trainer.is_global_zero:
