@@ -17,6 +17,7 @@ from fkat_data.device.host import Mover, Placement
 from fkat_data.engine.agreement import RankAgreement
 from fkat_data.engine.observation import DeliveryProgress, Observation
 from fkat_data.engine.prefetch import Arrival, HungStartError, Prefetcher, Raised, TaskEnd
+from fkat_data.engine.worker_pool import WorkerPool
 from fkat_data.observe.sink import EventSink
 from fkat_data.plan.iteration import Cursor
 from fkat_data.plan.position import Position, Task
@@ -35,9 +36,7 @@ class Delivery:
     """One iteration after the other: each microbatch is moved, handed over and counted.
 
     Args:
-        start_workers: Starts the workers that do not run.
-        restart_workers: Ends all workers, and starts others.
-        leave_workers: Called where no iteration needs the workers any more.
+        pool: The workers, which it starts and lets go.
         prefetcher: Gives the microbatches.
         cursor: Counts them.
         placement: The device, and the mover to it.
@@ -49,9 +48,7 @@ class Delivery:
 
     def __init__(
         self,
-        start_workers: Callable[[], None],
-        restart_workers: Callable[[], None],
-        leave_workers: Callable[[], None],
+        pool: WorkerPool,
         prefetcher: Prefetcher,
         cursor: Cursor,
         placement: Placement,
@@ -60,9 +57,7 @@ class Delivery:
         observation: Observation,
         on_begin: Callable[[Position], None] | None = None,
     ) -> None:
-        self._start_workers = start_workers
-        self._restart_workers = restart_workers
-        self._leave_workers = leave_workers
+        self._pool = pool
         self._thread = 0
         self._prefetcher = prefetcher
         self._cursor = cursor
@@ -108,7 +103,7 @@ class Delivery:
         """
         self._make_consistent()
         self._thread = threading.get_ident()
-        self._start_workers()
+        self._pool.start()
         self._begin()
         if self._agreement is not None:
             self._agreement.begin(self._cursor.position)
@@ -159,7 +154,7 @@ class Delivery:
         self.is_over = True
         self._clear()
         self._prefetcher.drop()
-        self._leave_workers()
+        self._pool.rest()
 
     def suspend(self) -> bool:
         """Have the next call go on with new workers at the caller's position; return False where a call is under way."""
@@ -323,7 +318,7 @@ class Delivery:
             self._clear()
             self._placement.release()
             self._prefetcher.reset()
-            self._restart_workers()
+            self._pool.restart()
         self._consistent_position = _RESTART
 
     def _clear(self) -> None:
@@ -337,7 +332,7 @@ class Delivery:
             self._begin()
             return
         self.is_over = True
-        self._leave_workers()
+        self._pool.rest()
         # A task without a microbatch, which a factory has made a loader of, is no fault.
         if self._is_first and microbatch_seed() is None:
             _logger.warning("epoch %d has no microbatch on this rank: no sample, or nothing made of them", self._epoch)

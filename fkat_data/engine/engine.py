@@ -6,7 +6,7 @@ delivery moves each to its device, and the cursor counts it. That count is all t
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Generic, NamedTuple
+from typing import Any, Generic
 
 import torch
 
@@ -16,10 +16,10 @@ from fkat_data.engine.agreement import RankAgreement
 from fkat_data.engine.delivery import Delivery
 from fkat_data.engine.observation import Observation
 from fkat_data.engine.prefetch import Prefetcher
-from fkat_data.engine.recovery import Recovery
 from fkat_data.engine.redelivery import Redelivery
+from fkat_data.engine.settings import EngineSettings
 from fkat_data.engine.shard_lengths import ShardLengths
-from fkat_data.engine.worker_pool import WorkerPool, WorkerPoolSettings
+from fkat_data.engine.worker_pool import WorkerPool
 from fkat_data.errors.acceptance import AcceptedField
 from fkat_data.observe.sink import EventSink
 from fkat_data.observe.statistics import LoaderStatistics
@@ -30,26 +30,6 @@ from fkat_data.plan.shard_plan import Plan
 from fkat_data.runtime.interruption import is_interruption
 from fkat_data.runtime.lifetime import on_collected
 from fkat_data.types import Microbatch, Microbatch_co
-
-
-class EngineSettings(NamedTuple):
-    """How an engine works, checked by the loader whose arguments they are.
-
-    Attributes:
-        workers: The workers' settings.
-        num_tasks_ahead: Tasks in work ahead of the current one.
-        num_microbatches_ahead: Microbatches made and not delivered, for each task; -1: as many as help.
-        recovery: What may be done about faults.
-        device: Where microbatches are delivered; None: as views on the CPU.
-        statistics_type: Says what limits the loop in the terms of the loader's class.
-    """
-
-    workers: WorkerPoolSettings
-    num_tasks_ahead: int
-    num_microbatches_ahead: int
-    recovery: Recovery
-    device: torch.device | str | None = None
-    statistics_type: type[LoaderStatistics] = LoaderStatistics
 
 
 class Engine(Generic[Microbatch_co]):
@@ -90,32 +70,11 @@ class Engine(Generic[Microbatch_co]):
         """The workers."""
         placement = Placement(mover_for(settings.device, self._sink))
         shared = settings.workers.shared
-        self._prefetcher = Prefetcher(
-            plan,
-            self.pool.groups,
-            self.pool.replace,
-            placement.release,
-            settings.recovery,
-            settings.num_tasks_ahead,
-            settings.num_microbatches_ahead,
-            lengths,
-            self.pool.startup,
-            self.pool.leave_hung_fork,
-            shared if shared is not None and shared.is_first is True else None,
-        )
-        self._observation = Observation(
-            self.pool,
-            self._prefetcher,
-            self._sink,
-            settings.num_tasks_ahead,
-            settings.workers.timeline,
-            settings.statistics_type,
-        )
+        self._prefetcher = Prefetcher(plan, self.pool, settings, placement.release, lengths)
+        self._observation = Observation(self.pool, self._prefetcher, self._sink, settings)
         self._cursor = Cursor()
         self._delivery = Delivery(
-            self.pool.start,
-            self.pool.restart,
-            self.pool.rest,
+            self.pool,
             self._prefetcher,
             self._cursor,
             placement,

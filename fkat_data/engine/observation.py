@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from fkat_data.engine.prefetch import Prefetcher
+from fkat_data.engine.settings import EngineSettings
 from fkat_data.engine.worker_pool import WorkerPool
 from fkat_data.errors.wording import counted, readable_bytes
 from fkat_data.observe.events import CYCLE_S, MAIN_THREAD, EventRecorder
@@ -50,30 +51,19 @@ class Observation:
         pool: The workers.
         prefetcher: What has arrived.
         sink: How long the trainer waited.
-        num_shard_prefetches: The loader's argument.
-        timeline: Where the trainer's events go; None: there is none.
-        statistics_type: Says what limits the loop in the terms of the user's class.
+        settings: The engine's.
     """
 
-    def __init__(
-        self,
-        pool: WorkerPool,
-        prefetcher: Prefetcher,
-        sink: EventSink,
-        num_shard_prefetches: int,
-        timeline: Timeline | None,
-        statistics_type: type[LoaderStatistics],
-    ) -> None:
-        self._statistics_type = statistics_type
+    def __init__(self, pool: WorkerPool, prefetcher: Prefetcher, sink: EventSink, settings: EngineSettings) -> None:
+        self._settings = settings
         self._pool = pool
         self._prefetcher = prefetcher
         self._sink = sink
-        self._num_shard_prefetches = num_shard_prefetches
-        self._timeline = timeline
+        self._timeline = settings.workers.timeline
         self._num_cpus = num_usable_cpus()
         self._elapsed_s = 0.0
         self._began_s: float | None = None
-        self._before = statistics_type()
+        self._before = settings.statistics_type()
         self._returned_s: float | None = None
         self._is_taking = False
         self._next_traced_s = self._sampled_s = self._recorded_s = 0.0
@@ -84,7 +74,7 @@ class Observation:
         times = self._pool.times(reports)
         num_in_pipe = sum(max(0, each.times.produced - each.num_received) for each in reports)
         num_ready = num_in_pipe + self._prefetcher.num_arrived + progress.num_moving
-        return self._statistics_type(
+        return self._settings.statistics_type(
             delivered=progress.num_delivered,
             delivered_bytes=progress.delivered_bytes,
             elapsed_s=self._elapsed_s + self._under_way_s(progress),
@@ -110,7 +100,7 @@ class Observation:
             skipped_samples=self._prefetcher.num_skipped_samples,
             num_workers=self._pool.num_workers,
             num_workers_per_shard=self._pool.group_size,
-            num_shard_prefetches=self._num_shard_prefetches,
+            num_shard_prefetches=self._settings.num_tasks_ahead,
             num_cpus=self._num_cpus,
             waiting=self._sink.waiting(progress.num_delivered),
             making=times.making,

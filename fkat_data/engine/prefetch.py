@@ -10,15 +10,16 @@ import logging
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from fkat_data.engine.look_ahead import LookAhead
-from fkat_data.engine.recovery import Recovery, Remedy, Restarts, SampleSkips, ShardSkips, WaitClock
+from fkat_data.engine.recovery import Remedy, Restarts, SampleSkips, ShardSkips, WaitClock
+from fkat_data.engine.settings import EngineSettings
 from fkat_data.engine.shard_lengths import ShardLengths
 from fkat_data.engine.shortages import Shortages
-from fkat_data.engine.startup import StartupMaker
 from fkat_data.engine.worker_group import WorkerGroup, left_out_before
+from fkat_data.engine.worker_pool import WorkerPool
 from fkat_data.errors import ReplayMismatchError, StaleIteratorError, WorkerDiedError, WorkerError, WorkerStalledError
 from fkat_data.errors.sample_errors import early_end
 from fkat_data.errors.wording import add_note
@@ -41,7 +42,7 @@ from fkat_data.worker.messages import (
 from fkat_data.worker.worker import Worker
 
 if TYPE_CHECKING:  # Windows has no worker processes
-    from fkat_data.worker.process.shared_workers import SharedWorkers
+    pass
 
 #: Tasks behind the caller's position: two moves to the device are under way, and one microbatch may be taken back.
 _NUM_PASSED_TASKS = 3
@@ -193,39 +194,26 @@ class Prefetcher:
 
     Args:
         plan: The ordered work.
-        groups: The groups of workers that do it.
-        replace: Replaces the dead workers of a group.
+        pool: The workers that do it.
+        settings: How far ahead they work, and what may be done about faults.
         release: Releases what only copies to a device still hold: the caller is not to blame for that.
-        recovery: What may be done about faults.
-        num_tasks_ahead: Tasks in work ahead of the current one.
-        num_microbatches_ahead: Microbatches produced and not delivered, for each task; -1: as many as help.
         lengths: Gets the lengths of shards that end; None: nothing asks for them.
-        startup: Makes what the caller would wait for while workers start.
-        leave_hung_workers: Returns whether all workers are to be replaced.
-        shared: Passes on what is received to other ranks; None: there are none.
     """
 
     def __init__(
         self,
         plan: Plan,
-        groups: Sequence[WorkerGroup],
-        replace: Callable[[WorkerGroup], None],
+        pool: WorkerPool,
+        settings: EngineSettings,
         release: Callable[[], None],
-        recovery: Recovery,
-        num_tasks_ahead: int,
-        num_microbatches_ahead: int,
         lengths: ShardLengths | None,
-        startup: StartupMaker,
-        leave_hung_workers: Callable[[], bool],
-        shared: "SharedWorkers | None" = None,
     ) -> None:
         self._plan = plan
-        self._shared = shared
-        self._groups = groups
-        self._startup = startup
-        self._leave_hung_workers = leave_hung_workers
-        self._replace = replace
-        self._recovery = recovery
+        self._pool = pool
+        self._shared = settings.workers.shared_by_first
+        self._groups = pool.groups
+        self._startup = pool.startup
+        self._recovery = recovery = settings.recovery
         self._first_interval_s = recovery.wait_clock().interval_s
         self.restarts: Restarts = Restarts(recovery.max_worker_restarts)
         """How often a dead worker was replaced."""
@@ -234,11 +222,11 @@ class Prefetcher:
         self.sample_skips: SampleSkips = SampleSkips()
         """Which samples of shards were left out."""
         self._recorder = plan if plan.takes_updates else self.sample_skips
-        self._num_tasks_ahead = num_tasks_ahead
-        self._num_microbatches_ahead = min(num_microbatches_ahead, _MOST_AHEAD)
+        self._num_tasks_ahead = settings.num_tasks_ahead
+        self._num_microbatches_ahead = min(settings.num_microbatches_ahead, _MOST_AHEAD)
         self._look_ahead: LookAhead | None = None
-        if num_microbatches_ahead == NO_LIMIT:
-            self._look_ahead = LookAhead(max(group.size for group in groups))
+        if settings.num_microbatches_ahead == NO_LIMIT:
+            self._look_ahead = LookAhead(max(group.size for group in pool.groups))
             self._num_microbatches_ahead = self._look_ahead.size
         self._task_id = 0
         self.has_chunk: bool = False
@@ -254,7 +242,7 @@ class Prefetcher:
         self._work: deque[InFlightTask] = deque()
         self._is_interleaved = False
         self._has_delivered = False
-        self._shortages = Shortages(release, sum(group.size for group in groups))
+        self._shortages = Shortages(release, sum(group.size for group in pool.groups))
         self._sampler_error: Exception | None = None
         self._lengths = lengths
         # Of the tasks begun last, by epoch and index; and of those that other ranks had begun before a reshard.
@@ -703,7 +691,7 @@ class Prefetcher:
                 else:
                     clock = clock or self._recovery.wait_clock()
                     clock.advance(group.maker(task.task_id, num_expected), task, num_expected, len(self._work))
-                    if self._leave_hung_workers():
+                    if self._pool.leave_hung_fork():
                         raise HungStartError
                     interval_s = clock.interval_s
         finally:
@@ -741,7 +729,7 @@ class Prefetcher:
         if remedy is Remedy.GIVE_UP_SHARD:
             group.fail(loss, error)
         try:
-            self._replace(group)
+            self._pool.replace(group)
         except WorkerError as refused:  # what workers are forked from is gone
             add_note(error, str(refused))
             raise error from refused

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
+from fkat_data.engine.settings import WorkerPoolSettings
 from fkat_data.errors import ReplayMismatchError
 from fkat_data.observe.sink import EventSink
 from fkat_data.observe.stages import StageClock, new_page
@@ -24,20 +25,14 @@ class Remaker:
 
     Args:
         open_factory: Returns what opens their payloads; called before the first, and after ``close``.
-        seed: The loader's.
-        dp_rank: The loader's.
+        settings: The workers': where they are processes, what asks which worker it is in gets an answer.
         sink: Gets the time that it takes the caller.
-        stands_in: Whether the loader's workers are processes, for what asks which worker it is in.
     """
 
-    def __init__(
-        self, open_factory: Callable[[], Any], seed: int, dp_rank: int, sink: EventSink, *, stands_in: bool
-    ) -> None:
+    def __init__(self, open_factory: Callable[[], Any], settings: WorkerPoolSettings, sink: EventSink) -> None:
         self._open_factory = open_factory
-        self._seed = seed
-        self._dp_rank = dp_rank
+        self._settings = settings
         self._sink = sink
-        self._stands_in = stands_in
         self._worker: InlineWorker | None = None
         self._info: Any = None
         self._next_id = 0
@@ -57,7 +52,7 @@ class Remaker:
         """
         if self._worker is None:
             clock = StageClock(new_page())
-            producer = Producer(self._open_factory(), self._seed, self._dp_rank, clock.enter_stage)
+            producer = Producer(self._open_factory(), self._settings.seed, self._settings.dp_rank, clock.enter_stage)
             self._worker = InlineWorker(producer, self._sink, clock)
         worker, task = self._worker, tasks[0]
         is_open = self._open is not None and self._open._replace(task_id=0, left_out=()) == task._replace(
@@ -80,9 +75,10 @@ class Remaker:
         raise ReplayMismatchError(task.payload, task.epoch, task.first_microbatch)
 
     def _received(self, worker: InlineWorker) -> Any:
+        stands_in = self._settings.kind == "processes"
         with ExitStack() as contexts:
-            if self._stands_in:
+            if stands_in:
                 stand_in_for_worker(contexts, self._info)
             message = worker.receive(timeout_s=None)
-            self._info = worker_info() if self._stands_in else None
+            self._info = worker_info() if stands_in else None
         return message.first() if isinstance(message, MicrobatchChunk) else message

@@ -13,18 +13,15 @@ from typing import Any, cast
 
 import torch
 
+from fkat_data.engine.settings import WorkerPoolSettings
 from fkat_data.engine.worker_group import WorkerGroup
 from fkat_data.errors import StaleIteratorError
 from fkat_data.errors.wording import shard_name
-from fkat_data.observe.events import PRODUCTION_THREAD
-from fkat_data.observe.profile import WorkerProfile
 from fkat_data.observe.sink import EventSink
-from fkat_data.observe.stages import StageClock, StageTimes, new_page
-from fkat_data.observe.timeline import Timeline
+from fkat_data.observe.stages import StageClock, StageTimes
 from fkat_data.plan.position import ShardFingerprint, Task
 from fkat_data.runtime.interruption import genuine
 from fkat_data.transport.codec import refuse_graph
-from fkat_data.types import Profiler
 from fkat_data.worker.collate import FreshCollate
 from fkat_data.worker.inline import bytes_of, failure_of, item_of, made_as_in_worker
 from fkat_data.worker.messages import (
@@ -143,9 +140,7 @@ class StartupMaker:
         workers: The loader's, always the same list.
         open_settings: Opens what they are sent; None: that would take long.
         sink: Gets the time that it takes the caller.
-        timeline: Where that is recorded; None: nowhere.
-        profiler: The user's.
-        loader_name: The loader's class, for the names of ranges.
+        settings: The workers'.
         is_wanted: Whether the caller makes anything.
     """
 
@@ -154,17 +149,14 @@ class StartupMaker:
         workers: Sequence[Worker],
         open_settings: Callable[[], WorkerSettings | None],
         sink: EventSink,
-        timeline: Timeline | None,
-        profiler: Profiler | None,
-        loader_name: str,
+        settings: WorkerPoolSettings,
         *,
         is_wanted: bool,
     ) -> None:
         self._workers = workers
         self._open_settings = open_settings
         self._sink = sink
-        self._timeline = timeline
-        self._profile = profiler, loader_name
+        self._settings = settings
         self._is_wanted = is_wanted
         self.is_over: bool = True
         """Whether the caller makes nothing."""
@@ -325,9 +317,5 @@ class StartupMaker:
 
     def _clock_here(self) -> StageClock:
         if self._clock is None:
-            recorder = None
-            if self._timeline is not None:
-                recorder = self._timeline.recorder_of(PRODUCTION_THREAD, "production, while workers start")
-            profiler, loader_name = self._profile
-            self._clock = StageClock(new_page(), WorkerProfile(profiler, None, loader_name), recorder)
+            self._clock = self._settings.production_clock("production, while workers start")
         return self._clock

@@ -7,31 +7,28 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from fkat_data.engine.idle_workers import WorkerUse, room_for
 from fkat_data.engine.remaker import Remaker
+from fkat_data.engine.settings import WorkerPoolSettings
 from fkat_data.engine.startup import StartupMaker
 from fkat_data.engine.worker_group import WorkerGroup
 from fkat_data.errors import ConfigurationError, WorkerError, arguments
 from fkat_data.observe.durations import Durations, added_durations
 from fkat_data.observe.events import COPY_THREAD, PRODUCTION_THREAD, EventRecorder
-from fkat_data.observe.profile import WorkerProfile
 from fkat_data.observe.sink import EventSink
 from fkat_data.observe.stages import StageClock, StageTimes, added_times, new_page
-from fkat_data.observe.timeline import Timeline
 from fkat_data.runtime.interruption import genuine, suppress
 from fkat_data.runtime.launch import current_group, ranks_on_this_node
 from fkat_data.runtime.machine import refuse_workers
 from fkat_data.runtime.registry import Registrations
 from fkat_data.transport.memory_limit import SMALLEST_SHARE_BYTES, MemoryLimit, default_limit
-from fkat_data.types import Profiler
 from fkat_data.worker.inline import InlineWorker
 from fkat_data.worker.produce import EpochAware, Producer
-from fkat_data.worker.settings import CALLS_PER_ACTOR, ProgramKey, RemoteBackend, WorkerKind, WorkerSettings
+from fkat_data.worker.settings import CALLS_PER_ACTOR, ProgramKey, RemoteBackend, WorkerSettings
 from fkat_data.worker.threads import ThreadWorker
 from fkat_data.worker.worker import PipedWorker, Worker, WorkerReport
 
@@ -39,64 +36,12 @@ if TYPE_CHECKING:  # only where worker processes are wanted: Windows has none
     from fkat_data.engine.worker_starter import WorkerStarter
     from fkat_data.worker.process.claim_table import ClaimTable
     from fkat_data.worker.process.shared_worker import ProducerLink
-    from fkat_data.worker.process.shared_workers import SharedWorkers
 
 _logger = logging.getLogger(__name__)
 
 _GRACE_S = 1.0
 _LAST_EVENTS_S = 0.2
 _HUNG = "workers are forks of this program, and hang at their start, maybe by a lock that another of its threads held"
-
-
-class WorkerPoolSettings(NamedTuple):
-    """The settings of a loader's workers.
-
-    Attributes:
-        factory: Makes the iterable of a shard's microbatches.
-        seed: The loader's seed.
-        dp_rank: The loader's data-parallel rank.
-        num_groups: Groups of workers; each makes one shard at a time.
-        group_size: Workers of a group.
-        limit_bytes: Shared memory of all of them, or what may lie ready of threads; None for the default.
-        profiler: The user's; each worker gets a copy.
-        kind: Where they are; None: there is one, in the caller's thread.
-        is_zero_copy: Whether microbatches are views of shared memory.
-        is_digested: Whether workers digest each microbatch.
-        timeline: Where events of the workers go; None: they send none.
-        start_method: How worker processes are started; None: as this system allows.
-        user_objects: The user's objects in the factory, by the names of their arguments: for errors that name the one
-            which cannot be pickled.
-        in_process_argument: Name and value of the loader's argument by which it works without processes: for errors.
-        has_process_state: Whether worker processes have state that the program cannot make again: they are not ended to
-            make room for other loaders.
-        loader_name: The loader's class, for the names of ranges and the titles of processes.
-        is_startup_shared: Whether the caller's thread makes microbatches until the first worker process has begun.
-        shared: This rank's end of the connections to those that share the workers; None: they are this rank's alone.
-    """
-
-    factory: Any
-    seed: int
-    dp_rank: int
-    num_groups: int
-    group_size: int
-    limit_bytes: int | None
-    profiler: Profiler | None
-    kind: WorkerKind | None
-    is_zero_copy: bool
-    is_digested: bool
-    timeline: Timeline | None = None
-    start_method: str | None = None
-    user_objects: Mapping[str, Any] = MappingProxyType({})
-    in_process_argument: tuple[str, object] = ("multiprocessing", False)
-    has_process_state: bool = False
-    loader_name: str = "ShardedDataLoader"
-    is_startup_shared: bool = False
-    shared: "SharedWorkers | ProducerLink | None" = None
-
-    @property
-    def num_workers(self) -> int:
-        """Workers, when all of them run; at least 1."""
-        return 1 if self.kind is None else self.num_groups * self.group_size
 
 
 class WorkerPool:
@@ -136,9 +81,7 @@ class WorkerPool:
             self.workers,
             _nothing_opened if self._starter is None else self._starter.opened,
             sink,
-            settings.timeline,
-            settings.profiler,
-            settings.loader_name,
+            settings,
             is_wanted=settings.is_startup_shared and self._starter is not None and settings.shared is None,
         )
         """Makes microbatches in the caller's thread while worker processes start."""
@@ -354,10 +297,8 @@ class WorkerPool:
         self._past = [added_times([*self._past, *(report.times for report in reports)])]
 
     def _inline_worker(self) -> InlineWorker:
-        settings, recorder = self._settings, None
-        if settings.timeline is not None:
-            recorder = settings.timeline.recorder_of(PRODUCTION_THREAD, "production")
-        clock = StageClock(new_page(), WorkerProfile(settings.profiler, None, settings.loader_name), recorder)
+        settings = self._settings
+        clock = settings.production_clock("production")
         producer = Producer(settings.factory, settings.seed, settings.dp_rank, clock.enter_stage)
         return InlineWorker(producer, self._sink, clock, is_digested=settings.is_digested)
 
@@ -371,8 +312,7 @@ class WorkerPool:
             is_beside_threads = settings.kind is not None and opened is None and isinstance(factory, EpochAware)
             return factory.for_threads() if is_beside_threads else factory
 
-        stands_in = settings.kind == "processes"
-        return Remaker(open_factory, settings.seed, settings.dp_rank, self._sink, stands_in=stands_in)
+        return Remaker(open_factory, settings, self._sink)
 
     def _worker_of_threads(self, index: int, num_probes: int, before: "Worker | None" = None) -> ThreadWorker:
         settings, size = self._settings, self._settings.group_size
@@ -499,20 +439,10 @@ def prepare_template(start_method: str | None) -> None:
 
 def _starter(settings: WorkerPoolSettings, sink: EventSink) -> "WorkerStarter":
     argument, value = settings.in_process_argument
-    shared = settings.shared
     refuse_workers(argument, True if value is False else settings.num_workers, value)
     from fkat_data.engine.worker_starter import WorkerStarter  # noqa: PLC0415 - it imports what Windows does not have
 
-    return WorkerStarter(
-        sink,
-        settings.timeline,
-        settings.start_method,
-        settings.group_size,
-        settings.num_workers,
-        settings.loader_name,
-        is_zero_copy=settings.is_zero_copy,
-        shared=shared if shared is not None and shared.is_first is True else None,
-    )
+    return WorkerStarter(settings, sink)
 
 
 def _claim_table_of(starter: "WorkerStarter | None", group_index: int) -> "Callable[[], ClaimTable]":

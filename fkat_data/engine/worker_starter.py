@@ -9,9 +9,9 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+from fkat_data.engine.settings import WorkerPoolSettings
 from fkat_data.errors import WorkerError
 from fkat_data.observe.sink import EventSink
-from fkat_data.observe.timeline import Timeline
 from fkat_data.runtime.interruption import genuine
 from fkat_data.transport.anonymous import anonymous_file
 from fkat_data.transport.buffers import load_with_buffers, pickled_bytes
@@ -25,7 +25,6 @@ from fkat_data.worker.process.parent_process import ParentProcess, fork_parent
 from fkat_data.worker.process.process_client import ProcessWorker
 from fkat_data.worker.process.process_title import PARENT_ROLE, process_title
 from fkat_data.worker.process.program_fork import ProgramFork
-from fkat_data.worker.process.shared_workers import SharedWorkers
 from fkat_data.worker.process.ship import Shipment
 from fkat_data.worker.settings import FORK_OR_TEMPLATE, WorkerSettings
 
@@ -34,41 +33,20 @@ class WorkerStarter:
     """Starts worker processes, which all get the same settings until ``release``.
 
     Args:
+        settings: The workers'.
         sink: Gets the trainer's waits for the workers.
-        timeline: Where their events go; None: they send none.
-        start_method: How they are started; None: as this system allows.
-        group_size: Workers of a group.
-        num_workers: Workers of the loader.
-        loader_name: The loader's class, for the titles of processes.
-        is_zero_copy: Whether microbatches are views of shared memory.
-        shared: Passes on what they make; None: this rank alone gets it.
 
     Raises:
         ConfigurationError: This system does not allow the start method.
     """
 
-    def __init__(
-        self,
-        sink: EventSink,
-        timeline: Timeline | None,
-        start_method: str | None,
-        group_size: int,
-        num_workers: int,
-        loader_name: str,
-        *,
-        is_zero_copy: bool,
-        shared: SharedWorkers | None = None,
-    ) -> None:
+    def __init__(self, settings: WorkerPoolSettings, sink: EventSink) -> None:
+        self._settings = settings
         self._sink = sink
-        self._timeline = timeline
-        self._group_size = group_size
-        self._num_workers = num_workers
-        self._loader_name = loader_name
-        self._is_zero_copy = is_zero_copy
-        self._shared = shared
         # Where workers write their stacks on request; the trainer asks one at a time.
         self._stacks: int | None = None
         self._shipment: Shipment | ProgramFork | None = None
+        start_method = settings.start_method
         self._may_leave_fork = start_method == FORK_OR_TEMPLATE and can_fork()
         self._is_forked = start_method == "fork" or self._may_leave_fork
         # Opens the shipment once, and forks the workers.
@@ -183,7 +161,7 @@ class WorkerStarter:
             self.end_parent()
         try:
             server = find_importer(template, self._shipment.modules)
-            title = process_title(PARENT_ROLE, self._loader_name)
+            title = process_title(PARENT_ROLE, self._settings.loader_name)
             self._parent = fork_parent(title, self._shipment, self._shipment.folder, self._stacks_file(), server)
         except genuine(OSError) as error:
             if error.errno == errno.EMFILE:
@@ -204,29 +182,30 @@ class WorkerStarter:
         """
         if self._shipment is None:
             raise RuntimeError("the settings were not shipped")
+        settings = self._settings
         worker = ProcessWorker(
             self._shipment,
             self._stacks_file(),
             index,
-            process_title(f"worker {index} of {self._num_workers}", self._loader_name),
+            process_title(f"worker {index} of {settings.num_workers}", settings.loader_name),
             prefetch_bytes,
             self._sink,
-            self._timeline,
+            settings.timeline,
             server,
             self._ended_leases,
-            is_zero_copy=self._is_zero_copy,
-            shared=self._shared,
+            is_zero_copy=settings.is_zero_copy,
+            shared=settings.shared_by_first,
         )
-        if self._group_size > 1:
-            group_index, member_index = divmod(index, self._group_size)
+        if settings.group_size > 1:
+            group_index, member_index = divmod(index, settings.group_size)
             self.claim_table(group_index)
-            worker.join_group(self._tables[group_index][1], self._group_size, member_index)
+            worker.join_group(self._tables[group_index][1], settings.group_size, member_index)
         return worker
 
     def claim_table(self, group_index: int) -> ClaimTable:
         """Return a group's table, which it keeps until ``close_tables``."""
         if group_index not in self._tables:
-            self._tables[group_index] = ClaimTable.create(self._group_size)
+            self._tables[group_index] = ClaimTable.create(self._settings.group_size)
         return self._tables[group_index][0]
 
     def close_tables(self) -> None:

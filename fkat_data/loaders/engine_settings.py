@@ -12,9 +12,10 @@ from torch.utils.data import dataloader as torchs
 
 from fkat_data.device.accelerator import device_of
 from fkat_data.engine.agreement import RankAgreement, identity_of
-from fkat_data.engine.engine import Engine, EngineSettings
+from fkat_data.engine.engine import Engine
 from fkat_data.engine.recovery import Recovery
-from fkat_data.engine.worker_pool import WorkerPoolSettings, prepare_template
+from fkat_data.engine.settings import EngineSettings, WorkerPoolSettings
+from fkat_data.engine.worker_pool import prepare_template
 from fkat_data.errors import ConfigurationError, arguments
 from fkat_data.loaders.computed_plan import is_computed
 from fkat_data.loaders.loader_arguments import LoaderArguments

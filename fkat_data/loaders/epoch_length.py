@@ -8,8 +8,9 @@ from contextlib import closing
 from typing import NamedTuple
 
 from fkat_data.engine.recovery import NOT_THE_SHARDS, Recovery
+from fkat_data.engine.settings import WorkerPoolSettings
 from fkat_data.engine.shard_lengths import ShardLengths
-from fkat_data.engine.worker_pool import WorkerPool, WorkerPoolSettings
+from fkat_data.engine.worker_pool import WorkerPool
 from fkat_data.errors import WorkerDiedError, arguments
 from fkat_data.loaders.factory import DataLoaderFactory
 from fkat_data.observe.sink import EventSink

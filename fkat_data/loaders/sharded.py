@@ -7,10 +7,10 @@ from typing import Any, Generic
 import torch
 
 from fkat_data.engine.agreement import identity_of, rank_agreement
-from fkat_data.engine.engine import Engine, EngineSettings
+from fkat_data.engine.engine import Engine
 from fkat_data.engine.recovery import ON_SHARD_ERROR, OnShardError, Recovery
+from fkat_data.engine.settings import EngineSettings, WorkerPoolSettings
 from fkat_data.engine.shard_lengths import ShardLengths
-from fkat_data.engine.worker_pool import WorkerPoolSettings
 from fkat_data.errors import ConfigurationError, StateMismatchError, arguments
 from fkat_data.errors.acceptance import Acceptance
 from fkat_data.errors.tracebacks import HideOwnFrames

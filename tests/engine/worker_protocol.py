@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from fkat_data.engine.worker_pool import WorkerPool, WorkerPoolSettings
+from fkat_data.engine.settings import WorkerPoolSettings
+from fkat_data.engine.worker_pool import WorkerPool
 from fkat_data.observe.sink import EventSink
 from fkat_data.plan.position import Task
 from fkat_data.worker.messages import End, Failure, Item, WorkerGone
