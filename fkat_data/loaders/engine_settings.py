@@ -68,18 +68,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "max_skipped_samples": partial(arguments.integer, minimum=0),
     "workers": lambda _, value: worker_kind(value),
 }
-# None means something else than a default that would do.
-_NOT_NONE = {
-    "share_workers",
-    "snapshot_every_n_steps",
-    "zero_copy",
-    "max_worker_restarts",
-    "stall_warning_s",
-    "window_size",
-    "on_sample_error",
-    "max_skipped_samples",
-    "workers",
-}
+_MAY_BE_NONE = {"seed", "device", "dp_rank", "memory_limit_bytes", "start_method", "window_fn"}
 _SMALLEST_LIMIT_BYTES = 1 << 20
 # Frameworks recognise an iterator by it: Lightning leaves these out where it pickles a ``CombinedLoader``. Nothing else of
 # the class is used, which is private to torch.
@@ -92,7 +81,7 @@ def checked_argument(loader: LoaderArguments, name: str, value: Any) -> Any:
     Raises:
         ConfigurationError: The value is invalid, or the loader has another one, which decides on its order or its kind.
     """
-    if name in _CHECKS and (value is not None or name in _NOT_NONE):
+    if name in _CHECKS and (value is not None or name not in _MAY_BE_NONE):
         value = _CHECKS[name](name, value)
     fields = loader.__dict__
     # The constructor sets it last.

@@ -3,10 +3,10 @@
 import copy
 import logging
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -15,6 +15,7 @@ from fkat_data.engine.engine import Engine
 from fkat_data.errors import ConfigurationError, StateMismatchError, arguments
 from fkat_data.errors.acceptance import Acceptance, AcceptedField
 from fkat_data.errors.sample_errors import source_location_of
+from fkat_data.integrations.hooks.accelerate import AccelerateLoop
 from fkat_data.loaders.computed_plan import EpochShuffle
 from fkat_data.loaders.engine_settings import (
     DataLoaderIterator,
@@ -93,29 +94,6 @@ class Running:
     resumed: tuple[int, int] | None = None
 
 
-class FrameworkLoop(Protocol):
-    """A framework's loop, which takes microbatches ahead of the program."""
-
-    saved: LoaderState | None
-    """The loader's state behind the last microbatch that the loop has passed on; None: the loader is there."""
-
-    def copy(self) -> Self:
-        """Return one for a copy of the loader, which begins at this one's position."""
-        ...
-
-    def microbatches(
-        self, begin: Callable[[], Iterator[Any]], state: Callable[[], LoaderState], num_in_last_round: int
-    ) -> Iterator[Any]:
-        """Return an epoch, or the rest of one, as the framework wants it.
-
-        Args:
-            begin: Begins it.
-            state: Returns the loader's position.
-            num_in_last_round: Samples of the last round over all ranks; 0: all are.
-        """
-        ...
-
-
 class LoaderSession:
     """The position of a DataLoader, and the engine that delivers from there.
 
@@ -140,8 +118,8 @@ class LoaderSession:
         self.ledger = ledger
         """What the caller has not committed; None: what is delivered counts as used."""
         self._shipment = LoaderShipment(keeps_workers)
-        self.framework_loop: FrameworkLoop | None = None
-        """The framework's loop that iterates the loader; None: the program does."""
+        self.framework_loop: AccelerateLoop | None = None
+        """accelerate's loop that iterates the loader; None: the program does."""
         # Whether Lightning has made the loader of another one, with a sampler of its own.
         self._is_of_lightning = False
         # What Lightning has made of this session's loader.
