@@ -1,6 +1,6 @@
 """Types that users and the library exchange."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias, cast, runtime_checkable
 
 if TYPE_CHECKING:
@@ -294,6 +294,22 @@ class StreamSource(Protocol[Plan_co, Windows_co]):
 def with_present_weights(loader: object, state_dict: Any) -> Any:
     """Return an earlier state of a loader, with the weights that were set since; of one without weights, as it was."""
     return loader.with_present_weights(state_dict) if isinstance(loader, ReweightedLoader) else state_dict
+
+
+def tell_epoch(listeners: Iterable[Any], epoch: int) -> None:
+    """Call ``set_epoch`` of each object that has one."""
+    for each in listeners:
+        tell = getattr(each, "set_epoch", None)
+        if callable(tell):
+            tell(epoch)
+
+
+def close_all(loaders: Iterable[Any]) -> None:
+    """Close each loader that can be closed."""
+    for loader in loaders:
+        close = getattr(loader, "close", None)
+        if callable(close):
+            close()
 
 
 def stream_source_of(dataset: object) -> StreamSource[Any, Any] | None:

@@ -10,7 +10,7 @@ from fkat_data.errors import ConfigurationError
 from fkat_data.errors.arguments import boolean, integer
 from fkat_data.loaders.data_loader import DataLoader
 from fkat_data.mixing import DictDataLoader, Weighted
-from fkat_data.types import Microbatch, Stateful
+from fkat_data.types import Microbatch, Stateful, close_all
 
 __all__ = ["EncodeChat", "EncodeText", "TitanDataLoader", "TitanTextLoader"]
 
@@ -96,9 +96,7 @@ class TitanDataLoader:
 
     def close(self) -> None:
         """Close the loader, if it can be closed; any number of calls."""
-        close = getattr(self._loader, "close", None)
-        if callable(close):
-            close()
+        close_all([self._loader])
 
 
 class EncodeText:

@@ -27,7 +27,7 @@ from fkat_data.loaders.loader_state import LoaderState, entries_of
 from fkat_data.loaders.rank_share import RankShare
 from fkat_data.loaders.rank_states import Layout
 from fkat_data.loaders.reshards import distributed_sampler_of, rank_in
-from fkat_data.loaders.sample_source import EpochStart, SampleSource, start_of_order, tell_epoch, window_fingerprint
+from fkat_data.loaders.sample_source import EpochStart, SampleSource, start_of_order, window_fingerprint
 from fkat_data.loaders.sampler_plan import SamplerPlan
 from fkat_data.loaders.sampler_states import FirstBatch, samplers_in, with_samplers_set
 from fkat_data.loaders.shortest_rank import ShortestRankOfJob
@@ -35,6 +35,7 @@ from fkat_data.loaders.window_plan import WindowOrder, WindowPlan, order_of_wind
 from fkat_data.plan.growth import log_growth
 from fkat_data.plan.position import Reshard
 from fkat_data.runtime.mesh import MeshRanks
+from fkat_data.types import tell_epoch
 from fkat_data.worker.fingerprints import SupportsFileDigests, has_appended
 from fkat_data.worker.stacked import reads_items_into_batch
 

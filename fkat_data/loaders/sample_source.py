@@ -1,7 +1,7 @@
 """Where the microbatches of a DataLoader come from: what each kind of dataset and order has to say to its session."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -405,14 +405,6 @@ class SampleSource(ABC):
 def window_fingerprint(loader: LoaderArguments) -> dict[str, Any]:
     """Return what a state must have of the windows that rows are made of."""
     return {"window_size": loader.window_size, "window_fn": version_of(loader.window_functions)}
-
-
-def tell_epoch(listeners: Iterable[Any], epoch: int) -> None:
-    """Call ``set_epoch`` of each object that has one."""
-    for each in listeners:
-        tell = getattr(each, "set_epoch", None)
-        if callable(tell):
-            tell(epoch)
 
 
 def start_of_order(state: LoaderState, epoch: int, sampler: Mapping[str, Any]) -> LoaderState:

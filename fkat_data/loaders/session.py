@@ -30,7 +30,7 @@ from fkat_data.loaders.loader_state import LoaderState, split_outstanding
 from fkat_data.loaders.rank_share import RankShare
 from fkat_data.loaders.rank_states import agreed_state, check_order, check_share, state_at_epoch
 from fkat_data.loaders.reshards import rank_in
-from fkat_data.loaders.sample_source import EpochStart, SampleSource, tell_epoch
+from fkat_data.loaders.sample_source import EpochStart, SampleSource
 from fkat_data.loaders.shipment import LoaderShipment
 from fkat_data.observe.statistics import DataLoaderStatistics, LoaderStatistics
 from fkat_data.plan.commits import CommitLedger, TicketedRank, own_outstanding
@@ -41,6 +41,7 @@ from fkat_data.runtime.lifetime import WeakTable, on_collected
 from fkat_data.runtime.machine import can_start_workers
 from fkat_data.runtime.mesh import MeshRanks
 from fkat_data.seeding import next_number, shares_generators
+from fkat_data.types import tell_epoch
 from fkat_data.worker.epoch_factory import order_of
 
 if TYPE_CHECKING:  # Windows has no worker processes

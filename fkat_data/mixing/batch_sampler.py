@@ -11,6 +11,7 @@ from fkat_data.errors import ConfigurationError, arguments
 from fkat_data.errors.wording import Described
 from fkat_data.mixing.strategies import OnExhausted, SamplerStrategy, Schedule
 from fkat_data.runtime.interruption import genuine
+from fkat_data.types import tell_epoch
 
 _STATE_VERSION = 1
 
@@ -174,10 +175,7 @@ class DictBatchSampler(Described, Sampler[tuple[str, Any]]):
 
     def _walk(self, first: int) -> Iterator[tuple[str, Any]]:
         schedule, samplers = self._schedule(), dict(self.samplers)
-        for sampler in samplers.values():
-            set_epoch = getattr(sampler, "set_epoch", None)
-            if callable(set_epoch):
-                set_epoch(self._epoch)
+        tell_epoch(samplers.values(), self._epoch)
         iterators = {name: iter(sampler) for name, sampler in samplers.items()}
         taken = dict.fromkeys(iterators, 0)
         index = 0

@@ -17,7 +17,7 @@ from fkat_data.plan.iteration import Closing, EpochIterator, Iterations
 from fkat_data.plan.state import unsealed
 from fkat_data.runtime.distributed import agreed, gather, rank_and_world_size
 from fkat_data.runtime.interruption import genuine, is_interruption
-from fkat_data.types import Microbatch, Stateful, with_present_weights
+from fkat_data.types import Microbatch, Stateful, close_all, with_present_weights
 
 _log = logging.getLogger(__name__)
 
@@ -323,9 +323,7 @@ class DictDataLoader(Described, Closing):
         self._undo()  # later, it would bring back the iterations that end here
         for source in self._sources.values():
             source.stop()
-            close = getattr(source.loader, "close", None)
-            if callable(close):
-                close()
+            close_all([source.loader])
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy has: the same arguments, and this position, at which its first iteration goes on."""

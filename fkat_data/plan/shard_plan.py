@@ -16,7 +16,7 @@ from fkat_data.plan.position import Position, Reshard, ResumeState, Task, TaskOr
 from fkat_data.plan.resharding import first_step, of_epoch
 from fkat_data.samplers.base import ShardSampler, check_shard, check_shards, has_own_iteration, shard_identity
 from fkat_data.samplers.sequence import as_shard_sampler
-from fkat_data.types import ResplittableSampler, Shard, Stateful, num_listed_of
+from fkat_data.types import ResplittableSampler, Shard, Stateful, num_listed_of, tell_epoch
 
 
 def shard_plan(sampler: Any) -> "Plan":
@@ -297,9 +297,7 @@ class ReplayedShardPlan(Plan):
             elif epoch == self._epoch and self._begin_state is not None:
                 self._iterable.load_state_dict(copied_state(self._begin_state))
             self._begin_state = copied_state(self._iterable.state_dict())
-        set_epoch = getattr(self._iterable, "set_epoch", None)
-        if callable(set_epoch):
-            set_epoch(epoch)
+        tell_epoch([self._iterable], epoch)
         self._iterator = iter(cast("Iterable[Any]", self._iterable))
         self._is_own_iterator = is_stateful and self._iterator is self._iterable
         self._states.clear()

@@ -12,7 +12,7 @@ from fkat_data.errors import ConfigurationError, FkatDataError, StateMismatchErr
 from fkat_data.errors.arguments import STATE_VERSION, check_version
 from fkat_data.integrations.huggingface.accelerated import accelerated, data_ranks, mover_to, rest_or_next, with_end
 from fkat_data.runtime.distributed import gather
-from fkat_data.types import ResumableLoader, TicketedLoader, with_present_weights
+from fkat_data.types import ResumableLoader, TicketedLoader, tell_epoch, with_present_weights
 
 _logger = logging.getLogger(__name__)
 
@@ -118,9 +118,9 @@ class TrackedLoop(IterableDataset[Any]):
     def _set_epoch(self) -> None:
         """Set the epoch of samplers and dataset, as loops do for a ``DataLoader``: to the loader's own."""
         samplers = samplers_of(self.loader)
-        for each in (*samplers, self.loader.dataset) if samplers else ():
-            if callable(getattr(each, "set_epoch", None)):
-                each.set_epoch(self.loader._session.next_epoch(self.loader))  # noqa: SLF001 - it has samplers: it is a DataLoader
+        if samplers:
+            epoch = self.loader._session.next_epoch(self.loader)  # noqa: SLF001 - it has samplers: it is a DataLoader
+            tell_epoch((*samplers, self.loader.dataset), epoch)
 
     def _reached(self) -> Any:
         """Return the loader's own state; or the error that says why there is none, for a caller that asks."""

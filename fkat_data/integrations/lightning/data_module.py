@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 from fkat_data.errors import ConfigurationError
 from fkat_data.integrations.hydra import instantiate
 from fkat_data.integrations.lightning.framework import Flavoured
+from fkat_data.types import close_all
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningDataModule
@@ -57,7 +58,7 @@ class DataModule(Flavoured, LightningDataModule):
         """
         batch_sizes = self._present_batch_sizes()
         if stage in self._made and self._batch_sizes[stage] != batch_sizes:
-            _close(self._made.pop(stage))
+            close_all(_flat(self._made.pop(stage)))
         if stage not in self._made:
             self._made[stage] = _make(self._given[stage])
             self._batch_sizes[stage] = batch_sizes
@@ -77,7 +78,7 @@ class DataModule(Flavoured, LightningDataModule):
     def close(self) -> None:
         """Close every loader that was made and can be closed; any number of calls."""
         for made in self._made.values():
-            _close(made)
+            close_all(_flat(made))
 
     def teardown(self, stage: str) -> None:
         """Close the loaders."""
@@ -86,13 +87,6 @@ class DataModule(Flavoured, LightningDataModule):
     def on_exception(self, exception: BaseException) -> None:
         """Close the loaders."""
         self.close()
-
-
-def _close(made: Any) -> None:
-    for loader in _flat(made):
-        close = getattr(loader, "close", None)
-        if callable(close):
-            close()
 
 
 def _check(stage: str, given: object) -> None:

@@ -16,7 +16,7 @@ from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.plan.state import unsealed
 from fkat_data.runtime.distributed import gather
 from fkat_data.runtime.interruption import genuine
-from fkat_data.types import ResumableLoader, Stateful, TicketedLoader, with_present_weights
+from fkat_data.types import ResumableLoader, Stateful, TicketedLoader, tell_epoch, with_present_weights
 
 _logger = logging.getLogger(__name__)
 
@@ -436,11 +436,8 @@ class EvaluationFeed:
 
 def _set_epoch(loader: Any, epoch: int) -> None:
     """Tell a loader's samplers the epoch before they are iterated: after a restart, Lightning tells them too late."""
-    sampler = getattr(loader, "sampler", None)
-    for each in (sampler, getattr(getattr(loader, "batch_sampler", None), "sampler", None)):
-        tell = getattr(each, "set_epoch", None)
-        if callable(tell):
-            tell(epoch)
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    tell_epoch((getattr(loader, "sampler", None), getattr(batch_sampler, "sampler", None)), epoch)
 
 
 def _warn_of_first_epochs(loaders: list[Any], epoch: int) -> None:
