@@ -19,20 +19,6 @@ from fkat_data.samplers.sequence import as_shard_sampler
 from fkat_data.types import ResplittableSampler, Shard, Stateful, num_listed_of, tell_epoch
 
 
-def shard_plan(sampler: Any) -> "Plan":
-    """Return the plan of a ``ShardSampler`` or any iterable of shards.
-
-    Raises:
-        ConfigurationError: ``sampler`` is not an iterable of shards, or its first epoch is empty.
-    """
-    if not _is_replayed(sampler):
-        return PureShardPlan(as_shard_sampler("shard_sampler", sampler))
-    # A sampler that is empty is refused before its first epoch; one whose length is not known is not.
-    if hasattr(sampler, "__len__") and length_hint(sampler, 1) == 0:
-        raise ConfigurationError("shard_sampler", sampler, "at least one shard")
-    return ReplayedShardPlan(sampler)
-
-
 def _is_replayed(sampler: object) -> bool:
     """Return whether a sampler's shards are known only by iterating over this very object."""
     if isinstance(sampler, ShardSampler):
@@ -326,16 +312,16 @@ def _is_spent_by_reading(iterable: Iterable[Any]) -> bool:
 def elastic_shard_plan(sampler: Any) -> Plan:
     """Return the plan of a sampler: an elastic one if the sampler can split its shards over any number of ranks.
 
-    A plan stays what it is.
-
     Raises:
         ConfigurationError: The sampler is not an iterable of shards, or its first epoch is empty.
     """
-    if isinstance(sampler, Plan):
-        return sampler
-    plan = shard_plan(sampler)
-    is_elastic = isinstance(plan, PureShardPlan) and isinstance(sampler, ShardSampler)
-    if is_elastic and isinstance(sampler, ResplittableSampler) and sampler.dp_size is not None:
+    if _is_replayed(sampler):
+        # A sampler that is empty is refused before its first epoch; one whose length is not known is not.
+        if hasattr(sampler, "__len__") and length_hint(sampler, 1) == 0:
+            raise ConfigurationError("shard_sampler", sampler, "at least one shard")
+        return ReplayedShardPlan(sampler)
+    plan = PureShardPlan(as_shard_sampler("shard_sampler", sampler))
+    if isinstance(sampler, ShardSampler) and isinstance(sampler, ResplittableSampler) and sampler.dp_size is not None:
         return ElasticShardPlan(sampler, plan, sampler.dp_size)
     return plan
 
