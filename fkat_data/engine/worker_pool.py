@@ -1,12 +1,12 @@
 """The workers of one loader: started together, ended together."""
 
 import contextlib
-import functools
 import logging
 import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -95,10 +95,12 @@ class WorkerPool:
         settings = self._settings
         # The threads of a group are one worker, which gives their microbatches in order, and so does another rank.
         size = settings.group_size if settings.kind == "processes" and self._link is None else 1
-        return [
-            WorkerGroup(self.workers, index * size, size, _claim_table_of(self._starter, index), self._sink)
-            for index in range(1 if settings.kind is None else settings.num_groups)
-        ]
+        groups: list[WorkerGroup] = []
+        for index in range(1 if settings.kind is None else settings.num_groups):
+            # It does not know the pool, which is gone with the loader that is dropped.
+            table = partial(self._starter.claim_table, index) if self._starter is not None else _no_claim_table
+            groups.append(WorkerGroup(self.workers, index * size, size, table, self._sink))
+        return groups
 
     def _own_use(self) -> WorkerUse | None:
         if self._starter is None or self._link is not None:
@@ -110,7 +112,7 @@ class WorkerPool:
         """Workers that make microbatches ahead, when all of them run; 0: the caller's thread makes them."""
         return 0 if self._settings.kind is None else self._settings.num_workers
 
-    @functools.cached_property
+    @cached_property
     def memory_limit(self) -> MemoryLimit:
         """Shared memory that the workers may take together."""
         # Not before it is needed: without processes, the first microbatch need not wait for a look at the memory.
@@ -445,15 +447,8 @@ def _starter(settings: WorkerPoolSettings, sink: EventSink) -> "WorkerStarter":
     return WorkerStarter(settings, sink)
 
 
-def _claim_table_of(starter: "WorkerStarter | None", group_index: int) -> "Callable[[], ClaimTable]":
-    """Return what gives a group's table; it does not know the pool, which is gone with the loader that is dropped."""
-    if starter is not None:
-        return functools.partial(starter.claim_table, group_index)
-
-    def none() -> "ClaimTable":
-        raise RuntimeError("a worker in the caller's thread has no table")
-
-    return none
+def _no_claim_table() -> "ClaimTable":
+    raise RuntimeError("a worker in the caller's thread has no table")
 
 
 def _nothing_opened() -> None:
