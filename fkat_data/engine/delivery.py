@@ -36,7 +36,7 @@ class Delivery:
     """One iteration after the other: each microbatch is moved, handed over and counted.
 
     Args:
-        pool: The workers, which it starts and lets go.
+        pool: The workers, which it starts and releases.
         prefetcher: Gives the microbatches.
         cursor: Counts them.
         placement: The device, and the mover to it.
