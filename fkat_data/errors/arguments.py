@@ -6,7 +6,7 @@ import operator
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
-from typing import Any, TypeGuard, TypeVar, cast
+from typing import Any, NoReturn, TypeGuard, TypeVar, cast
 
 from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.runtime.interruption import genuine
@@ -41,6 +41,23 @@ def integer(argument: str, value: object, *, minimum: int | None = None, maximum
     if (minimum is not None and number < minimum) or (maximum is not None and number > maximum):
         raise ConfigurationError(argument, value, bounds)
     return number
+
+
+def refused(call: str, found: str, expected: str) -> Callable[..., NoReturn]:
+    """Return a method that refuses a call which other loaders take.
+
+    Args:
+        call: The call.
+        found: What this loader has, in words.
+        expected: What to call instead.
+    """
+
+    def refuse(self: object, *arguments: object, **options: object) -> NoReturn:
+        del self, arguments, options
+        raise ConfigurationError(call, found, expected)
+
+    refuse.__name__, refuse.__doc__ = call, f"Refuse the call, which needs {expected}."
+    return refuse
 
 
 def boolean(argument: str, value: object) -> bool:

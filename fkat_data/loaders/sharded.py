@@ -13,6 +13,7 @@ from fkat_data.engine.settings import EngineSettings, WorkerPoolSettings
 from fkat_data.engine.shard_lengths import ShardLengths
 from fkat_data.errors import ConfigurationError, StateMismatchError, arguments
 from fkat_data.errors.acceptance import Acceptance
+from fkat_data.errors.arguments import refused
 from fkat_data.errors.tracebacks import HideOwnFrames
 from fkat_data.errors.wording import Described
 from fkat_data.loaders.epoch_length import EpochLength, source_of_lengths
@@ -32,6 +33,8 @@ from fkat_data.runtime.mesh import mesh_ranks
 from fkat_data.samplers.data_parallel import sampler_of_rank
 from fkat_data.types import Microbatch_co, Profiler, Shard
 from fkat_data.worker.settings import START_METHODS, StartMethod, WorkerKind, worker_kind
+
+_KNOWN_SAMPLES = "a DataLoader over all files, or a stream: what a shard has, only its dataloader_factory knows"
 
 
 class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
@@ -344,6 +347,10 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
             False if the iteration has ended or begun again since, or nothing was delivered: nothing changes then.
         """
         return self._engine.take_back()
+
+    samples_of = refused("samples_of", "<steps of shards>", _KNOWN_SAMPLES)
+    exclude = refused("exclude", "<samples of shards>", _KNOWN_SAMPLES)
+    exclude_steps = refused("exclude_steps", "<steps of shards>", _KNOWN_SAMPLES)
 
     def end_epoch(self) -> None:
         """Count the rest of the epoch as delivered: the next iteration begins the next epoch.

@@ -8,7 +8,7 @@ from typing import Any, Self, cast
 
 from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.errors.acceptance import Acceptance
-from fkat_data.errors.arguments import STATE_VERSION, check_version
+from fkat_data.errors.arguments import STATE_VERSION, check_version, refused
 from fkat_data.errors.wording import Described
 from fkat_data.mixing.mixed_source import MixedSource
 from fkat_data.mixing.strategies import OnExhausted, SamplerStrategy, Schedule, check_changes
@@ -24,6 +24,7 @@ _log = logging.getLogger(__name__)
 # What says that a loader's state is of all ranks, which all call its state_dict() then.
 _OF_ALL_RANKS = frozenset({"all_rank_indices", "all_rank_states", "gathered"})
 _FIELDS_OF_RANK = ("epoch", "draw", "is_over", "exhausted", "left")
+_OF_SOURCES = "a call of its source: mixture.dataloaders[name], which has steps and numbers of its own"
 _FIELDS_OF_SOURCE = ("delivered", "taken", "epoch", "has_ended")
 
 
@@ -140,6 +141,10 @@ class DictDataLoader(Described, Closing):
         self._begun_epoch = self._schedule.epoch
         self._draft.end()
         return EpochIterator(self._next, self._draft, self._iterations, self)
+
+    samples_of = refused("samples_of", "<steps of a mixture>", _OF_SOURCES)
+    exclude = refused("exclude", "<samples of a mixture>", _OF_SOURCES)
+    exclude_steps = refused("exclude_steps", "<steps of a mixture>", _OF_SOURCES)
 
     def set_weights(self, weights: Mapping[str, float]) -> None:
         """Draw by other weights from the next microbatch on, in later epochs too, until they are set again.

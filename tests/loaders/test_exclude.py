@@ -17,7 +17,7 @@ from streaming_examples import worlds, write
 from torch.utils.data import DistributedSampler, IterableDataset
 from walks import begun, saved
 
-from fkat_data import ConfigurationError, DataLoader, RankMismatchError, StateMismatchError
+from fkat_data import ConfigurationError, DataLoader, RankMismatchError, ShardedDataLoader, StateMismatchError
 from fkat_data.datasets import JsonDataset, PackedDataset
 from fkat_data.mixing import DictDataLoader, RoundRobin
 from fkat_data.streaming import StreamingDataLoader, StreamingDataset
@@ -362,6 +362,11 @@ def test_what_cannot_be_left_out_is_refused_by_name(tmp_path):
         for call in (lambda loader: loader.exclude([1]), lambda loader: loader.samples_of(0)):
             with pytest.raises(ConfigurationError, match=found):
                 call(loader)
+    loaders = ShardedDataLoader(1, ["a"], list, multiprocessing=False), DictDataLoader({"a": [1]}, RoundRobin(["a"]))
+    for loader, hint in zip(loaders, ("only its dataloader_factory knows", "mixture.dataloaders"), strict=True):
+        for call, arguments in (("samples_of", (0,)), ("exclude", ([1],)), ("exclude_steps", (1, 2))):
+            with pytest.raises(ConfigurationError, match=f"^{call} = .*{re.escape(hint)}"):
+                getattr(loader, call)(*arguments)
     loader = DataLoader(range(8), 2, collate_fn=list)
     with pytest.raises(ConfigurationError, match="indices below 8"):
         loader.exclude([8])
