@@ -168,12 +168,8 @@ def _walk_tensor(tensor: torch.Tensor, path: str, above: tuple[int, ...]) -> _No
         yield from _walk_object(tensor.coalesce() if tensor.layout is torch.sparse_coo else tensor, path, above)
     else:
         dense = tensor.cpu().resolve_conj().resolve_neg().contiguous()
-        content = _memory(dense.reshape(-1).view(torch.uint8).numpy()) if dense.numel() else b""
+        content = dense.reshape(-1).view(torch.uint8).numpy().data if dense.numel() else b""
         yield _Node(path, kind, content, tuple(tensor.shape), dense)
-
-
-def _memory(content: Any) -> memoryview:
-    return memoryview(content)
 
 
 def _walk_array(value: Any, path: str, above: tuple[int, ...]) -> _Nodes:
@@ -190,7 +186,7 @@ def _walk_array(value: Any, path: str, above: tuple[int, ...]) -> _Nodes:
             yield from _walk(item, f"{path}.flat[{index}]", above)
     else:
         dense = np.ascontiguousarray(array).reshape(array.shape)
-        content = _memory(dense.reshape(-1).view(np.uint8)) if dense.nbytes else b""
+        content = dense.reshape(-1).view(np.uint8).data if dense.nbytes else b""
         yield _Node(path, kind, content, array.shape, dense)
     if isinstance(value, np.ma.MaskedArray):
         yield from _walk(np.ma.getmaskarray(cast("Any", value)), f"{path}.mask", above)

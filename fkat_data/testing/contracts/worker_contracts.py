@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,33 +29,30 @@ _DEADLY = 17
 _MOST_INTERRUPTIONS = 600
 
 
+@dataclass
 class _Samples(torch_data.Dataset[Any]):
     """Samples that say where they come from, with a draw; one raises, or waits, or ends its process if a file is there."""
 
-    def __init__(
-        self, name: str, size: int, bad: int = -1, slow: int = -1, slow_s: float = 0.0, deadly: Path | None = None
-    ) -> None:
-        self._name = name
-        self._size = size
-        self._bad = bad
-        self._slow = slow
-        self._slow_s = slow_s
-        self._deadly = deadly
-        self._numbers = torch.arange(size)
+    name: str
+    size: int
+    bad: int = -1
+    slow: int = -1
+    slow_s: float = 0.0
+    deadly: Path | None = None
 
     def __len__(self) -> int:
-        return self._size
+        return self.size
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        if index == self._bad:
+        if index == self.bad:
             raise ValueError(f"sample {index} is bad")
-        if index == self._slow:
-            time.sleep(self._slow_s)
-        if index == _DEADLY and self._deadly is not None and self._deadly.exists():
-            self._deadly.unlink()
+        if index == self.slow:
+            time.sleep(self.slow_s)
+        if index == _DEADLY and self.deadly is not None and self.deadly.exists():
+            self.deadly.unlink()
             os.write(2, b"no more of it\n")
             os._exit(3)
-        return {"name": self._name, "number": self._numbers[index], "drawn": item_generators().python.random()}
+        return {"name": self.name, "number": torch.tensor(index), "drawn": item_generators().python.random()}
 
 
 def _by_index(shard: str) -> Any:
@@ -137,7 +135,7 @@ class WorkerContract:
 
     def test_an_error_comes_in_its_turn_and_says_where(self) -> None:
         """The microbatches before it are delivered; it is raised again, and the next epoch comes as far."""
-        with self._loader(bad=13) as loader:
+        with self._loader(faults={"bad": 13}) as loader:
             for _ in range(2):
                 found: list[Any] = []
                 try:
@@ -175,7 +173,7 @@ class WorkerContract:
 
         before = signal.signal(signal.SIGALRM, interrupt)
         try:
-            with self._loader(slow=17, slow_s=0.5) as loader:
+            with self._loader(faults={"slow": 17, "slow_s": 0.5}) as loader:
                 found: list[Any] = []
                 iterator, num_interrupted = iter(loader), 0
                 # The timer is also the one that would end a test that hangs.
@@ -195,7 +193,8 @@ class WorkerContract:
     def test_a_worker_that_stalls_is_named(self) -> None:
         """An error names the microbatch, behind all that came before it; also where a second try stalls as well."""
         expected = list(self._loader(options={}))
-        slow: dict[str, Any] = {"slow": 17, "timeout": self.stall_timeout_s, "slow_s": 4 * self.stall_timeout_s}
+        faults = {"slow": 17, "slow_s": 4 * self.stall_timeout_s}
+        slow: dict[str, Any] = {"timeout": self.stall_timeout_s, "faults": faults}
         with self._loader(**slow) as loader:
             found: list[Any] = []
             expect_error(WorkerStalledError, lambda: found.extend(loader), "a worker that stalls")
@@ -212,13 +211,13 @@ class WorkerContract:
             deadly = Path(folder, "deadly")
             deadly.touch()
             # A time-out: only a process of its own may end.
-            with self._loader(deadly=deadly, timeout=600) as loader:
+            with self._loader(faults={"deadly": deadly}, timeout=600) as loader:
                 found: list[Any] = []
                 error = expect_error(WorkerDiedError, lambda: found.extend(loader), "a worker that dies")
             expect("no more of it" in str(error), f"the error lacks what the worker wrote last: {error}")
             expect_same(found, expected[: len(found)], "what came before the death")
             deadly.touch()
-            with self._loader(deadly=deadly, max_worker_restarts=1) as loader:
+            with self._loader(faults={"deadly": deadly}, max_worker_restarts=1) as loader:
                 expect_same(list(loader), expected, "an epoch with a worker that was replaced")
                 num_restarts = loader.statistics().worker_restarts
             expect(num_restarts == 1, f"{num_restarts} restarts were counted, and one worker was replaced")
@@ -257,14 +256,11 @@ class WorkerContract:
         self,
         *,
         num_workers: int = 2,
-        bad: int = -1,
-        slow: int = -1,
-        slow_s: float = 0.0,
-        deadly: Path | None = None,
         options: Mapping[str, Any] | None = None,
+        faults: Mapping[str, Any] | None = None,
         **others: Any,
     ) -> DataLoader[Any]:
-        dataset = _Samples("only", 30, bad, slow, slow_s, deadly)
+        dataset = _Samples("only", 30, **(faults or {}))
         if options is not None:
             num_workers = 0
         found = self.options() if options is None else options
