@@ -4,9 +4,11 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from fkat_data.errors.wording import readable_bytes, readable_duration, readable_share
 from fkat_data.observe.durations import BUCKETS_PER_DOUBLING, SHORTEST_S, Durations
@@ -104,11 +106,10 @@ def _legend(run: TracedRun) -> str:
 
 def _over_time(run: TracedRun) -> str:
     edges_s = [run.duration_s * number / _NUM_PIECES for number in range(_NUM_PIECES + 1)]
-    waited = _shares(run.seconds, ["waited_s"], edges_s)["waited_s"]
-    trainer = {"wait": waited, "step": [max(0.0, 1.0 - share) for share in waited]}
-    found = _shares(run.seconds, [f"{stage}_s" for stage in _WORKER_STAGES], edges_s)
+    waited = _shares(run.seconds, "waited_s", edges_s)
+    trainer = {"wait": waited, "step": np.maximum(0.0, 1.0 - waited)}
     num_workers = max(1, run.statistics.num_workers)
-    workers = {stage: [share / num_workers for share in found[f"{stage}_s"]] for stage in _WORKER_STAGES}
+    workers = {stage: _shares(run.seconds, f"{stage}_s", edges_s) / num_workers for stage in _WORKER_STAGES}
     return (
         "<h3>Trainer</h3>"
         + _stacked(edges_s, trainer, "share of time that the trainer waited")
@@ -258,13 +259,13 @@ class _Frame(NamedTuple):
         return _TOP + self.height * (1 - share)
 
 
-def _stacked(edges_s: Sequence[float], shares: Mapping[str, Sequence[float]], title: str) -> str:
+def _stacked(edges_s: Sequence[float], shares: Mapping[str, npt.NDArray[np.float64]], title: str) -> str:
     """Return a plot of shares of time over time, stacked, each in the colour of its name."""
     frame = _Frame(edges_s[0], edges_s[-1], 130)
     parts = _axes(frame, edges_s[0], edges_s[-1], [(share, f"{share:.0%}") for share in (0.0, 0.5, 1.0)])
     below = [0.0] * (len(edges_s) - 1)
     for name, values in shares.items():
-        for index, value in enumerate(values):
+        for index, value in enumerate(values.tolist()):
             top = min(1.0, below[index] + value)
             if top - below[index] > 0.001:
                 x, right = frame.x(edges_s[index]), frame.x(edges_s[index + 1])
@@ -284,10 +285,10 @@ def _stepped(samples: Sequence[Sample], key: str, end_s: float, title: str) -> s
         (frame.x(sample.at_s), frame.y(sample.values.get(key, 0.0) / largest)) for sample in _thinned(samples, key)
     ]
     if points:
-        path = f"M{points[0][0]:.1f} {points[0][1]:.1f}"
-        path += "".join(f"H{x:.1f}V{y:.1f}" for x, y in points[1:]) + f"H{frame.x(end_s):.1f}"
-        bottom = frame.y(0.0)
-        parts.append(f'<path class="area" d="{path}V{bottom:.1f}H{points[0][0]:.1f}Z"/><path class="line" d="{path}"/>')
+        (left, top), *others = points
+        path = "".join([f"M{left:.1f} {top:.1f}", *(f"H{x:.1f}V{y:.1f}" for x, y in others), f"H{frame.x(end_s):.1f}"])
+        area = f"{path}V{frame.y(0.0):.1f}H{left:.1f}Z"
+        parts.append(f'<path class="area" d="{area}"/><path class="line" d="{path}"/>')
     return _svg(parts, frame, title)
 
 
@@ -434,23 +435,20 @@ def clock(at_s: float, step_s: float, end_s: float) -> str:
     return f"{at_s / factor:,.{digits}f} {unit}"
 
 
-def _shares(samples: Sequence[Sample], names: Sequence[str], edges_s: Sequence[float]) -> dict[str, list[float]]:
-    """Return for each name its share of each interval of time. Several workers add up, so a share can exceed 1.
+def _shares(samples: Sequence[Sample], name: str, edges_s: Sequence[float]) -> npt.NDArray[np.float64]:
+    """Return a counter's share of each interval of time. Several workers add up, so a share can exceed 1.
 
     Args:
         samples: Seconds spent so far, in the order of time.
-        names: The counters to return.
+        name: The counter.
         edges_s: Bounds of the intervals.
     """
     if not samples:
-        return {name: [0.0] * (len(edges_s) - 1) for name in names}
-    at_s = [sample.at_s for sample in samples]
-    widths_s = np.diff(edges_s)
-    found: dict[str, list[float]] = {}
-    for name in names:
-        spent_s = np.interp(edges_s, at_s, [sample.values.get(name, 0.0) for sample in samples])
-        found[name] = np.clip(np.diff(spent_s) / widths_s, 0.0, None).tolist()
-    return found
+        return np.zeros(len(edges_s) - 1)
+    spent_s = np.interp(
+        edges_s, [sample.at_s for sample in samples], [sample.values.get(name, 0.0) for sample in samples]
+    )
+    return np.clip(np.diff(spent_s) / np.diff(edges_s), 0.0, None)
 
 
 def _columns(spans: Sequence[Span], end_s: float, num_columns: int) -> list[tuple[str, int, int]]:
@@ -474,14 +472,8 @@ def _columns(spans: Sequence[Span], end_s: float, num_columns: int) -> list[tupl
         spent_s[names.index("next")] -= spent_s[names.index("wait")]
     best = spent_s.argmax(axis=0)
     best[spent_s.max(axis=0) < 0.02 * width_s] = -1
-    runs: list[tuple[str, int, int]] = []
-    for column in range(num_columns):
-        name = names[int(best[column])] if best[column] >= 0 else ""
-        if runs and runs[-1][0] == name:
-            runs[-1] = (name, runs[-1][1], runs[-1][2] + 1)
-        else:
-            runs.append((name, column, 1))
-    return runs
+    starts = [0, *(np.flatnonzero(np.diff(best)) + 1).tolist(), num_columns]
+    return [(names[best[start]] if best[start] >= 0 else "", start, end - start) for start, end in pairwise(starts)]
 
 
 def _excerpt(run: TracedRun, num_microbatches: int) -> tuple[float, float]:
