@@ -134,11 +134,7 @@ def sources_of(
             num_parts = 1 if num_workers == 1 else num_workers * _PARTS_FOR_EACH_WORKER
             return list(FolderSource.parts_of(str(root), num_parts))
         return [_source(str(root / name), kind or _kind_of(name), given) for name in tables]
-    pattern = literal_where(str(root), os.path.lexists)
-    if wildcard_at(pattern) is None:
-        file = str(root) if root.exists() else unescaped(pattern)
-        return [_source(file, kind or _kind_of(file), given)]
-    files = _matching(pattern)
+    files = _files_at(root)
     if not files:
         raise ShardNotFoundError(str(root), "no file matches")
     return [_source(file, kind or _kind_of(file), given) for file in files]
@@ -157,10 +153,8 @@ def files_of_lines(path: Path) -> list[str]:
         return [str(path / name) for name in _tables_below(path, "jsonl")]
     if path.name == INDEX_NAME:
         return []
-    pattern = literal_where(str(path), os.path.lexists)
-    named = str(path) if path.exists() else unescaped(pattern)
-    files = [named] if wildcard_at(pattern) is None else _matching(pattern)
-    if not files and _kind_of(pattern) == "jsonl":
+    files = _files_at(path)
+    if not files and _kind_of(str(path)) == "jsonl":
         raise ShardNotFoundError(str(path), "no file matches")
     return files if {_kind_of(file) for file in files} == {"jsonl"} else []
 
@@ -181,8 +175,11 @@ def _tables_below(root: Path, kind: str | None) -> list[str]:
     return sorted(kinds, key=natural_key)
 
 
-def _matching(pattern: str) -> list[str]:
-    """Return the files that match a pattern, in natural order."""
+def _files_at(path: Path) -> list[str]:
+    """Return the file of a path, which may not exist; or the files that match a pattern, in natural order."""
+    pattern = literal_where(str(path), os.path.lexists)
+    if wildcard_at(pattern) is None:
+        return [str(path) if path.exists() else unescaped(pattern)]
     fixed, _, chosen = pattern[: wildcard_at(pattern)].rpartition("/")
     chosen = pattern[len(fixed) + 1 :]
     folder = Path(unescaped(fixed) or "/")

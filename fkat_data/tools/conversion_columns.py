@@ -4,10 +4,9 @@ import contextlib
 import copy
 import math
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from decimal import Decimal, InvalidOperation
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from fkat_data.errors import ConfigurationError
 from fkat_data.files.sample_types import NUMBERS, SampleType, joined, of_several_types
@@ -22,16 +21,16 @@ _ENCODINGS: dict[SampleType, str] = {**NUMBERS, "int64": "int"}
 NOT_FOR_JSON = ("bytes", "jpeg", "png", "pkl")
 
 
-class FoundColumn(ABC):
+class FoundColumn(Protocol):
     """A column, as a file's schema or its first rows describe it."""
 
     @property
-    @abstractmethod
     def encoding(self) -> str:
         """The narrowest encoding that stores its values unchanged."""
+        ...
 
 
-class EncodedColumn(FoundColumn):
+class EncodedColumn:
     """A column of which files say the encoding alone.
 
     Args:
@@ -39,16 +38,12 @@ class EncodedColumn(FoundColumn):
     """
 
     def __init__(self, encoding: str) -> None:
-        self._encoding = encoding
+        self.encoding: str = encoding
+        """The encoding of all files so far."""
 
     def add(self, encoding: str) -> None:
         """Take the encoding of another file into account; one of them may be ``json``."""
-        self._encoding = joined_encoding(self._encoding, encoding) or encoding
-
-    @property
-    def encoding(self) -> str:
-        """The encoding."""
-        return self._encoding
+        self.encoding = joined_encoding(self.encoding, encoding) or encoding
 
 
 def joined_encoding(first: str, second: str) -> str | None:
@@ -158,7 +153,7 @@ def one_encoding(column: str) -> str:
 _INT64 = range(-(1 << 63), 1 << 63)
 
 
-class ColumnKinds(FoundColumn):
+class ColumnKinds:
     """The kinds of values that a column has shown so far."""
 
     def __init__(self) -> None:
@@ -239,7 +234,7 @@ def _keeps(number: float, text: str, fraction: str) -> bool:
     return False
 
 
-class TextKinds(FoundColumn):
+class TextKinds:
     """The narrowest encoding that stores the texts of a column as numbers, or as texts.
 
     Args:

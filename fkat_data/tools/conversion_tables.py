@@ -5,7 +5,6 @@ import datetime as dt
 import json
 import os
 from abc import abstractmethod
-from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from decimal import Decimal
@@ -16,7 +15,7 @@ from uuid import UUID
 
 import numpy as np
 
-from fkat_data.errors import ConfigurationError, FkatDataError, SampleError
+from fkat_data.errors import FkatDataError, SampleError
 from fkat_data.errors.wording import made_from_text
 from fkat_data.files.arrow import ArrowColumn, ArrowValues
 from fkat_data.files.arrow_extensions import ExtensionCheck, TensorShape, extensions_of
@@ -28,8 +27,8 @@ from fkat_data.files.row_groups import unreadable
 from fkat_data.files.sample_types import NUMBERS, SampleType, joined, of_several_types
 from fkat_data.files.signatures import START_BYTES, check_kind
 from fkat_data.runtime.machine import required
-from fkat_data.tools.conversion_columns import FoundColumn, FoundColumns, number_encoding, one_encoding
-from fkat_data.tools.conversion_texts import RowSource
+from fkat_data.tools.conversion_columns import FoundColumns, number_encoding, one_encoding
+from fkat_data.tools.conversion_texts import RowSource, check_unique
 
 # pyarrow ships no types: required() returns Any.
 _arrow = required("pyarrow", "parquet")
@@ -44,18 +43,14 @@ _FILE_FIELDS = ["bytes", "path"]
 _EXTENSIONS = {"arrow.json": "json", "arrow.uuid": "str", "arrow.bool8": "json"}
 
 
-class TableColumn(FoundColumn):
+class TableColumn:
     """A column of tables."""
 
     def __init__(self) -> None:
-        self._encoding = ""
+        self.encoding: str = ""
+        """The encoding that stores the samples of all files, each unchanged; "" before the first."""
         self._kind: SampleType = "null"
         self._before = "", ""  # the file that the kind is of, and how that file holds it
-
-    @property
-    def encoding(self) -> str:
-        """The encoding that stores the samples of all files, each unchanged."""
-        return self._encoding
 
     def add(self, file: str, field: Any, encoding: str) -> None:
         """Take a file into account.
@@ -71,16 +66,16 @@ class TableColumn(FoundColumn):
         found = shown_path(file), str(field.type)
         kind = _sample_type(field)
         together = joined(self._kind, kind)
-        both = self._joined(encoding, together) if self._encoding and together is not None else encoding
+        both = self._joined(encoding, together) if self.encoding and together is not None else encoding
         if together is None or both is None:
             raise of_several_types(field.name, found, self._before, one_encoding(field.name))
-        if together != self._kind or not self._encoding:
+        if together != self._kind or not self.encoding:
             self._before = found
-        self._kind, self._encoding = together, both
+        self._kind, self.encoding = together, both
 
     def _joined(self, encoding: str, kind: SampleType) -> str | None:
         """Return the encoding of what this one stores and of what another one does, of one type."""
-        encodings = {self._encoding, encoding}
+        encodings = {self.encoding, encoding}
         for whole in ("bytes", "jpeg"):  # of a null, too, which is an error where a row has it
             if whole in encodings and encodings <= {"bytes", "jpeg", "json"}:
                 return whole
@@ -417,9 +412,7 @@ def _plain_leaf(kind: Any, value: Any) -> Any:
     if isinstance(value, (np.datetime64, np.timedelta64)):
         microseconds, nanoseconds = divmod(int(value.astype(np.int64)), 1_000)
         return _fine_text(_in_microseconds(kind, [microseconds])[0], nanoseconds)
-    if isinstance(value, (dt.date, dt.time)):
-        return value.isoformat()
-    return str(value) if isinstance(value, (dt.timedelta, Decimal, UUID)) else value
+    return _text(value) if isinstance(value, (dt.date, dt.time, dt.timedelta, Decimal, UUID)) else value
 
 
 def _is_list(kind: Any) -> bool:
@@ -491,10 +484,7 @@ class TableSource(RowSource):
         with self._errors():
             schema = self._schema()
             names: list[str] = [name for name in schema.names if not found.only or name in found.only]
-            for name, count in Counter(names).items():
-                if count > 1:
-                    expected = f"a table with each name once; in its schema, {name!r} comes {count} times"
-                    raise ConfigurationError("paths", self.name, expected)
+            check_unique(names, self.name, "schema")
             of_schema = encodings_of_schema(schema)
             encodings = {name: of_schema[name] for name in names if name not in found.given}
             if found.allows_nulls:

@@ -63,9 +63,24 @@ class RowSource(ABC):
         return repr(self.name)
 
 
+def check_unique(names: Iterable[str], file: str, location: str) -> None:
+    """Check that a table has each name once.
+
+    Args:
+        names: The names of its columns that are read.
+        file: The file.
+        location: Where the names stand in it.
+
+    Raises:
+        ConfigurationError: A name comes twice.
+    """
+    for name, count in Counter(names).items():
+        if count > 1:
+            expected = f"a table with each name once; in its {location}, {name!r} comes {count} times"
+            raise ConfigurationError("paths", file, expected)
+
+
 _ROWS = 1_000
-
-
 _LONGEST_FIELD = 1 << 30
 _LONGEST_LINE_BYTES = 1 << 62
 _LONGEST_REASON = 500
@@ -222,7 +237,9 @@ class SeparatedSource(RowSource):
         counter = _RowCounter()
         with self._errors(counter):
             reader = self._reader()
-            self._check_names([name for name in reader.fieldnames or () if not chosen or name in chosen])
+            check_unique(
+                [name for name in reader.fieldnames or () if not chosen or name in chosen], self.name, "header"
+            )
             counter.next(reader)
             for number, row in enumerate(reader, start=1):
                 counter.next(reader)
@@ -247,12 +264,6 @@ class SeparatedSource(RowSource):
                 raise beyond_limit(self.name, counter.text, limit) from error
             advice = "a value that begins with a quote ends with one, and each quote within it is doubled"
             raise ShardCorruptError(self.name, f"{counter.text}: {error}; {advice}", counter.text) from error
-
-    def _check_names(self, names: Sequence[str]) -> None:
-        for name, count in Counter(names).items():
-            if count > 1:
-                expected = f"a table with each name once; in its header, {name!r} comes {count} times"
-                raise ConfigurationError("paths", self.name, expected)
 
 
 class _RowCounter:
