@@ -149,15 +149,13 @@ def _of_shards(where: str, state: Mapping[str, Any]) -> CheckpointPosition:
 
 
 def _resplits(reshards: Sequence[Reshard], epoch: int) -> tuple[str, ...]:
+    num_changes = sum(each.exclusion is None for each in of_epoch(reshards, epoch))
     num_left_out = sum(each.exclusion is not None for each in reshards)
-    facts = (
-        (
-            sum(each.exclusion is None for each in of_epoch(reshards, epoch)),
-            "the number of ranks has changed {} in this epoch",
-        ),
-        (num_left_out, "the caller has left samples or steps out {}"),
-    )
-    return tuple(text.format(counted(number, "time")) for number, text in facts if number)
+    facts = {
+        "the number of ranks has changed {} in this epoch": num_changes,
+        "the caller has left samples or steps out {}": num_left_out,
+    }
+    return tuple(text.format(counted(number, "time")) for text, number in facts.items() if number)
 
 
 def _accepted(accepted: Sequence[AcceptedField], counted_in: str = "step") -> tuple[str, ...]:

@@ -60,10 +60,9 @@ class Mode(StrEnum):
     WORKERS = "workers"
     IN_PROCESS = "in-process"
 
-    @property
-    def multiprocessing(self) -> bool | None:
-        """The value of the argument of ``verify_resume``."""
-        return {Mode.BOTH: None, Mode.WORKERS: True, Mode.IN_PROCESS: False}[self]
+
+#: The argument of ``verify_resume``.
+_MULTIPROCESSING = {Mode.BOTH: None, Mode.WORKERS: True, Mode.IN_PROCESS: False}
 
 
 def _show_version(is_wanted: bool) -> None:
@@ -168,7 +167,7 @@ def verify_resume_command(
                 num_microbatches=microbatches,
                 num_trials=trials,
                 seed=seed,
-                multiprocessing=mode.multiprocessing,
+                multiprocessing=_MULTIPROCESSING[mode],
                 timeout_s=timeout_s,
                 progress=lambda phase, count: bar.update(task, description=phase, advance=count),
             )
@@ -253,7 +252,7 @@ def explain_command(
         return
     console = terminal()
     with exit_on_failure(console, "cannot show the batch"), long_work(console, "finding the batch"):
-        _, dataset = streaming_dataset(source, overrides or [], key, nodes, ranks_per_node)
+        dataset = streaming_dataset(source, overrides or [], key, nodes, ranks_per_node)
         records = dataset.samples_of(step, epoch)
     where = f"epoch {records[0].epoch}, global batch {records[0].step}" if records else "no samples"
     notes = [""] if any(record.is_skipped for record in records) else []
@@ -306,7 +305,7 @@ def coverage_command(
     """
     console = terminal()
     with exit_on_failure(console, "cannot count the samples"), long_work(console, "counting the samples"):
-        _, dataset = streaming_dataset(config, overrides or [], key, nodes, ranks_per_node)
+        dataset = streaming_dataset(config, overrides or [], key, nodes, ranks_per_node)
         found = dataset.coverage(epoch, steps)
     _show_coverage(console, found)
     raise typer.Exit(0 if found.is_as_due else _INCOMPLETE)

@@ -63,8 +63,8 @@ def loader_maker(
 
 def streaming_dataset(
     config: str, overrides: Sequence[str], key: str | None, num_nodes: int, ranks_per_node: int, **replaced: Any
-) -> tuple[Any, StreamingDataset]:
-    """Return the object that a configuration makes and the dataset in it, both for the world size of a run.
+) -> StreamingDataset:
+    """Return the dataset that a configuration makes, itself or in a loader, for the world size of a run.
 
     Args:
         config: A YAML file.
@@ -89,7 +89,7 @@ def streaming_dataset(
     dataset = made if isinstance(made, StreamingDataset) else getattr(made, "dataset", None)
     if not isinstance(dataset, StreamingDataset):
         raise ConfigurationError("--key", key, "the node of a StreamingDataset or a StreamingDataLoader")
-    return made, dataset
+    return dataset
 
 
 def _composed(path: str | Path, overrides: Sequence[str]) -> DictConfig:

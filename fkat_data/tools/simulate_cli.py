@@ -54,7 +54,7 @@ def simulate_command(
         if shards is not None:
             write_synthetic_shards(Path(directory), shards, samples_per_shard, shard_bytes, compressed_bytes)
             replaced = {"local": directory, "remote": None, "streams": None, "stream_config": None}
-        _, dataset = streaming_dataset(config, overrides or [], key, nodes, ranks_per_node, **replaced)
+        dataset = streaming_dataset(config, overrides or [], key, nodes, ranks_per_node, **replaced)
         result = simulate_dataset(
             dataset,
             num_nodes=nodes,
@@ -113,18 +113,8 @@ def write_synthetic_shards(
     if size_bytes < least_bytes:
         expected = f"at least {least_bytes} bytes for {samples_per_shard} samples"
         raise ConfigurationError("--shard-bytes", shard_bytes, expected)
-    shard: dict[str, Any] = {
-        "column_encodings": ["bytes"],
-        "column_names": ["data"],
-        "column_sizes": [None],
-        "compression": None,
-        "format": "mds",
-        "hashes": [],
-        "samples": samples_per_shard,
-        "size_limit": size_bytes,
-        "version": 2,
-        "zip_data": None,
-    }
+    columns = {"column_names": ["data"], "column_encodings": ["bytes"], "column_sizes": [None]}
+    shard: dict[str, Any] = {"format": "mds", "version": 2, "samples": samples_per_shard, **columns}
     shards: list[dict[str, Any]] = []
     zip_bytes = None if compressed_bytes is None else size_bytes_of("--compressed-bytes", compressed_bytes)
     for number in range(num_shards):
