@@ -6,6 +6,7 @@ import hashlib
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar, get_args
 
 import numpy as np
@@ -206,6 +207,7 @@ ReferenceShuffleName: TypeAlias = Literal["naive", "py1b", "py1br", "py1e", "py1
 REFERENCE_SHUFFLES: tuple[ReferenceShuffleName, ...] = get_args(ReferenceShuffleName)
 
 
+@dataclass(eq=False)
 class ReferenceShuffle:
     """An epoch's order by one of the reference's algorithms.
 
@@ -222,31 +224,23 @@ class ReferenceShuffle:
         ConfigurationError: The algorithm does not work with these numbers.
     """
 
-    def __init__(
-        self,
-        algorithm: str,
-        unit_sizes: _Integers,
-        num_canonical_nodes: int,
-        seed: int,
-        epoch: int,
-        block_size: int,
-        order_cache: OrderCache = in_memory,
-    ) -> None:
-        self._algorithm = algorithm
-        self._unit_sizes = unit_sizes
-        self._seed = seed
-        self._epoch = epoch
-        self._block_size = block_size
-        self._order_cache = order_cache
-        self.size: int = int(unit_sizes.sum())
+    algorithm: str
+    unit_sizes: _Integers
+    num_canonical_nodes: int
+    seed: int
+    epoch: int
+    block_size: int
+    order_cache: OrderCache = in_memory
+
+    def __post_init__(self) -> None:
+        self.size: int = int(self.unit_sizes.sum())
         # These two are computed as a whole.
-        self._num_parts = 1 if algorithm in ("naive", "py2s") else num_canonical_nodes
-        self._num_canonical_nodes = num_canonical_nodes
+        self._num_parts = 1 if self.algorithm in ("naive", "py2s") else self.num_canonical_nodes
         self._bounds = canonical_bounds(self.size, self._num_parts)
         self._dtype: type[np.signedinteger[Any]] = np.int32 if self.size <= _MOST_INT32 else np.int64
         self._parts: dict[int, OrderPart] = {}
         self._generators: list[np.random.Generator] = []
-        check_shuffle(algorithm, self.size, num_canonical_nodes, block_size)
+        check_shuffle(self.algorithm, self.size, self.num_canonical_nodes, self.block_size)
 
     def samples_at(self, positions: _Integers) -> _Integers:
         """Return the number of the sample at each position: same shape, int64."""
@@ -269,36 +263,34 @@ class ReferenceShuffle:
     def _part(self, part: int) -> OrderPart:
         if part not in self._parts:
             size = int(self._bounds[part + 1] - self._bounds[part])
-            self._parts[part] = self._order_cache(
-                f"{self._key}-{part}", size, self._dtype, lambda: self._computed(part)
-            )
+            self._parts[part] = self.order_cache(f"{self._key}-{part}", size, self._dtype, lambda: self._computed(part))
         return self._parts[part]
 
     @functools.cached_property
     def _key(self) -> str:
-        made = hashlib.blake2s(np.ascontiguousarray(self._unit_sizes, "<i8").tobytes(), digest_size=16)
-        values = (self._algorithm, self._num_canonical_nodes, self._seed, self._epoch, self._block_size, np.__version__)
+        made = hashlib.blake2s(np.ascontiguousarray(self.unit_sizes, "<i8").tobytes(), digest_size=16)
+        values = (self.algorithm, self.num_canonical_nodes, self.seed, self.epoch, self.block_size, np.__version__)
         made.update(repr(values).encode())
         return made.hexdigest()
 
     def _computed(self, part: int) -> Iterator[_Integers]:
-        if self._algorithm == "naive":
-            return iter([np.random.default_rng(self._seed + self._epoch).permutation(self.size)])
-        return self._py2s() if self._algorithm == "py2s" else self._by_node(part)
+        if self.algorithm == "naive":
+            return iter([np.random.default_rng(self.seed + self.epoch).permutation(self.size)])
+        return self._py2s() if self.algorithm == "py2s" else self._by_node(part)
 
     @functools.cached_property
     def _layout(self) -> tuple[list[list[tuple[int, int]]], list[int]]:
         """Each node's pieces, and where ``py1br`` begins its blocks."""
-        stops = np.cumsum(self._unit_sizes)
+        stops = np.cumsum(self.unit_sizes)
         # The reference shuffles a list of spans. Its draws depend only on the length.
-        units = np.random.default_rng(self._seed).permutation(len(stops))
-        spans = list(zip((stops - self._unit_sizes)[units].tolist(), stops[units].tolist(), strict=True))
+        units = np.random.default_rng(self.seed).permutation(len(stops))
+        spans = list(zip((stops - self.unit_sizes)[units].tolist(), stops[units].tolist(), strict=True))
         nodes = divided(spans, self._num_parts)
-        generator = np.random.default_rng(self._seed + self._epoch)
+        generator = np.random.default_rng(self.seed + self.epoch)
         nodes = [_shuffled(pieces, generator) for pieces in nodes]
         staggers = [0] * len(nodes)
-        if self._algorithm == "py1br":
-            staggers = generator.integers(0, int(0.75 * self._block_size), len(nodes)).tolist()
+        if self.algorithm == "py1br":
+            staggers = generator.integers(0, int(0.75 * self.block_size), len(nodes)).tolist()
         self._generators = [generator]
         return nodes, staggers
 
@@ -314,22 +306,22 @@ class ReferenceShuffle:
     def _node(
         self, pieces: list[tuple[int, int]], generator: np.random.Generator, stagger: int, is_wanted: bool
     ) -> Iterator[_Integers]:
-        if self._algorithm == "py1s":
+        if self.algorithm == "py1s":
             return _py1s(pieces, generator, is_wanted)
-        if self._algorithm == "py1b":
-            return _py1b(pieces, generator, self._block_size, is_wanted)
-        if self._algorithm == "py1br":
-            return _py1br(pieces, generator, self._block_size, stagger, is_wanted)
-        return chunks_of_py1e(pieces, generator, self._block_size, self._dtype, is_wanted=is_wanted)
+        if self.algorithm == "py1b":
+            return _py1b(pieces, generator, self.block_size, is_wanted)
+        if self.algorithm == "py1br":
+            return _py1br(pieces, generator, self.block_size, stagger, is_wanted)
+        return chunks_of_py1e(pieces, generator, self.block_size, self._dtype, is_wanted=is_wanted)
 
     def _py2s(self) -> Iterator[_Integers]:
-        stops = np.cumsum(self._unit_sizes).tolist()
-        fixed = np.random.default_rng(self._seed)
+        stops = np.cumsum(self.unit_sizes).tolist()
+        fixed = np.random.default_rng(self.seed)
         order = _shuffled(list(range(len(stops))), fixed)
-        generator = np.random.default_rng(self._seed + self._epoch)
+        generator = np.random.default_rng(self.seed + self.epoch)
         # The bounds of the pieces are known in advance. Each unit's samples are shuffled once.
-        bounds = np.cumsum([0, *(int(self._unit_sizes[unit]) for unit in order)]).tolist()
-        nodes = divided(list(itertools.pairwise(bounds)), self._num_canonical_nodes)
+        bounds = np.cumsum([0, *(int(self.unit_sizes[unit]) for unit in order)]).tolist()
+        nodes = divided(list(itertools.pairwise(bounds)), self.num_canonical_nodes)
         units = iter(order)
         unit_samples, unit_start, unit_stop = np.empty(0, np.int64), 0, -1
         for pieces in nodes:
@@ -338,7 +330,7 @@ class ReferenceShuffle:
                 # An empty unit is a piece too, and the next one may start at the same position.
                 if start >= unit_stop or (start == stop):
                     unit = next(units)
-                    size = int(self._unit_sizes[unit])
+                    size = int(self.unit_sizes[unit])
                     unit_samples = np.arange(stops[unit] - size, stops[unit], dtype=np.int64)
                     fixed.shuffle(unit_samples)
                     unit_start, unit_stop = start, start + size

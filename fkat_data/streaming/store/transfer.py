@@ -1,6 +1,7 @@
 """Transfer one object, or ranges of it, to a local file, over as many attempts as it takes."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from fkat_data.files.stored import new_hash
@@ -14,6 +15,7 @@ _NO_RANGES = "; if it is no server that answers requests for ranges (Accept-Rang
 _MARKUP = (b"<?xml", b"<!doctype", b"<html", b"<error")
 
 
+@dataclass
 class Transfer:
     """The state of a transfer. Each attempt continues where the last one broke if the object is still the same.
 
@@ -26,37 +28,25 @@ class Transfer:
         algorithm: The hash to compare; None: compare the size alone.
         digest: The expected hash.
         ranges: What to transfer; None: the whole object.
-        version: The version that the object must have; "": any, but one for all ranges.
-
-    Attributes:
-        version: The store's name for the content; known once an attempt has returned.
+        version: The version that the object must have; "": any, but one for all ranges. Once an attempt has returned, the
+            store's name for the content.
     """
 
-    def __init__(
-        self,
-        client: Client,
-        name: str,
-        target: BinaryIO,
-        *,
-        size_bytes: int | None,
-        most_bytes: int,
-        algorithm: str | None = None,
-        digest: str = "",
-        ranges: Sequence[tuple[int, int]] | None = None,
-        version: str = "",
-    ) -> None:
-        self._client = client
-        self._name = name
-        self._target = target
-        self._size_bytes = size_bytes
-        self._most_bytes = most_bytes
-        self._algorithm = algorithm
-        self._digest = digest
-        self._left = None if ranges is None else [(start, stop) for start, stop in ranges if start < stop]
-        self.version: str = version
+    client: Client
+    name: str
+    target: BinaryIO
+    size_bytes: int | None
+    most_bytes: int
+    algorithm: str | None = None
+    digest: str = ""
+    ranges: Sequence[tuple[int, int]] | None = None
+    version: str = ""
+
+    def __post_init__(self) -> None:
+        self._left = None if self.ranges is None else [(start, stop) for start, stop in self.ranges if start < stop]
         self._received_bytes = 0
         self._head = b""
-        self._hash: Any = None if algorithm is None else new_hash(algorithm)
+        self._hash: Any = None if self.algorithm is None else new_hash(self.algorithm)
 
     def attempt(self, timeout_s: float) -> None:
         """Fetch the missing bytes; on return the target is complete and verified.
@@ -80,21 +70,21 @@ class Transfer:
         while self._left:
             self._fetch_range(clock, self._left)
         try:
-            self._target.flush()
+            self.target.flush()
         except genuine(OSError) as error:
             raise FinalError(error) from error
 
     def _fetch_whole(self, clock: TransferClock) -> None:
         # Without a version, the rest might belong to another content.
-        if not self.version or self._received_bytes == self._size_bytes:
+        if not self.version or self._received_bytes == self.size_bytes:
             self._restart()
         body = clock.opened(
-            lambda silence_s: self._client.open(self._name, self._received_bytes, self.version, silence_s)
+            lambda silence_s: self.client.open(self.name, self._received_bytes, self.version, silence_s)
         )
         try:
             self._check_beginning(body)
-            size_bytes = self._size_bytes if body.size_bytes is None else body.size_bytes
-            most_bytes = self._most_bytes if size_bytes is None else size_bytes
+            size_bytes = self.size_bytes if body.size_bytes is None else body.size_bytes
+            most_bytes = self.most_bytes if size_bytes is None else size_bytes
             # A server that has sent the announced number of bytes need not close the connection.
             while self._received_bytes != body.size_bytes and (chunk := clock.next_bytes(body)):
                 if self._received_bytes + len(chunk) > most_bytes:
@@ -104,12 +94,10 @@ class Transfer:
             body.close()
         if size_bytes is not None and self._received_bytes < size_bytes:
             raise TransferError(f"the connection ended after {self._received_bytes:,} of {size_bytes:,} bytes")
-        if self._size_bytes is None and self._head.lstrip().lower().startswith(_MARKUP):
+        if self.size_bytes is None and self._head.lstrip().lower().startswith(_MARKUP):
             raise ContentError(f"the store sent an XML or HTML document: {self._head!r}")
-        if self._hash is not None and self._hash.hexdigest() != self._digest:
-            raise ContentError(
-                f"{self._algorithm} is {self._hash.hexdigest()}: expected {self._digest}, as in the index"
-            )
+        if self._hash is not None and self._hash.hexdigest() != self.digest:
+            raise ContentError(f"{self.algorithm} is {self._hash.hexdigest()}: expected {self.digest}, as in the index")
 
     def _check_beginning(self, body: Body) -> None:
         if body.start not in (0, self._received_bytes):
@@ -123,25 +111,25 @@ class Transfer:
         self.version = body.version
         if body.size_bytes is None:
             return
-        if self._size_bytes is None:
-            if body.size_bytes > self._most_bytes:
-                raise ContentError(f"size is {body.size_bytes:,} bytes: expected at most {self._most_bytes:,}")
-        elif body.size_bytes != self._size_bytes:
+        if self.size_bytes is None:
+            if body.size_bytes > self.most_bytes:
+                raise ContentError(f"size is {body.size_bytes:,} bytes: expected at most {self.most_bytes:,}")
+        elif body.size_bytes != self.size_bytes:
             encoding = getattr(body, "encoding", "")
             sent = (
                 f"; the server sends it with Content-Encoding: {encoding}, which was not asked for" if encoding else ""
             )
             raise ContentError(
-                f"size is {body.size_bytes:,} bytes: expected {self._size_bytes:,}, as in the index{sent}"
+                f"size is {body.size_bytes:,} bytes: expected {self.size_bytes:,}, as in the index{sent}"
             )
 
     def _fetch_range(self, clock: TransferClock, left: list[tuple[int, int]]) -> None:
         start, stop = left[0]
-        body = clock.opened(lambda silence_s: self._client.open(self._name, start, self.version, silence_s, stop))
+        body = clock.opened(lambda silence_s: self.client.open(self.name, start, self.version, silence_s, stop))
         try:
-            if body.size_bytes not in (None, self._size_bytes):
+            if body.size_bytes not in (None, self.size_bytes):
                 raise ChangedError(
-                    f"size is {body.size_bytes:,} bytes: expected {self._size_bytes:,}, as when the index was made; "
+                    f"size is {body.size_bytes:,} bytes: expected {self.size_bytes:,}, as when the index was made; "
                     "the file was replaced, or the answer is wrong"
                 )
             if self.version and body.version != self.version:
@@ -167,7 +155,7 @@ class Transfer:
         try:
             view = memoryview(chunk)
             while view:
-                view = view[self._target.write(view) :]
+                view = view[self.target.write(view) :]
         except genuine(OSError) as error:
             raise FinalError(error) from error
         self._received_bytes += len(chunk)
@@ -178,11 +166,11 @@ class Transfer:
     def _restart(self) -> None:
         if self._received_bytes:
             try:
-                self._target.seek(0)
-                self._target.truncate()
+                self.target.seek(0)
+                self.target.truncate()
             except genuine(OSError) as error:
                 raise FinalError(error) from error
         self._received_bytes = 0
         self.version = ""
         self._head = b""
-        self._hash = None if self._algorithm is None else new_hash(self._algorithm)
+        self._hash = None if self.algorithm is None else new_hash(self.algorithm)
