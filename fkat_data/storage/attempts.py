@@ -133,7 +133,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 def _retryability(error: BaseException) -> Retryability | None:
     """Return the retryability that an exception itself determines; None: look at its cause."""
-    code, status, name = _code(error), _status(error), type(error).__name__
+    code, status, name = _code(error), status_of(error), type(error).__name__
     retryability: Retryability | None = None
     if code in _TRANSIENT_CODES or name in _TRANSIENT_NAMES:
         retryability = Retryability.TRANSIENT
@@ -160,7 +160,7 @@ def _retryability(error: BaseException) -> Retryability | None:
 
 def _is_unanswered(cause: BaseException | None) -> bool:
     """Return whether what a client takes for a missing file is an answer that says something else, or none at all."""
-    if cause is not None and (status := _status(cause)) is not None:
+    if cause is not None and (status := status_of(cause)) is not None:
         return status not in _MISSING_STATUSES
     return type(cause).__name__ in _TRANSIENT_NAMES or (
         isinstance(cause, OSError) and not isinstance(cause, _MISSING_TYPES)
@@ -173,15 +173,11 @@ def _response(error: BaseException) -> Any:
 
 def _code(error: BaseException) -> str:
     """Return the code of an S3 error as botocore reports it."""
-    response = _response(error)
-    if isinstance(response, Mapping):
-        details = cast("Mapping[str, Any]", response).get("Error")
-        if isinstance(details, Mapping):
-            return str(cast("Mapping[str, Any]", details).get("Code", ""))
-    return ""
+    return str(_part(_response(error), "Error").get("Code", ""))
 
 
-def _status(error: BaseException) -> int | None:
+def status_of(error: BaseException) -> int | None:
+    """Return the status of a server's answer that an error of a client's has; None: it has none."""
     response = _response(error)
     candidates: Iterable[Any]
     if isinstance(response, Mapping):
@@ -199,8 +195,11 @@ def _is_status(value: int | str) -> bool:
 
 
 def _metadata(error: BaseException) -> Mapping[str, Any]:
-    response = _response(error)
-    found: Any = cast("Mapping[str, Any]", response).get("ResponseMetadata") if isinstance(response, Mapping) else None
+    return _part(_response(error), "ResponseMetadata")
+
+
+def _part(response: Any, name: str) -> Mapping[str, Any]:
+    found: Any = cast("Mapping[str, Any]", response).get(name) if isinstance(response, Mapping) else None
     return cast("Mapping[str, Any]", found) if isinstance(found, Mapping) else {}
 
 
@@ -234,7 +233,7 @@ def _text(chain: list[BaseException]) -> str:
     for error in chain:
         words = str(error).strip()
         if words:
-            status = _status(error)
+            status = status_of(error)
             prefix = f"status {status}, " if status is not None and str(status) not in words else ""
             return f"{prefix}{type(error).__name__}: {words}"
     return type(first).__name__

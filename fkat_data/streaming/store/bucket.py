@@ -9,7 +9,7 @@ import fsspec
 from fkat_data.runtime.background import in_loop
 from fkat_data.runtime.interruption import genuine
 from fkat_data.runtime.machine import required
-from fkat_data.storage.attempts import ChangedError
+from fkat_data.storage.attempts import ChangedError, status_of
 from fkat_data.streaming.store.client import LONGEST_SILENCE_S, ListedFile, content_range, joined_version, range_header
 
 _MOST_READ_BYTES = 1 << 20
@@ -86,8 +86,8 @@ class BucketClient:
         try:
             return _BucketBody(self._loop, await self._send("get_object", name, conditions))
         except genuine(Exception) as error:
-            if conditions and _status(error) in _RANGE_FAILED:
-                raise ChangedError(f"status {_status(error)} for bytes from {start:,}") from error
+            if conditions and status_of(error) in _RANGE_FAILED:
+                raise ChangedError(f"status {status_of(error)} for bytes from {start:,}") from error
             raise
 
     async def _version(self, name: str, is_timed: bool) -> str:
@@ -135,8 +135,3 @@ class _BucketBody:
 
 def _version(response: Mapping[str, Any]) -> str:
     return str(response.get("ETag") or response.get("LastModified") or "")
-
-
-def _status(error: Exception) -> int | None:
-    response: Any = getattr(error, "response", None) or {}
-    return response.get("ResponseMetadata", {}).get("HTTPStatusCode")
