@@ -1,6 +1,6 @@
 """Read the column chunks of a remote Parquet file: those of a row group together, before pyarrow asks for them."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from fkat_data.files.opening import RangedFile, ReadRange
@@ -55,10 +55,18 @@ class HeldRanges:
         return [span for span in joined_spans(spans, 0) if self._part(*span) is None]
 
     def _part(self, start: int, stop: int) -> memoryview | None:
-        for first, last, content in self._held:
-            if first <= start and stop <= last:
-                return content[start - first : stop - first]
-        return None
+        return bytes_within(self._held, start, stop)
+
+
+def bytes_within(held: Iterable[tuple[int, int, memoryview]], start: int, stop: int) -> memoryview | None:
+    """Return bytes of a file of which some ranges are held, each with its first byte and the one behind its last.
+
+    None: no range has all of them.
+    """
+    for first, last, content in held:
+        if first <= start and stop <= last:
+            return content[start - first : stop - first]
+    return None
 
 
 def chunk_spans(metadata: Any, group_index: int, leaves: Sequence[int], size_bytes: int) -> list[Span]:

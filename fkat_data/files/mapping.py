@@ -105,8 +105,7 @@ def mapped(path: Path, info: FileInfo, register: MapRegister | None = None) -> m
         ShardCorruptError: The size differs from the index, or the path is not a regular file.
         OSError: The file cannot be read.
     """
-    check_size(path, info)
-    return _mapped(path, 0, info.bytes, register)
+    return mapped_span(path, info, 0, info.bytes, register)
 
 
 def mapped_span(path: Path, info: FileInfo, start: int, stop: int, register: MapRegister | None = None) -> memoryview:
@@ -118,10 +117,6 @@ def mapped_span(path: Path, info: FileInfo, start: int, stop: int, register: Map
         OSError: The file cannot be read.
     """
     check_size(path, info)
-    return _mapped(path, start, stop, register)
-
-
-def _mapped(path: Path, start: int, stop: int, register: MapRegister | None) -> memoryview:
     if start >= stop:
         return memoryview(b"")
     first = start - start % mmap.ALLOCATIONGRANULARITY

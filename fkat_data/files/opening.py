@@ -340,7 +340,7 @@ class TextFile:
 
     def identity(self) -> FileIdentity:
         """Return what the file is of which ``read`` returns text."""
-        plain = None if self._decompressed is not None else self._plain.get(0, self._open_for_offsets)
+        plain = self._ranged()
         return cast("FileIdentity", self._identity_of_text) if plain is None else plain.identity()
 
     def read(self, offset: int, size: int) -> bytes:
@@ -352,22 +352,19 @@ class TextFile:
             ShardNotFoundError: The file does not exist.
             ShardCorruptError: The compressed data is damaged or truncated, or a plain file has become shorter.
         """
-        plain = None if self._decompressed is not None else self._plain.get(0, self._open_for_offsets)
-        if plain is not None:
+        if (plain := self._ranged()) is not None:
             return plain.read(offset, offset + size)
         return os.pread(cast("Descriptor", self._decompressed).fileno(), size, offset)
 
     def together(self, spans: Iterable[Span]) -> ReadRange:
         """Return what reads ranges of the text; see ``RangedFile``. Raise as ``read`` does."""
-        plain = None if self._decompressed is not None else self._plain.get(0, self._open_for_offsets)
-        if plain is not None:
+        if (plain := self._ranged()) is not None:
             return plain.together(spans)
         return lambda start, stop: self.read(start, stop - start)
 
     def begin(self, spans: Iterable[Span]) -> None:
         """Ask for ranges of the text; see ``RangedFile``."""
-        plain = None if self._decompressed is not None else self._plain.get(0, self._open_for_offsets)
-        if plain is not None:
+        if (plain := self._ranged()) is not None:
             plain.begin(spans)
 
     @property
@@ -388,6 +385,10 @@ class TextFile:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_decompressed": None}
+
+    def _ranged(self) -> RangedFile | None:
+        """Return the file, opened by the first call; None: its text is decompressed."""
+        return None if self._decompressed is not None else self._plain.get(0, self._open_for_offsets)
 
     def _open_for_offsets(self) -> RangedFile | None:
         """Return the file if it is plain, and its server has ranges; else write its text to a temporary file."""

@@ -20,7 +20,7 @@ from fkat_data.errors import FkatDataError, ShardCorruptError, ShardNotFoundErro
 from fkat_data.files.arrow import ArrowValues
 from fkat_data.files.arrow_extensions import ExtensionCheck, extensions_of
 from fkat_data.files.arrow_times import columns_of_int96, known_type
-from fkat_data.files.column_chunks import ChunkCheck, HeldRanges, chunk_span, chunk_spans, positioned
+from fkat_data.files.column_chunks import ChunkCheck, HeldRanges, bytes_within, chunk_span, chunk_spans, positioned
 from fkat_data.files.column_types import fitted, sample_type
 from fkat_data.files.limits import bad_value
 from fkat_data.files.mapping import mapped, mapped_span
@@ -412,9 +412,9 @@ def _spans_of(content: memoryview, origin: Origin) -> list[_Span]:
 
 def _bytes_of(spans: Sequence[_Span], start: int, stop: int) -> memoryview:
     """Return bytes of ranges; any other byte is an error."""
-    for first, last, content in spans:
-        if first <= start and stop <= last:
-            return content[start - first : stop - first]
+    found = bytes_within(spans, start, stop)
+    if found is not None:
+        return found
     raise OSError(f"bytes {start:,} to {stop:,} are not of this row group")
 
 

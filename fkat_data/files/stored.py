@@ -311,12 +311,15 @@ def checked_compression(compression: object) -> str:
 
 
 def extension_of(compression: str) -> str:
-    """Return the extension of files with this compression, without a dot.
+    """Return the extension of files with this compression, without a dot: the name of its family.
 
     Raises:
         ConfigurationError: The compression is unknown.
     """
-    return _family_of(compression)
+    family = compression.partition(":")[0]
+    if family not in FAMILIES:
+        raise ConfigurationError("compression", compression, _EXPECTED)
+    return family
 
 
 def compress(data: bytes, compression: str) -> bytes:
@@ -354,7 +357,7 @@ def decompress_into(compression: str, source: Path, output: BinaryIO, raw: FileI
         ShardError: There is not enough memory.
         OSError: ``output`` cannot be written.
     """
-    family = _family_of(compression)
+    family = extension_of(compression)
     file_size(source)
     size_bytes = 0
     try:
@@ -394,7 +397,7 @@ def decompress_file(compression: str, source: Path, target: Path, raw: FileInfo)
         ShardCorruptError: ``source`` is invalid, or its content is larger or smaller than the index states.
         OSError: ``target`` cannot be written.
     """
-    _family_of(compression)
+    extension_of(compression)
     file_size(source)
     temporary = target.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
@@ -402,16 +405,8 @@ def decompress_file(compression: str, source: Path, target: Path, raw: FileInfo)
             decompress_into(compression, source, output, raw)
         temporary.replace(target)
     except genuine(OSError) as error:
-        if error.errno is not None and error.filename is None:
-            error.filename = str(target)
+        named(error, str(target))
         raise
     finally:
         with suppress(FileNotFoundError):
             temporary.unlink()
-
-
-def _family_of(compression: str) -> str:
-    family = compression.partition(":")[0]
-    if family not in FAMILIES:
-        raise ConfigurationError("compression", compression, _EXPECTED)
-    return family
