@@ -346,16 +346,11 @@ class CacheBudget:
     @contextlib.contextmanager
     def _locked(self) -> Generator[list[_Stock]]:
         with contextlib.ExitStack() as stack:
-            yield [
-                stack.enter_context(
-                    _Stock(
-                        directory,
-                        None if self._is_evictable is None else partial(self._is_evictable, directory.given),
-                        listed,
-                    )
-                )
-                for directory, listed in zip(self._directories, self._listed, strict=True)
-            ]
+            stocks: list[_Stock] = []
+            for directory, listed in zip(self._directories, self._listed, strict=True):
+                is_evictable = None if self._is_evictable is None else partial(self._is_evictable, directory.given)
+                stocks.append(stack.enter_context(_Stock(directory, is_evictable, listed)))
+            yield stocks
 
     def __getstate__(self) -> Mapping[str, object]:
         nothing: list[list[_Candidate]] = [[] for _ in self._directories]

@@ -143,10 +143,7 @@ class CacheDirectory:
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         for folder in (own, own / MAKING, own / CLAIMS):
             folder.mkdir(mode=0o700, exist_ok=True)
-            found = folder.lstat()
-            danger = danger_of(found.st_uid, found.st_mode, os.geteuid())
-            if danger is not None:
-                raise ConfigurationError("local", str(folder), f"a directory that is safe to use as a cache: {danger}")
+            _check_safe(folder, folder.lstat())
         self._check_locks(own / "probe")
 
     def has(self, name: str, size_bytes: int) -> bool:
@@ -350,7 +347,10 @@ def make_safe(directory: Path) -> None:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except genuine(FileExistsError) as error:
         raise ConfigurationError("local", str(directory), "a directory") from error
-    found = directory.stat()
+    _check_safe(directory, directory.stat())
+
+
+def _check_safe(directory: Path, found: os.stat_result) -> None:
     danger = danger_of(found.st_uid, found.st_mode, os.geteuid())
     if danger is not None:
         raise ConfigurationError("local", str(directory), f"a directory that is safe to use as a cache: {danger}")

@@ -442,17 +442,8 @@ class OpenShards:
 
     def __getstate__(self) -> dict[str, Any]:
         # What reads them elsewhere knows the same encodings and shuffles.
-        return (
-            {"_registrations": Registrations()}
-            | self.__dict__
-            | {
-                "_readers": None,
-                "_touched_s": {},
-                "_read_ahead": None,
-                "_failed_shard": None,
-                "_failure": None,
-            }
-        )
+        of_this_process = {"_readers": None, "_read_ahead": None, "_failed_shard": None, "_failure": None}
+        return {"_registrations": Registrations()} | self.__dict__ | of_this_process | {"_touched_s": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         state = {name: value for name, value in state.items() if name != "_registrations"}

@@ -333,10 +333,8 @@ def _check_installed(compression: str | None, hashes: Sequence[str]) -> None:
 def _size_limit(size_limit: int | str | None) -> int | None:
     if not size_limit:
         return None
-    return (
-        arguments.integer("size_limit", size_bytes_of("size_limit", size_limit), minimum=0, maximum=(1 << 32) - 1)
-        or None
-    )
+    size_bytes = size_bytes_of("size_limit", size_limit)
+    return arguments.integer("size_limit", size_bytes, minimum=0, maximum=(1 << 32) - 1) or None
 
 
 class MDSWriter(ShardWriter):
