@@ -48,7 +48,7 @@ from fkat_data.errors.acceptance import Acceptance, accepted_field, accepted_in
 from fkat_data.errors.arguments import STATE_VERSION, check_version
 from fkat_data.plan.commits import OUTSTANDING, outstanding_field
 from fkat_data.plan.growth import LISTED, growth_in, growth_items, widest
-from fkat_data.plan.position import Position, Reshard, ResumeState
+from fkat_data.plan.position import START, Position, Reshard, ResumeState
 from fkat_data.plan.resharding import of_epoch
 from fkat_data.runtime.modes import without_modes
 
@@ -192,45 +192,18 @@ def read(state: Mapping[str, Any]) -> list[ResumeState]:
     if dp_size != num_ranks:
         raise StateMismatchError("dp_size", dp_size, f"<{num_ranks} ranks>", "the state is truncated")
     epoch = _count(state.get("epoch", 0), "epoch")
-    columns = {
-        name: _items(state, f"all_rank_{name}", num_ranks, default)
-        for name, default in (
-            ("microbatches", 0),
-            ("steps", None),
-            ("epochs", epoch),
-            ("samplers", None),
-            ("skipped", ()),
-            ("num_left_out", 0),
-            ("left_out", ()),
-        )
-    }
     fingerprint = _mapping(state.get("fingerprint", {}), "fingerprint")
-    seed = fingerprint.get("seed")
-    dp_ranks, nums_shards, digests, batchings, files = (
-        _items(fingerprint, f"all_rank_{name}", num_ranks)
-        for name in ("dp_ranks", "num_shards", "shards", "batchings", "files")
-    )
-    saved_dp_size, reshards, accepted = _dp_size(fingerprint), _reshards(state), accepted_in(state)
-    growth = growth_in(state.get("resplits"))
     if "version" not in state:
         # The system that this one follows subtracts its prefetched shards, also before the first one is delivered.
-        indices = [max(-1, index) for index in _integers(indices, "all_rank_indices")]
-    ranks: list[ResumeState] = []
-    for rank in range(num_ranks):
-        row = columns["epochs"][rank], indices[rank], columns["microbatches"][rank], columns["steps"][rank]
-        position = _position(*row, columns["left_out"][rank])
-        sampler = _sampler(columns["samplers"][rank], "all_rank_samplers")
-        skipped = _shard_indices(columns["skipped"][rank], "all_rank_skipped")
-        dp_rank = _dp_rank(dp_ranks[rank])
-        found = _files(files[rank], "fingerprint.all_rank_files")
-        num_left_out = _count(columns["num_left_out"][rank], "all_rank_num_left_out", minimum=len(position.left_out))
-        resume_state = ResumeState(
-            position, dp_rank, reshards, sampler, skipped, num_left_out, batchings[rank], found, seed
-        )
-        plan = {"dp_size": saved_dp_size, "num_shards": nums_shards[rank], "shards": digests[rank]}
-        found = resume_state._replace(**plan, accepted=accepted, outstanding=state.get(OUTSTANDING), growth=growth)
-        ranks.append(found)
-    return ranks
+        indices = [max(-1, _count(index, "all_rank_indices", minimum=-(2**31))) for index in indices]
+    columns = {"index": indices, "epoch": _items(state, "all_rank_epochs", num_ranks, epoch)}
+    for name, (of_all, default) in _OF_RANK.items():
+        columns[name] = _items(state, f"all_rank_{of_all}", num_ranks, default)
+    for name, of_all in _OF_SHARDS.items():
+        columns[name] = _items(fingerprint, f"all_rank_{of_all}", num_ranks)
+    common = _common(state, fingerprint)
+    rows = zip(*columns.values(), strict=True)
+    return [_of_rank(common, dict(zip(columns, row, strict=True)), "all_rank_") for row in rows]
 
 
 def read_rank(state: Mapping[str, Any]) -> ResumeState:
@@ -246,25 +219,54 @@ def read_rank(state: Mapping[str, Any]) -> ResumeState:
             )
     check_version(state, STATE_VERSION, default=STATE_VERSION)
     fingerprint = _mapping(state.get("fingerprint", {}), "fingerprint")
-    row = state["epoch"], state["index"], state.get("microbatch", 0), state.get("step")
-    position = _position(*row, state.get("left_out", ()))
-    sampler = _sampler(state.get("sampler"), "sampler")
+    values = {"index": state["index"], "epoch": state["epoch"]}
+    values |= {name: state.get(name, default) for name, (_, default) in _OF_RANK.items()}
+    values |= {name: fingerprint.get(name) for name in _OF_SHARDS}
+    return _of_rank(_common(state, fingerprint), values, "")
+
+
+#: The fields of a rank: their names in a state of all ranks, behind ``all_rank_``, and what is so where they are missing.
+_OF_RANK: dict[str, tuple[str, Any]] = {
+    "microbatch": ("microbatches", 0),
+    "step": ("steps", None),
+    "sampler": ("samplers", None),
+    "skipped": ("skipped", ()),
+    "num_left_out": ("num_left_out", 0),
+    "left_out": ("left_out", ()),
+}
+#: Those of its fingerprint.
+_FINGERPRINT = ("dp_rank", "num_shards", "shards", "batching", "files")
+_OF_SHARDS = {name: name if name.endswith("s") else f"{name}s" for name in _FINGERPRINT}
+
+
+def _common(state: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> ResumeState:
+    """Return what a state says of each of its ranks."""
+    dp_size = fingerprint.get("dp_size")
     return ResumeState(
-        position,
-        seed=fingerprint.get("seed"),
-        dp_rank=_dp_rank(fingerprint.get("dp_rank")),
-        num_shards=fingerprint.get("num_shards"),
-        shards=fingerprint.get("shards"),
-        sampler=sampler,
-        dp_size=_dp_size(fingerprint),
+        START,
         reshards=_reshards(state),
-        skipped=_shard_indices(state.get("skipped", ()), "skipped"),
-        num_left_out=_count(state.get("num_left_out", 0), "num_left_out", minimum=len(position.left_out)),
-        batching=fingerprint.get("batching"),
-        files=_files(fingerprint.get("files"), "fingerprint.files"),
+        seed=fingerprint.get("seed"),
+        dp_size=None if dp_size is None else _count(dp_size, "fingerprint.dp_size", minimum=1),
         accepted=accepted_in(state),
         outstanding=state.get(OUTSTANDING),
         growth=growth_in(state.get("resplits")),
+    )
+
+
+def _of_rank(common: ResumeState, values: Mapping[str, Any], prefix: str) -> ResumeState:
+    """Return the state of a rank, from the values of its fields, whose names have a prefix in errors."""
+    position = _position(*(values[name] for name in ("epoch", "index", "microbatch", "step", "left_out")))
+    dp_rank, sampler, files = values["dp_rank"], values["sampler"], values["files"]
+    return common._replace(
+        position=position,
+        dp_rank=None if dp_rank is None else _count(dp_rank, "fingerprint.dp_rank"),
+        sampler=None if sampler is None else dict(_mapping(sampler, f"{prefix}samplers" if prefix else "sampler")),
+        skipped=_counts(values["skipped"], f"{prefix}skipped", "shard indices"),
+        num_left_out=_count(values["num_left_out"], f"{prefix}num_left_out", minimum=len(position.left_out)),
+        batching=values["batching"],
+        files=None if files is None else _counts(files, f"fingerprint.{prefix}files", "numbers"),
+        num_shards=values["num_shards"],
+        shards=values["shards"],
     )
 
 
@@ -328,10 +330,6 @@ def _mapping(value: object, field: str) -> Mapping[str, Any]:
     return cast("Mapping[str, Any]", value)
 
 
-def _sampler(value: object, field: str) -> dict[str, Any] | None:
-    return None if value is None else dict(_mapping(value, field))
-
-
 def _items(state: Mapping[str, Any], field: str, length: int | None, default: object = None) -> list[Any]:
     value = state.get(field)
     if value is None and length is not None:
@@ -352,18 +350,6 @@ def _count(value: object, field: str, minimum: int = 0, maximum: int = 2**63 - 1
     if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
         raise StateMismatchError(field, value, f"<an integer from {minimum} to {maximum}>", _NOT_A_STATE)
     return value
-
-
-def _integers(values: Sequence[object], field: str) -> list[int]:
-    return [_count(value, field, minimum=-(2**31)) for value in values]
-
-
-def _shard_indices(value: object, field: str) -> tuple[int, ...]:
-    return _counts(value, field, "shard indices")
-
-
-def _files(value: object, field: str) -> tuple[int, ...] | None:
-    return None if value is None else _counts(value, field, "numbers")
 
 
 def _counts(value: object, field: str, what: str) -> tuple[int, ...]:
@@ -405,15 +391,6 @@ def _reshards(state: Mapping[str, Any]) -> tuple[Reshard, ...]:
         positions = tuple(_position(*row) for row in zip(epochs, *columns, strict=True))
         reshards.append(Reshard.at(positions))
     return tuple(reshards)
-
-
-def _dp_size(fingerprint: Mapping[str, Any]) -> int | None:
-    value = fingerprint.get("dp_size")
-    return None if value is None else _count(value, "fingerprint.dp_size", minimum=1)
-
-
-def _dp_rank(value: object) -> int | None:
-    return None if value is None else _count(value, "fingerprint.dp_rank")
 
 
 def _position(epoch: object, index: object, microbatch: object, step: object, left_out: object = ()) -> Position:
