@@ -644,24 +644,18 @@ class Prefetcher:
     def _next_message(
         self, work: InFlightTask, num_expected: int, *, block: bool
     ) -> Item | End | Failure | MicrobatchChunk | Raised | None:
-        if self._startup.is_over:
-            message = cast("Message | None", work.message_source.receive(timeout_s=0))
-        else:
-            message = self._received_or_made(work, num_expected, block=block)
+        message = cast("Message | None", work.message_source.receive(timeout_s=0))
         if isinstance(message, MemoryShortage):
             self._shortages.record(message)
         elif message is not None and message.task_id >= work.task.task_id:
             return message
-        elif block and self._look_ahead is not None:
-            self._look_further(work, self._look_ahead)
+        elif block:
+            made = None if self._startup.is_over else self._startup.make(work.group, work.task, num_expected)
+            if made is not None:
+                return made
+            if self._look_ahead is not None:
+                self._look_further(work, self._look_ahead)
         return self._wait(work, num_expected, block=block)
-
-    def _received_or_made(self, work: InFlightTask, num_expected: int, *, block: bool) -> Message | None:
-        """Return the task's next message, if it has come, or if the caller is to make it."""
-        message = cast("Message | None", work.message_source.receive(timeout_s=0))
-        if isinstance(message, MemoryShortage) or (message is not None and message.task_id >= work.task.task_id):
-            return message
-        return self._startup.make(work.group, work.task, num_expected) if block else None
 
     def _wait(
         self, work: InFlightTask, num_expected: int, *, block: bool
