@@ -334,7 +334,8 @@ def forks_program(loader: LoaderArguments) -> bool:
     return can_fork()
 
 
-_PIN: Any = getattr(getattr(getattr(torch_data, "_utils", None), "pin_memory", None), "pin_memory", None)
+# A copy in page-locked memory, as torch makes it.
+_pinned: Any = getattr(getattr(getattr(torch_data, "_utils", None), "pin_memory", None), "pin_memory", None)
 
 
 def change_of(loader: Any, step: Callable[[], int]) -> Callable[[Any], Any] | None:
@@ -347,7 +348,7 @@ def change_of(loader: Any, step: Callable[[], int]) -> Callable[[Any], Any] | No
     change = None
     if loader._IterableDataset_len_called is not None:  # noqa: SLF001 - an attribute of torch's class
         change = _LengthWarning(loader._IterableDataset_len_called, loader.num_workers, step)  # noqa: SLF001 - as above
-    if not (loader.pin_memory and loader.device is None and _can_pin()):
+    if not (loader.pin_memory and loader.device is None and torch.cuda.is_available()):
         return change
     return _pinned if change is None else lambda microbatch: _pinned(change(microbatch))
 
@@ -381,16 +382,6 @@ class _LengthWarning:
                 stacklevel=3,
             )
         return microbatch
-
-
-def _can_pin() -> bool:
-    """Return whether this machine has a device that page-locked memory is of use for."""
-    return torch.cuda.is_available()
-
-
-def _pinned(microbatch: Any) -> Any:
-    """Return a copy in page-locked memory, as torch's ``pin_memory`` makes it."""
-    return _PIN(microbatch)
 
 
 def adopt_batch_size(
