@@ -214,19 +214,19 @@ def _processors(mounts: Path, own_groups: Path) -> Iterator[Finding]:
     usable, present = num_usable_cpus(), os.cpu_count() or 1
     change = "If that is not meant, check taskset, the job's cpuset, and OMP_PROC_BIND."
     yield _advice_if(usable == 1 < present, "cores", f"{usable} of {present} may be used", change)
-    of_cores = (_words(group / "cpu.max") for group in _groups(mounts, own_groups, ""))
-    of_cores = [*of_cores, *map(_quota_of_version_1, _groups(mounts, own_groups, "cpu"))]
-    quotas = [int(most) / int(period) for most, period in of_cores if most.isdigit() and period.isdigit()]
-    if quotas:
-        quota = min(quotas)
+    unified = list(_groups(mounts, own_groups, ""))
+    of_cores = [
+        *_pairs(unified, "cpu.max"),
+        *_pairs(_groups(mounts, own_groups, "cpu"), "cpu.cfs_quota_us", "cpu.cfs_period_us"),
+    ]
+    if of_cores:
+        quota = min(most / period for most, period in of_cores)
         change = f"Count on {quota:.3g} cores, not {usable}, when you choose the number of workers."
         found = f"a control group grants {quota:.3g} cores' worth of time"
         yield _advice_if(quota < usable, "CPU quota", found, change)
-    folders = [*_groups(mounts, own_groups, ""), *_groups(mounts, own_groups, "pids")]
-    counts = [text_of(folder / "pids.max").split() + text_of(folder / "pids.current").split() for folder in folders]
-    free = [int(most[0]) - int(most[1]) for most in counts if len(most) == 2 and most[0].isdigit()]
-    if free:
-        num_free = max(0, min(free))
+    of_processes = list(_pairs([*unified, *_groups(mounts, own_groups, "pids")], "pids.max", "pids.current"))
+    if of_processes:
+        num_free = max(0, min(most - taken for most, taken in of_processes))
         found = f"a control group permits {num_free:,} more, threads included"
         change = "Raise the limit (docker run --pids-limit, pids.max), or use fewer workers: each has threads."
         yield _by_number(num_free, _FEW_PROCESSES, _FEWEST_PROCESSES, "processes of the group", found, change)
@@ -241,13 +241,12 @@ def _groups(mounts: Path, own_groups: Path, controller: str) -> Iterator[Path]:
             yield from (each for each in (group, *group.parents) if each.is_relative_to(mounts / controller))
 
 
-def _words(path: Path) -> tuple[str, str]:
-    first, second, *_ = *text_of(path).split(), "", ""
-    return first, second
-
-
-def _quota_of_version_1(group: Path) -> tuple[str, str]:
-    return text_of(group / "cpu.cfs_quota_us").strip(), text_of(group / "cpu.cfs_period_us").strip()
+def _pairs(groups: Iterable[Path], *names: str) -> Iterator[tuple[int, int]]:
+    """Yield the two numbers that files of each group hold; none of a group that lacks them, or sets no limit."""
+    for group in groups:
+        words = [word for name in names for word in text_of(group / name).split()]
+        if len(words) == 2 and all(map(str.isdigit, words)):
+            yield int(words[0]), int(words[1])
 
 
 def _start_of_workers() -> Finding:
