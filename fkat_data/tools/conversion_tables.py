@@ -140,12 +140,11 @@ def _encoding_of(kind: Any) -> str:
 
 def _encoding_of_tensors(kind: Any) -> str | None:
     tensor = TensorShape.of(kind)
-    leaf = None if tensor is None else NUMBERS.get(str(kind.value_type))
     if tensor is None:
         return None
-    return (
-        f"ndarray:{leaf}:{','.join(map(str, tensor.shape))}" if leaf and all(tensor.shape) and tensor.shape else "json"
-    )
+    leaf = NUMBERS.get(str(kind.value_type))
+    is_array = leaf and tensor.shape and all(tensor.shape)
+    return f"ndarray:{leaf}:{','.join(map(str, tensor.shape))}" if is_array else "json"
 
 
 def _encoding_of_numbers(kind: Any) -> str:
@@ -222,9 +221,8 @@ def values_of_column(name: str, column: Any, extension: str, encoding: str, seco
         values = _arrays(column, encoding)
         if encoding == "json":
             values = [value.tolist() if isinstance(value, np.ndarray) else value for value in values]
-            values = (
-                values if is_plain(column.type.storage_type) else _each(name, values, partial(plain_value, column.type))
-            )
+            if not is_plain(column.type.storage_type):
+                values = _each(name, values, partial(plain_value, column.type))
     elif extension == "arrow.json" and encoding == "json":
         # The writer checks bytes as ready-made JSON.
         values = [None if text is None else text.encode() for text in column.to_pylist()]
