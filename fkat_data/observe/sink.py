@@ -37,7 +37,8 @@ class EventSink:
         profile = TrainerProfile(profiler, loader_name)
         self.is_profiled: Callable[[], bool] = profile.is_active
         """Returns whether a profiler listens; asked for each microbatch."""
-        self._range = profile.range
+        self.range: Callable[[str], AbstractContextManager[None]] = profile.range
+        """Returns a context in which the named action runs: ``wait``, ``decode`` or ``move``."""
         self.waited_s: float = 0.0
         """Seconds that the trainer has waited."""
         self.waited_first_s: float = 0.0
@@ -52,10 +53,6 @@ class EventSink:
     def waiting(self, num_delivered: int) -> Durations:
         """Return how long the trainer waited for each of the microbatches that were delivered."""
         return Durations.snapshot(self._waits, num_delivered)
-
-    def range(self, name: str) -> AbstractContextManager[None]:
-        """Return a context in which the named action runs: ``wait``, ``decode`` or ``move``."""
-        return self._range(name)
 
     def iteration_began(self) -> None:
         """Record that an iteration begins."""
