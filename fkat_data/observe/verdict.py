@@ -166,9 +166,8 @@ def _of_workers(statistics: LoaderCounters, waited: str, terms: Terms) -> Verdic
         advice = terms.make_ahead
     elif statistics.waited_behind_s / statistics.waited_s >= _BEHIND_SHARE:
         behind = readable_share(statistics.waited_behind_s / statistics.waited_s)
-        doing = (
-            f"for {behind} of that, one slow microbatch held up others that were ready{_spread(statistics)}; {doing}"
-        )
+        spread = f" ({statistics.making})" if statistics.making.num else ""
+        doing = f"for {behind} of that, one slow microbatch held up others that were ready{spread}; {doing}"
         advice = f"make the slow ones cheaper, or look further ahead: raise {terms.ahead} or memory_limit_bytes"
     elif busy_s / total_s < _BUSY_SHARE:
         advice = _let_them_run(statistics, terms)
@@ -219,7 +218,3 @@ def _more_of_them(statistics: LoaderCounters, terms: Terms, busy_s: float, limit
         wanted = math.ceil(wanted / groups)
         advice = f"raise num_workers_per_shard from {statistics.num_workers_per_shard} to {wanted}"
     return f"{advice}, and {_CHEAPER[limit]}" if needed > most else advice
-
-
-def _spread(statistics: LoaderCounters) -> str:
-    return f" ({statistics.making})" if statistics.making.num else ""
