@@ -26,7 +26,8 @@ class CopyEvents(NamedTuple):
     def is_done(self) -> bool:
         """Return whether they are complete; does not wait."""
         # A query of an event during the capture of a graph would spoil the capture.
-        return not _is_capturing(self.module) and self.ended.query()
+        is_capturing = getattr(self.module, "is_current_stream_capturing", None)
+        return not (is_capturing is not None and is_capturing()) and self.ended.query()
 
     def wait(self) -> None:
         """Have the host wait until they are."""
@@ -133,11 +134,6 @@ def copier_for(device: torch.device) -> StreamCopier | DirectCopier:
     from fkat_data.device.page_lock import PageLocks  # noqa: PLC0415 - see above
 
     return StreamCopier(device, module, PageLocks(device))
-
-
-def _is_capturing(module: Any) -> bool:
-    is_capturing = getattr(module, "is_current_stream_capturing", None)
-    return is_capturing is not None and is_capturing()
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
