@@ -205,7 +205,6 @@ class TokenWindows(_TokenFiles):
         self._ends = np.cumsum(counts, dtype=np.int64)
 
     def _span(self, number: int, row: int) -> tuple[int, int]:
-        del number
         return row * self.stride, row * self.stride + self.window_size
 
     def _samples(self, file_number: int, rows: list[int], read: ReadRange) -> Iterable[Any]:

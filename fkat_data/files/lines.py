@@ -117,7 +117,6 @@ class JSONReader(SplitReader):
         self._types = [(column.name, column.encoding, _TYPES[column.encoding]) for column in entry.columns]
 
     def _header(self, entry: ShardEntry) -> bytes:
-        del entry
         return b""
 
     def _parsed(self, line: bytes) -> dict[str, Any]:

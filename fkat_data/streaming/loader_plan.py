@@ -174,7 +174,6 @@ class StreamEpochs(LoaderPlan):
 
     def _epoch_at(self, position: Position) -> int:
         """Return the epoch of a position of the iteration that has begun, or of which it is behind the last batch."""
-        del position
         return self._begun.epoch if self._left_epoch is None else self._left_epoch
 
     def _point_at(self, position: Position) -> ResumePoint | None:

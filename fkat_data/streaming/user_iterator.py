@@ -166,7 +166,6 @@ class UserIteratorPlan(StreamEpochs):
 
     def origin(self, epoch: int, index: int) -> TaskOrigin:
         """Return what says where random streams come from: a batch has that of its number in the epoch."""
-        del epoch, index
         return TaskOrigin(self._dp_rank, 0, 0)
 
     def interleaved(self, position: Position) -> Sequence[tuple[int, int]]:
@@ -179,7 +178,6 @@ class UserIteratorPlan(StreamEpochs):
 
     def record(self, task: Task, num_made: int, update: bytes) -> None:
         """Record the progress after a batch."""
-        del task, num_made
         self._progress[self._num_arrived + 1] = self._progress[self._num_arrived].after(
             _BatchRecord(*pickle.loads(update))
         )

@@ -40,7 +40,6 @@ class RowSource(ABC):
 
     def settle(self, found: FoundColumns) -> None:
         """Take what all files have said into account, where rows depend on it."""
-        del found
 
     @abstractmethod
     def rows(self, columns: Mapping[str, str]) -> Iterator[dict[str, Any]]:

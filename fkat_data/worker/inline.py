@@ -118,7 +118,6 @@ class InlineWorker(WorkerOfThisProcess):
 
     def assign(self, task: Task, limit: int) -> None:
         """Take a task, to be produced after those taken before."""
-        del limit
         self._tasks.append(task)
 
     def allow(self, task_id: int, limit: int, *, is_ahead: bool = False) -> None:
@@ -179,7 +178,6 @@ class InlineWorker(WorkerOfThisProcess):
 
     def close(self, timeout_s: float) -> None:
         """Drop every task."""
-        del timeout_s
         while self._tasks:
             self._end_task(self._tasks[0])
 

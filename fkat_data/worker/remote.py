@@ -381,7 +381,6 @@ class RemoteWorker(ThreadWorker):
         self._shared.stop(0, timeout_s)
 
     def _threads(self, num_threads: int, *, is_digested: bool) -> Threads:
-        del num_threads, is_digested
         self._asking = _RemoteThreads(self._handles, self._fingerprints.__setitem__, self._leftover_rows.__setitem__)
         return self._asking
 

@@ -214,7 +214,6 @@ class RemoteMaker:
         return self._shard.make(index)
 
     def _next(self, index: int) -> Produced | None:
-        del index
         assert self._generator is not None  # noqa: S101 - as above
         return next(self._generator, None)
 
@@ -251,7 +250,6 @@ class RemoteMaker:
         return memoryview(self._collated)
 
     def _report(self, task_id: int, fingerprint: ShardFingerprint) -> None:
-        del task_id
         self._fingerprint = fingerprint
 
     def _queue(self, task_id: int) -> "SimpleQueue[bytes]":
@@ -263,7 +261,6 @@ class RemoteMaker:
         return leftover_rows
 
     def _give_leftover_rows(self, task_id: int, leftover_rows: bytes) -> None:
-        del task_id
         self._leftover_rows = leftover_rows
 
 

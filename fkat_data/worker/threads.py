@@ -417,7 +417,6 @@ class ThreadWorker(WorkerOfThisProcess):
 
     def allow(self, task_id: int, limit: int, *, is_ahead: bool = False) -> None:
         """Let the task be produced up to ``limit`` microbatches."""
-        del is_ahead
         for work in self._tasks:
             if work.task.task_id == task_id:
                 work.limit = max(work.limit, limit)

@@ -118,17 +118,14 @@ class ShardSource:
 
     def cached_bytes(self, entry: ShardEntry) -> int:
         """Return the most bytes that a shard takes in the cache."""
-        del entry
         return 0
 
     def cached_files(self, entry: ShardEntry) -> list[tuple[FileInfo, FileInfo | None]]:
         """Return the raw files of a shard that the cache gives, each with what it is decompressed from; none: it is read in place."""
-        del entry
         return []
 
     def can_be_made(self, name: str) -> bool:
         """Return whether a file of the cache can be made again, so that it may be removed."""
-        del name
         return False
 
     def make(self, entry: ShardEntry, raw: FileInfo, compressed: FileInfo | None, *, wait: bool) -> bool:

@@ -195,7 +195,6 @@ class MoverContract:
 
     def settle(self, mover: Mover) -> None:
         """Wait until every copy that a mover has handed over is complete."""
-        del mover
         module: Any = getattr(torch, self.device.type, None)
         if self.device.type != "cpu" and hasattr(module, "synchronize"):
             module.synchronize()

@@ -81,7 +81,6 @@ class _Views:
     num_microbatches = 4
 
     def __init__(self, shard: str) -> None:
-        del shard
         self._kept = torch.zeros(self.num_microbatches, 3)
 
     def microbatch(self, index: int) -> Any:

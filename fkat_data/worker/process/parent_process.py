@@ -85,7 +85,6 @@ class ServingProcess(StartedProcess):
 
     def has_started(self, *, is_forked: bool, why_alone: str) -> None:
         """Record that a process was started."""
-        del why_alone
         if self._server is not None and not is_forked:
             self._server.has_started(is_forked=False, why_alone="")
 

@@ -253,7 +253,6 @@ class ProducerLink:
             segments.remove(index)
 
     def _give_back(self, serial: int, is_spoiled: bool, index: int, size_bytes: int) -> None:
-        del size_bytes
         self._channel.defer(SharedKind.CREDIT, RETURNED.pack(serial, index, is_spoiled))
 
     def _forget_over(self) -> None:
@@ -331,7 +330,6 @@ class SharedWorker(TaskReports):
 
     def assign(self, task: Task, limit: int) -> None:
         """Expect a task's messages behind those of the tasks before; the first rank says how far it is made."""
-        del limit
         if not self._tasks:
             self._index = task.first_microbatch
         self._tasks.append(task)
@@ -405,7 +403,6 @@ class SharedWorker(TaskReports):
 
     def close(self, timeout_s: float) -> None:
         """Forget the tasks; the connection stays for the next iteration."""
-        del timeout_s
         self._tasks.clear()
 
 
