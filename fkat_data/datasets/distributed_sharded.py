@@ -115,8 +115,8 @@ class DistributedShardedDataset(EpochOrder, Described, Dataset[_Item_co]):
             if shard_sizes is None
             else checked_sizes(self._keys, shard_sizes)
         )
-        # The shards of each epoch that was begun before others were appended.
-        self._begun: Mapping[int, int] = {}
+        # Number of shards in each epoch that was begun before others were appended.
+        self._begun_lengths: Mapping[int, int] = {}
         self._has_followed = False
         self.total_samples: int = self._total(self._keys)
         """Number of samples in the epoch over all ranks, without the dropped tail."""
@@ -232,10 +232,10 @@ class DistributedShardedDataset(EpochOrder, Described, Dataset[_Item_co]):
     def follow_epoch(self, epoch: int) -> None:
         """Do as ``set_epoch``, unless that was called or nothing is shuffled: a ``fkat_data.DataLoader`` calls this."""
         is_numbered = self.shuffle or self.shuffle_samples
-        if self._begun and not is_numbered and not self._has_followed:
+        if self._begun_lengths and not is_numbered and not self._has_followed:
             # The number in the state has followed none.
-            self._begun = dict.fromkeys([epoch], *self._begun.values())
-        if is_numbered or self._begun:
+            self._begun_lengths = dict.fromkeys([epoch], *self._begun_lengths.values())
+        if is_numbered or self._begun_lengths:
             super().follow_epoch(epoch)
         self._has_followed = True
 
@@ -245,7 +245,7 @@ class DistributedShardedDataset(EpochOrder, Described, Dataset[_Item_co]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the epoch and the settings as plain values: the same on every rank."""
-        return self._state_over(self._keys[: self._begun.get(self._epoch)])
+        return self._state_over(self._keys[: self._begun_lengths.get(self._epoch)])
 
     def _state_over(self, keys: Sequence[str]) -> dict[str, Any]:
         sizes = "\n".join(f"{self._sizes[key]} {key}" for key in keys)
@@ -272,8 +272,8 @@ class DistributedShardedDataset(EpochOrder, Described, Dataset[_Item_co]):
         count, num_shards = self._num_saved(state_dict), len(self._keys)
         state = checked_state(state_dict, self._state_over(self._keys[:count]), "epoch")
         epoch = saved_integer("epoch", state["epoch"], minimum=0)
-        self._begun, self._has_followed = {epoch: count} if count < num_shards else {}, False
-        if self._begun:
+        self._begun_lengths, self._has_followed = {epoch: count} if count < num_shards else {}, False
+        if self._begun_lengths:
             log_growth("shard", num_shards - count, epoch)
         self._go_to(epoch)
 
@@ -303,7 +303,7 @@ class DistributedShardedDataset(EpochOrder, Described, Dataset[_Item_co]):
         self._entered: _Entered = _NOWHERE
 
     def _go_to(self, epoch: int) -> None:
-        keys: list[str] = self._keys[: self._begun.get(epoch)]
+        keys: list[str] = self._keys[: self._begun_lengths.get(epoch)]
         order: list[str] = keys
         if self.shuffle:
             indices = permutation(len(keys), b"fkat_data shards", self.seed, epoch)

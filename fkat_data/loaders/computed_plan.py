@@ -275,7 +275,7 @@ class ComputedPlan(IndexPlan):
         share: What this rank gets of the batches; None: there is one rank.
         reshards: Where the number of ranks has changed.
         dataset: What deals itself out to ranks; None: no dataset does.
-        begun: The samples of each epoch that was begun before files were appended.
+        begun_lengths: Samples in each epoch that was begun before files were appended.
         reads_into_batch: Whether the dataset reads its items into a microbatch, without code of a user's.
     """
 
@@ -287,13 +287,13 @@ class ComputedPlan(IndexPlan):
         share: RankShare | None = None,
         reshards: Sequence[Reshard] = (),
         dataset: PackedDataset | None = None,
-        begun: Mapping[int, int] | None = None,
+        begun_lengths: Mapping[int, int] | None = None,
         *,
         reads_into_batch: bool = False,
     ) -> None:
         self._reads_into_batch = reads_into_batch
         self._dataset = dataset
-        self._begun_lengths = begun or {}
+        self._begun_lengths = begun_lengths or {}
         self._known_order: tuple[object, SampleOrder] | None = None
         self._sampler = sampler
         self._batch_sampler = batch_sampler

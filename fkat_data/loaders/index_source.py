@@ -108,7 +108,13 @@ class IndexSource(SampleSource):
             )
             order = loader.sampler, loader.batch_sampler
             return ComputedPlan(
-                *order, start.seed(), self.share, start.reshards, dataset, self.begun, reads_into_batch=reads_into_batch
+                *order,
+                start.seed(),
+                self.share,
+                start.reshards,
+                dataset,
+                self.begun_lengths,
+                reads_into_batch=reads_into_batch,
             )
         if any(each.exclusion is not None for each in start.reshards):
             hint = "go on with the order of the run that left them out: in order, or shuffle=True"
@@ -230,15 +236,16 @@ class IndexSource(SampleSource):
         reached += [(each["epoch"], each["step"]) for each in of_ranks if each["sampler"].get("num_samples") == saved]
         last = max(epoch - (step == 0) for epoch, step in (*reached, (own.epoch, own.step)))
         log_growth("sample", present - saved, last)
-        own = replace(own, begun=dict.fromkeys(range(own.epoch, last + 1), saved))
-        return own if own.begun else own.with_sampler({**own.sampler, "num_samples": present})
+        own = replace(own, begun_lengths=dict.fromkeys(range(own.epoch, last + 1), saved))
+        return own if own.begun_lengths else own.with_sampler({**own.sampler, "num_samples": present})
 
     def _num_present(self, loader: LoaderArguments) -> int:
         return len(loader.sampler if loader.batch_sampler is None else loader.batch_sampler.sampler)
 
     def go_to(self, loader: LoaderArguments, state: LoaderState) -> None:
         """Keep what the epochs of a state have that were begun before files were appended."""
-        self.begun, self.begun_files = state.begun, state.files if state.begun else None
+        self.begun_lengths = state.begun_lengths
+        self.begun_files = state.files if state.begun_lengths else None
 
     def check_since_load(self, loader: LoaderArguments, state: LoaderState) -> None:
         """Check that nothing was set since a load that would cut the rest of the epoch in another way; see ``SampleSource``."""
@@ -255,7 +262,7 @@ class IndexSource(SampleSource):
         if saved is None or not is_computed(loader.sampler, loader.batch_sampler):
             return state
         present = self._num_present(loader)
-        price = None if present == saved or saved in state.begun.values() else price_of_length(state, present)
+        price = None if present == saved or saved in state.begun_lengths.values() else price_of_length(state, present)
         if price is None:
             return state  # where it differs, the plan raises
         acceptance.settle(StateMismatchError("num_samples", saved, present, OTHER_LENGTH), price)
@@ -445,7 +452,7 @@ class IndexWindowSource(IndexSource):
     def _order(self, loader: LoaderArguments, seed: Callable[[], int]) -> WindowOrder:
         samplers = loader.sampler, loader.batch_sampler
         return order_of_windows(
-            *samplers, self.dealing(loader), loader.window_size, seed(), self.first_batch, self.begun
+            *samplers, self.dealing(loader), loader.window_size, seed(), self.first_batch, self.begun_lengths
         )
 
     def fingerprint(self, loader: LoaderArguments) -> dict[str, Any]:

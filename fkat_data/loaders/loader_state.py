@@ -78,7 +78,7 @@ class LoaderState:
         added: What a framework has added to the saved state.
         accepted: What differed where a state was loaded, and was accepted.
         outstanding: What was delivered and not committed, where the caller commits: see ``fkat_data.plan.commits``.
-        begun: The samples of each epoch that was begun before files were appended. Not saved: an epoch's state says its own.
+        begun_lengths: Samples in each epoch that was begun before files were appended. Not saved: an epoch's state says its own.
     """
 
     seed: int
@@ -100,7 +100,7 @@ class LoaderState:
     added: Mapping[str, Any] = field(default_factory=dict[str, Any])
     accepted: tuple[AcceptedField, ...] = ()
     outstanding: Sequence[Any] | None = None
-    begun: Mapping[int, int] = field(default_factory=dict[int, int])
+    begun_lengths: Mapping[int, int] = field(default_factory=dict[int, int])
 
     @classmethod
     def read(cls, state_dict: object) -> Self:

@@ -86,7 +86,7 @@ def _growth_at(ranks: Sequence[ResumeState], plan: Plan, identity: Identity) -> 
         return None
     epochs = [rank.position.epoch for rank in of_all]
     last = _last_begun(of_all)
-    sizes = {**dict.fromkeys(range(min(epochs), max(last, *epochs) + 1), saved.num_listed), **saved.begun}
+    sizes = {**dict.fromkeys(range(min(epochs), max(last, *epochs) + 1), saved.num_listed), **saved.begun_lengths}
     growth = Growth(num_listed, {epoch: size for epoch, size in sizes.items() if size < num_listed})
     grown = plan.with_growth(growth)
     for rank in of_all:

@@ -68,7 +68,7 @@ class SampleSource(ABC):
         """Whether a state is of all ranks, which have samplers or datasets of their own."""
         self.mesh: MeshRanks | None = None
         """Which ranks get the same, as a device mesh says; None: each rank has data of its own."""
-        self.begun: Mapping[int, int] = {}
+        self.begun_lengths: Mapping[int, int] = {}
         """The samples of each epoch that was begun before files were appended."""
         self.begun_files: Sequence[int] | None = None
         """What the files were then, in numbers."""
@@ -252,7 +252,7 @@ class SampleSource(ABC):
         return replace(
             state,
             dataset=state.dataset if drawn is None else drawn,
-            files=state.files if files is None or state.epoch in state.begun else list(files),
+            files=state.files if files is None or state.epoch in state.begun_lengths else list(files),
             saved_by=state.saved_by if saver is None or saver == (0, 1) else list(saver),
             **self._dealing_fields(loader),
         )
@@ -272,7 +272,7 @@ class SampleSource(ABC):
         Raises:
             StateMismatchError: It cannot, the state does not say which order that is, or a file has changed since.
         """
-        files = state.files if state.step and not state.begun else None
+        files = state.files if state.step and not state.begun_lengths else None
         check_files(files, loader.dataset, acceptance, self._price_of_files(loader, state))
         ordered, is_drawn = self.ordered_dataset(loader), state.dataset is not None
         if is_drawn and ordered is not None:

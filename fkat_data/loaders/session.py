@@ -249,7 +249,7 @@ class LoaderSession:
             sharing=None if share is None else share.sharing,
             dataset_order=order_of(loader.dataset),
             accepted=self._accepted,
-            begun=self.source.begun,
+            begun_lengths=self.source.begun_lengths,
             files=self.source.begun_files,
         )
 

@@ -91,11 +91,11 @@ class SampledWindows(WindowOrder):
         sampler: ``EpochShuffle`` or torch's ``SequentialSampler``; its length is read when an epoch begins.
         window_size: Samples of a window.
         seed: The loader's.
-        begun: The samples of each epoch that was begun before files were appended.
+        begun_lengths: Samples in each epoch that was begun before files were appended.
     """
 
-    def __init__(self, sampler: Any, window_size: int, seed: int, begun: Mapping[int, int]) -> None:
-        self._begun = begun
+    def __init__(self, sampler: Any, window_size: int, seed: int, begun_lengths: Mapping[int, int]) -> None:
+        self._begun_lengths = begun_lengths
         self._sampler = sampler
         self._window_size = window_size
         self._seed = seed
@@ -104,7 +104,7 @@ class SampledWindows(WindowOrder):
 
     def order_fields(self, epoch: int, saved: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return the number of samples, and whether they are shuffled."""
-        num_samples = self._begun.get(epoch, len(self._sampler))
+        num_samples = self._begun_lengths.get(epoch, len(self._sampler))
         return {"num_samples": num_samples, "shuffle": isinstance(self._sampler, EpochShuffle)}
 
     def samples(self, epoch: int, order_fields: Mapping[str, Any]) -> Callable[[int], list[int]]:
@@ -545,9 +545,9 @@ def order_of_windows(
     window_size: int,
     seed: int,
     known: FirstBatch,
-    begun: Mapping[int, int],
+    begun_lengths: Mapping[int, int],
 ) -> WindowOrder:
-    """Return a loader's order, cut into windows; ``known``: of its first iteration; ``begun``: as for ``SampledWindows``.
+    """Return a loader's order, cut into windows; ``known``: of its first iteration; ``begun_lengths``: as for ``SampledWindows``.
 
     Raises:
         ConfigurationError: It is of one rank, or has no length.
@@ -557,7 +557,7 @@ def order_of_windows(
         expected = f"an order of all ranks, {_WINDOWED}; deal_out(num_ranks, rank) gives ranks their windows"
         raise ConfigurationError("sampler", found, expected)
     if is_computed(sampler, batch_sampler):
-        return SampledWindows(sampler, window_size, seed, begun)
+        return SampledWindows(sampler, window_size, seed, begun_lengths)
     if not isinstance(sampler, Sized):
         raise ConfigurationError("sampler", sampler, f"a sampler that has a length, {_WINDOWED}")
     return DrawnWindows(sampler, window_size, seed, known)

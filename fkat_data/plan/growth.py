@@ -27,25 +27,25 @@ class Growth(NamedTuple):
 
     Attributes:
         num_listed: Items of the present list.
-        begun: The items of each epoch that was begun before the list grew.
+        begun_lengths: Length of the list in each epoch that was begun before it grew.
     """
 
     num_listed: int = 0
-    begun: Mapping[int, int] = {}
+    begun_lengths: Mapping[int, int] = {}
 
     def within(self, epochs: range) -> "Growth":
         """Return the same for these epochs alone."""
-        return Growth(self.num_listed, {epoch: size for epoch, size in self.begun.items() if epoch in epochs})
+        return Growth(self.num_listed, {epoch: size for epoch, size in self.begun_lengths.items() if epoch in epochs})
 
 
 def widest(growths: Iterable[Growth | None]) -> Growth | None:
     """Return, of what several ranks know, the one with the most epochs; None: none knows anything."""
-    return max(filter(None, growths), key=lambda growth: len(growth.begun), default=None)
+    return max(filter(None, growths), key=lambda growth: len(growth.begun_lengths), default=None)
 
 
 def growth_items(growth: Growth | None) -> list[dict[str, Any]]:
     """Return the item of a state's reshards that says it; None: no item."""
-    return [{LISTED: growth.num_listed, "begun": sorted(map(list, growth.begun.items()))}] if growth else []
+    return [{LISTED: growth.num_listed, "begun": sorted(map(list, growth.begun_lengths.items()))}] if growth else []
 
 
 def growth_in(items: Any) -> Growth | None:
@@ -113,5 +113,5 @@ def sampler_with(sampler: Any, growth: Growth | None) -> Any:
     present = sampler.present if isinstance(sampler, GrownSampler) else sampler
     if growth is None:
         return present
-    before = {size: present.first(size) for size in set(growth.begun.values())}
-    return GrownSampler(present, {epoch: before[size] for epoch, size in growth.begun.items()})
+    before = {size: present.first(size) for size in set(growth.begun_lengths.values())}
+    return GrownSampler(present, {epoch: before[size] for epoch, size in growth.begun_lengths.items()})
