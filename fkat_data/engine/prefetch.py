@@ -11,7 +11,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from fkat_data.engine.look_ahead import LookAhead
 from fkat_data.engine.recovery import Remedy, Restarts, SampleSkips, ShardSkips, WaitClock
@@ -40,9 +40,6 @@ from fkat_data.worker.messages import (
     WorkerGone,
 )
 from fkat_data.worker.worker import Worker
-
-if TYPE_CHECKING:  # Windows has no worker processes
-    pass
 
 #: Tasks behind the caller's position: two moves to the device are under way, and one microbatch may be taken back.
 _NUM_PASSED_TASKS = 3
