@@ -482,6 +482,8 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         """
 
         def exclusion() -> Exclusion:
+            if isinstance(samples, str) or not isinstance(cast("Any", samples), Iterable):
+                raise ConfigurationError("samples", samples, "a list of numbers of samples")
             return Exclusion(tuple(sorted({arguments.integer("samples", sample, minimum=0) for sample in samples})))
 
         self._session.exclude(self, exclusion)

@@ -325,6 +325,8 @@ def test_what_one_rank_alone_refuses_or_asks_for_is_an_error_of_all(monkeypatch,
     asked = re.escape(others)
     for call, own in [
         (lambda: loader.exclude([-1]), "samples = -1"),
+        (lambda: loader.exclude(7), "samples = 7: expected a list of numbers"),
+        (lambda: loader.exclude("17"), "samples = '17': expected a list of numbers"),
         (lambda: loader.exclude([5]), r"samples=\(5,\)"),
         (lambda: loader.exclude_steps(0, 4), "first = 0: expected at least 1"),
         (lambda: loader.exclude_steps(4, 3), "last = 3"),
