@@ -171,6 +171,10 @@ class DrawnWindows(WindowOrder):
         ``ConfigurationError`` where it gives more or fewer samples than its ``len`` says.
         """
         num_samples: int = order_fields["num_samples"]
+        if self._ended is not None and self._ended[0] < epoch:
+            # An iteration that had nothing left of a resumed epoch goes on here, and the sampler with it.
+            self._go_to_end()
+            self._ended = None
 
         def samples_of(number: int) -> list[int]:
             found: list[int] = self._plan.batch_at(epoch, number) or []

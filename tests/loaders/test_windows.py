@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from drop_in_examples import Counted
+from drop_in_examples import Counted, CountingEpochs
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from own_workers import worker_pids
@@ -476,3 +476,26 @@ def test_a_copy_within_an_epoch_of_windows_begins_it_as_it_says():
     assert [*map(str, rest)] == epoch[6:]
     loader.load_state_dict(whole.state_dict())
     assert [*map(str, copy.deepcopy(loader))] == [*map(str, whole)]
+
+
+def rows_from_12(window):
+    return [row for row in window if row >= 12]
+
+
+@pytest.mark.parametrize("sampler", [Backwards, lambda count: RandomSampler(range(count)), CountingEpochs])
+@pytest.mark.parametrize("cut", [1, 2, 3])
+def test_where_windows_without_rows_are_left_of_a_resumed_epoch_the_next_one_is_as_without_the_stop(sampler, cut):
+    def made():
+        options = {"window_fn": rows_from_12, "window_size": 5, "collate_fn": list, "seed": 3}
+        return DataLoader(range(15), 1, sampler=sampler(15), **options)
+
+    whole, saver, resumed = made(), made(), made()
+    expected = [(microbatch, whole.state_dict()) for _ in range(3) for microbatch in whole]
+    begun(saver, cut)
+    resumed.load_state_dict(saver.state_dict())
+    found = []
+    while resumed.epoch < 3:
+        found += [(microbatch, resumed.state_dict()) for microbatch in resumed]
+    assert [microbatch for microbatch, _ in found] == [microbatch for microbatch, _ in expected[cut:]]
+    if sampler is not CountingEpochs:  # what is known of its earlier iterations is in its states
+        assert [state for _, state in found] == [state for _, state in expected[cut:]]
