@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Generic
+from typing import Any, ClassVar, Generic, NoReturn
 
 import torch
 
@@ -348,9 +348,9 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
         """
         return self._engine.take_back()
 
-    samples_of = refused("samples_of", "<steps of shards>", _KNOWN_SAMPLES)
-    exclude = refused("exclude", "<samples of shards>", _KNOWN_SAMPLES)
-    exclude_steps = refused("exclude_steps", "<steps of shards>", _KNOWN_SAMPLES)
+    samples_of: ClassVar[Callable[..., NoReturn]] = refused("samples_of", "<steps of shards>", _KNOWN_SAMPLES)
+    exclude: ClassVar[Callable[..., NoReturn]] = refused("exclude", "<samples of shards>", _KNOWN_SAMPLES)
+    exclude_steps: ClassVar[Callable[..., NoReturn]] = refused("exclude_steps", "<steps of shards>", _KNOWN_SAMPLES)
 
     def end_epoch(self) -> None:
         """Count the rest of the epoch as delivered: the next iteration begins the next epoch.

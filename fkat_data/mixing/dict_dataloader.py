@@ -2,9 +2,9 @@
 
 import copy
 import logging
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Self, cast
+from typing import Any, ClassVar, NoReturn, Self, cast
 
 from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.errors.acceptance import Acceptance
@@ -142,9 +142,9 @@ class DictDataLoader(Described, Closing):
         self._draft.end()
         return EpochIterator(self._next, self._draft, self._iterations, self)
 
-    samples_of = refused("samples_of", "<steps of a mixture>", _OF_SOURCES)
-    exclude = refused("exclude", "<samples of a mixture>", _OF_SOURCES)
-    exclude_steps = refused("exclude_steps", "<steps of a mixture>", _OF_SOURCES)
+    samples_of: ClassVar[Callable[..., NoReturn]] = refused("samples_of", "<steps of a mixture>", _OF_SOURCES)
+    exclude: ClassVar[Callable[..., NoReturn]] = refused("exclude", "<samples of a mixture>", _OF_SOURCES)
+    exclude_steps: ClassVar[Callable[..., NoReturn]] = refused("exclude_steps", "<steps of a mixture>", _OF_SOURCES)
 
     def set_weights(self, weights: Mapping[str, float]) -> None:
         """Draw by other weights from the next microbatch on, in later epochs too, until they are set again.
