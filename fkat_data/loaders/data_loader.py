@@ -477,8 +477,9 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
             samples: Indices of the dataset; of a stream, the numbers of its samples.
 
         Raises:
-            ConfigurationError: The dataset has no such sample, or nothing says what a step has; see ``samples_of``.
-            RankMismatchError: Ranks call it at different steps, or with other samples.
+            ConfigurationError: ``samples`` is no list of numbers, the dataset has no such sample, or nothing says what a
+                step has; see ``samples_of``.
+            RankMismatchError: Ranks call it at different steps, or with other samples, or one of them refuses them.
         """
 
         def exclusion() -> Exclusion:

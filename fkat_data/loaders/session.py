@@ -405,7 +405,7 @@ class LoaderSession:
         return self.source.made_at(loader, plan, arguments.integer("step", step, minimum=0), epoch)
 
     def exclude(self, loader: LoaderArguments, exclusion_of: Callable[[], Exclusion]) -> None:
-        """Leave samples out from the next microbatch on; see ``DataLoader.exclude``.
+        """Leave out what ``exclusion_of`` returns, or refuses, from the next microbatch on; see ``DataLoader.exclude``.
 
         Raises:
             ConfigurationError: The order is not known without them, or a framework's loop is a microbatch ahead.

@@ -94,7 +94,7 @@ class Cursor:
             raise
 
     def take_back(self) -> bool:
-        """Count the last microbatch as not delivered; return False if an iteration has begun or a load come since."""
+        """Count the last microbatch as not delivered; return False if a load or an iteration came since."""
         if not self._can_take_back:
             return False
         self.position = self._last[0]
